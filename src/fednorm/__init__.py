@@ -1,0 +1,1 @@
+"""Normalization layers that are right in federated learning."""

@@ -1,0 +1,34 @@
+"""The fields that all training algorithms have."""
+
+from dataclasses import dataclass
+
+from fednorm.algorithms.schedule import Schedule, learning_rate
+from fednorm.core.registry import param
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent: learning rate, schedule, momentum and weight decay."""
+
+    lr: float = param(0.05, "learning rate")
+    momentum: float = param(0.0, "momentum of the optimiser, in [0, 1)")
+    weight_decay: float = param(0.0, "weight decay, added to the gradient")
+    schedule: Schedule = param(
+        "constant", "'constant', 'step' (÷10 after 50 % and 75 %), or 'inverse' (η/(1+⌊t/1000⌋))"
+    )
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ValueError(f"lr must be positive, not {self.lr}.")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), not {self.momentum}.")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay must not be negative, but is {self.weight_decay}.")
+        if self.schedule not in ("constant", "step", "inverse"):
+            raise ValueError(
+                f"schedule must be 'constant', 'step' or 'inverse', not {self.schedule!r}."
+            )
+
+    def rate(self, round_: int, rounds: int | None) -> float:
+        """Return the learning rate of a round, counted from 1."""
+        return learning_rate(self.lr, self.schedule, round_, rounds)

@@ -1,0 +1,69 @@
+"""Distributed SGD: one mini-batch gradient per client and round.
+
+As in Guerraoui et al., 2024, arXiv:2405.14670, Algorithm 3, with client momentum.
+
+Client: the gradient of one mini-batch; with momentum ρ it keeps m ← ρ·m + (1-ρ)·g and sends m.
+Server: takes one step along the mean, weighted by batch sizes. Without momentum that mean is the
+gradient of the merged batch.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fednorm.algorithms.base import SGD
+from fednorm.core.algorithm import Trained, Work
+from fednorm.core.messages import ServerState
+from fednorm.core.types import Tensors
+
+
+@dataclass(frozen=True)
+class DSGD(SGD):
+    """One mini-batch gradient per client and round; the server takes the step."""
+
+    single_step: ClassVar[bool] = True
+
+    def local(self, work: Work) -> Trained:
+        """Compute the gradient of the round's first batch."""
+        x, y = next(iter(work.batches.steps))
+        parameters = {**work.shared, **work.personal}
+        loss = work.loss(work.model(x), y)
+        gradients = torch.autograd.grad(
+            loss, list(parameters.values()), allow_unused=True, materialize_grads=True
+        )
+        sent = self._momentum(work, dict(zip(parameters, gradients, strict=True)))
+        rate = self.rate(work.broadcast.round, work.broadcast.rounds)
+        with torch.no_grad():
+            for name, parameter in work.personal.items():
+                parameter.sub_(sent[name], alpha=rate)
+        return Trained(
+            update={name: sent[name] for name in work.shared},
+            examples=len(y),
+            loss=float(loss.detach()),
+            optimizer={**work.optimizer, **sent} if self.momentum else {},
+        )
+
+    def apply(self, state: ServerState, update: Tensors, rounds: int | None) -> Tensors:
+        """Take one step along the aggregated direction."""
+        rate = self.rate(state.round + 1, rounds)
+        return {
+            name: torch.sub(state.weights[name], direction, alpha=rate)
+            for name, direction in update.items()
+        }
+
+    def _momentum(self, work: Work, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self.weight_decay:
+            parameters = {**work.shared, **work.personal}
+            gradients = {
+                name: g.add(parameters[name].detach(), alpha=self.weight_decay)
+                for name, g in gradients.items()
+            }
+        if not self.momentum:
+            return gradients
+        old = work.optimizer
+        return {
+            name: torch.lerp(g, old[name] if name in old else torch.zeros_like(g), self.momentum)
+            for name, g in gradients.items()
+        }

@@ -1,0 +1,101 @@
+"""FedAvg: local steps on every client, then an average weighted by the clients' examples.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017,
+arXiv:1602.05629. What happens to the optimiser's momentum between rounds follows Zhong et al.,
+2023, arXiv:2303.06530, section 7.
+
+Client: SGD on its batches of the round; sends how far its weights moved.
+Server: adds the weighted mean of the moves.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fednorm.algorithms.base import SGD
+from fednorm.core.algorithm import Trained, Work
+from fednorm.core.messages import ServerState
+from fednorm.core.registry import param
+from fednorm.core.types import Tensors
+
+
+@dataclass(frozen=True)
+class FedAvg(SGD):
+    """Local SGD steps or epochs, then an average weighted by examples."""
+
+    single_step: ClassVar[bool] = False
+
+    momentum_state: Literal["reset", "local", "global"] = param(
+        "reset",
+        "momentum between rounds: 'reset', 'local' (kept on the client) or 'global' (averaged at "
+        "the server and sent back, which doubles the message)",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.momentum_state not in ("reset", "local", "global"):
+            raise ValueError(
+                f"momentum_state must be 'reset', 'local' or 'global', not {self.momentum_state!r}."
+            )
+
+    def local(self, work: Work) -> Trained:
+        """Take one SGD step for each batch."""
+        parameters = {**work.shared, **work.personal}
+        optimizer = torch.optim.SGD(
+            parameters.values(),
+            lr=self.rate(work.broadcast.round, work.broadcast.rounds),
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+        )
+        for name, value in self._received_momentum(work).items():
+            if name in parameters:
+                optimizer.state[parameters[name]]["momentum_buffer"] = value.clone()
+        losses = []
+        for x, y in work.batches.steps:
+            optimizer.zero_grad()
+            loss = work.loss(work.model(x), y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(loss.detach())
+        sent, kept = self._momentum(optimizer, work)
+        start = work.broadcast.weights
+        return Trained(
+            update={name: p.detach() - start[name] for name, p in work.shared.items()},
+            examples=work.batches.examples,
+            loss=float(torch.stack(losses).mean()),
+            optimizer=kept,
+            momentum=sent,
+        )
+
+    def apply(self, state: ServerState, update: Tensors, rounds: int | None) -> Tensors:  # noqa: ARG002 (protocol)
+        """Add the mean move to the weights."""
+        return {name: state.weights[name] + move for name, move in update.items()}
+
+    def _received_momentum(self, work: Work) -> Tensors:
+        if self.momentum_state == "reset":
+            return {}
+        if self.momentum_state == "local":
+            return work.optimizer
+        return {**work.optimizer, **work.broadcast.momentum}
+
+    def _momentum(
+        self, optimizer: torch.optim.Optimizer, work: Work
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the momentum that is sent and the one that stays."""
+        if self.momentum_state == "reset" or not self.momentum:
+            return {}, {}
+        shared, personal = _buffers(optimizer, work.shared), _buffers(optimizer, work.personal)
+        if self.momentum_state == "local":
+            # Momentum of parameters that do not learn in this round is kept for later ones.
+            return {}, {**work.optimizer, **shared, **personal}
+        return shared, {**work.optimizer, **personal}
+
+
+def _buffers(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
+) -> dict[str, Tensor]:
+    states = {name: optimizer.state[p].get("momentum_buffer") for name, p in parameters.items()}
+    return {name: buffer for name, buffer in states.items() if buffer is not None}

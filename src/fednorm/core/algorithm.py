@@ -1,0 +1,48 @@
+"""The interface of a training algorithm: what a client does with its batches, and the server."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from torch import Tensor, nn
+
+from fednorm.core.messages import Batches, Broadcast, ServerState
+from fednorm.core.types import Tensors
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Everything a client's training needs; the model holds the received weights."""
+
+    model: nn.Module
+    loss: Loss
+    shared: Mapping[str, nn.Parameter]  # those that learn in this round
+    personal: Mapping[str, nn.Parameter]
+    batches: Batches
+    broadcast: Broadcast
+    optimizer: Tensors  # momentum that this client kept
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What came out of a client's training."""
+
+    update: Tensors  # of the shared parameters
+    examples: int  # the client's weight in averages
+    loss: float  # mean over the steps
+    optimizer: Tensors = field(default_factory=dict)  # momentum that stays with the client
+    momentum: Tensors = field(default_factory=dict)  # momentum that the server averages
+
+
+class Algorithm(Protocol):
+    """A frozen dataclass; its fields are its hyper-parameters."""
+
+    def local(self, work: Work) -> Trained:
+        """Train on the client's batches of one round."""
+        ...
+
+    def apply(self, state: ServerState, update: Tensors, rounds: int | None) -> Tensors:
+        """Return the new weights from the aggregated update."""
+        ...

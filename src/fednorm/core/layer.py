@@ -1,0 +1,43 @@
+"""The interface of a layer that normalises by a rule and reports what it saw."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from torch import Tensor, nn
+
+from fednorm.core.exchange import Exchange, Solo
+from fednorm.core.messages import Report, Running
+
+Statistics: TypeAlias = Literal["average", "pool"]
+NormRule: TypeAlias = Callable[[Any, Tensor], Tensor]  # (layer, batch) -> normalised batch
+
+
+@dataclass(slots=True)
+class Session:
+    """What all layers of a model share during one round of one client."""
+
+    exchange: Exchange = field(default_factory=Solo)
+    step: int = 0  # which mini-batch of the round, counted from 0
+
+
+class NormLayer(nn.Module):
+    """A layer that holds running statistics; the rule of the round says how it treats a batch."""
+
+    momentum: float | None
+
+    def begin(self, rule: NormRule, session: Session, site: str) -> None:
+        """Start a round: forget what was recorded and follow `rule`."""
+        raise NotImplementedError
+
+    def report(self, statistics: Statistics) -> Report | None:
+        """Return what this round showed, or None if the rule recorded nothing."""
+        raise NotImplementedError
+
+    def running(self) -> Running | None:
+        """Return a copy of the running statistics, or None if the layer tracks none."""
+        raise NotImplementedError
+
+    def load(self, running: Running) -> None:
+        """Overwrite the running statistics."""
+        raise NotImplementedError

@@ -1,0 +1,38 @@
+"""The two ways in which the statistics of many clients become one."""
+
+import torch
+
+from fednorm.core.messages import Running
+from fednorm.core.moments import pool
+from fednorm.core.strategy import Merge
+
+
+def average(merge: Merge) -> Running:
+    """Average the clients' running statistics, as FedAvg does.
+
+    The variance lacks the spread between clients: the known flaw of this rule, kept on purpose.
+    """
+    weights = torch.tensor(merge.examples, dtype=torch.float64)
+    means = torch.stack([r.moments.mean for r in merge.reports])
+    variances = torch.stack([r.moments.var for r in merge.reports])
+    return Running(
+        mean=merge.aggregate(means, weights),
+        var=merge.aggregate(variances, weights),
+        batches=max(r.batches for r in merge.reports),
+    )
+
+
+def follow(previous: Running, merge: Merge) -> Running:
+    """Pool the clients' moments and let the running statistics follow them once.
+
+    A round of E steps moves them by `1 - (1-β)^E`, as E single steps would.
+    """
+    batches = max(r.batches for r in merge.reports)
+    pooled = pool([r.moments for r in merge.reports], merge.aggregate)
+    steps = batches - previous.batches
+    rate = steps / batches if merge.momentum is None else 1 - (1 - merge.momentum) ** steps
+    return Running(
+        mean=torch.lerp(previous.mean, pooled.mean, rate),
+        var=torch.lerp(previous.var, pooled.unbiased_var, rate),
+        batches=batches,
+    )

@@ -1,0 +1,130 @@
+"""What travels and what stays: the values that a round takes and returns.
+
+Everything here is a frozen value. Engines own dictionaries and files; rounds own nothing.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fednorm.core.moments import Moments
+from fednorm.core.types import ClientId, Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The running statistics of one layer, and how many batches they have followed."""
+
+    mean: Tensor
+    var: Tensor
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a client says of one layer after a round.
+
+    With `statistics="pool"` these are the moments of the layer's input during the round; with
+    `statistics="average"` they are the client's own running statistics. `batches` is the layer's
+    counter after the round: an integer, carried as the maximum.
+    """
+
+    moments: Moments
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A reply that was not used, and why."""
+
+    client: ClientId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """All that the server knows after a round."""
+
+    round: int
+    weights: Tensors  # shared parameters
+    buffers: Tensors  # shared buffers outside normalization layers
+    running: Mapping[str, Running]  # by layer
+    momentum: Tensors = field(default_factory=dict)  # the optimiser's, when it is global
+    notes: Tensors = field(default_factory=dict)  # what a strategy remembers between rounds
+    rejected: tuple[Rejected, ...] = ()  # in the last round
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Server to client."""
+
+    round: int  # counted from 1
+    rounds: int | None  # how many there will be, if that is known
+    weights: Tensors
+    buffers: Tensors
+    running: Mapping[str, Running]
+    momentum: Tensors = field(default_factory=dict)
+    notes: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Client to server."""
+
+    client: ClientId
+    examples: int  # the client's weight in averages
+    update: Tensors  # of the shared parameters
+    buffers: Tensors  # shared buffers outside normalization layers, as they are now
+    stats: Mapping[str, Report]  # by layer
+    momentum: Tensors = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What stays with a client between its rounds."""
+
+    tensors: Tensors = field(default_factory=dict)  # personal parameters and statistics
+    optimizer: Tensors = field(default_factory=dict)  # momentum by parameter name
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """One client's mini-batches of one round.
+
+    `steps` may be iterated more than once: a round with exchanges is replayed.
+    """
+
+    client: ClientId
+    steps: Iterable[tuple[Tensor, Tensor]]
+    examples: int  # how many the client holds in all
+    seed: int = 0  # for what is random inside the model, such as dropout
+
+
+_INTEGER = 8  # bytes of a count or a counter on the wire
+
+
+def _size(tensors: Iterable[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def bytes_up(reply: Reply) -> int:
+    """Return the payload of a reply in bytes, without the envelope of any transport."""
+    moments = [r.moments for r in reply.stats.values()]
+    tensors = [*reply.update.values(), *reply.buffers.values(), *reply.momentum.values()]
+    stats = _size(t for m in moments for t in (m.mean, m.var)) + 2 * _INTEGER * len(moments)
+    return _size(tensors) + stats + _INTEGER
+
+
+def bytes_down(broadcast: Broadcast) -> int:
+    """Return the payload of a broadcast in bytes, without the envelope of any transport."""
+    running = broadcast.running.values()
+    tensors = [
+        *broadcast.weights.values(),
+        *broadcast.buffers.values(),
+        *broadcast.momentum.values(),
+        *broadcast.notes.values(),
+    ]
+    stats = _size(t for r in running for t in (r.mean, r.var)) + _INTEGER * len(running)
+    return _size(tensors) + stats + _INTEGER

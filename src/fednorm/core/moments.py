@@ -1,0 +1,99 @@
+"""Mergeable moments: the one small algebra under every method.
+
+A batch of values is summarised per channel by its count, mean and biased variance. Merging the
+summaries of all clients (Chan, Golub and LeVeque, 1979) gives what one machine that holds all the
+data would have computed: the law of total variance.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fednorm.core.aggregator import Aggregator, weighted_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Count, mean and biased variance of the values that each channel has seen."""
+
+    count: float
+    mean: Tensor
+    var: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor) -> Self:
+        """Summarise a batch `[N, C, ...]` per channel.
+
+        >>> Moments.of(torch.tensor([[1.0], [3.0]]))
+        Moments(count=2.0, mean=tensor([2.]), var=tensor([1.]))
+        """
+        axes = [0, *range(2, values.dim())]
+        if values.numel() == 0:
+            return cls.empty(values.new_zeros(values.shape[1]))
+        var, mean = torch.var_mean(values, axes, correction=0)
+        return cls(values.numel() / values.shape[1], mean, var)
+
+    @classmethod
+    def empty(cls, like: Tensor) -> Self:
+        """Return the identity of merging: the summary of no value at all."""
+        return cls(0.0, torch.zeros_like(like), torch.zeros_like(like))
+
+    @property
+    def unbiased_var(self) -> Tensor:
+        """Variance with the factor n/(n-1), as torch keeps it in `running_var`."""
+        return self.var * (self.count / (self.count - 1)) if self.count > 1 else self.var
+
+    def scaled(self, weight: float) -> Self:
+        """Return the same distribution, weighing `weight` times as much."""
+        return type(self)(self.count * weight, self.mean, self.var)
+
+    def merge(self, other: Self) -> Self:
+        """Summarise the union of two sets of values from their summaries."""
+        count = self.count + other.count
+        if not count:
+            return self
+        share = other.count / count
+        delta = other.mean - self.mean
+        mean = self.mean + delta * share
+        within = torch.lerp(self.var, other.var, share)
+        return type(self)(count, mean, within + delta**2 * (share * (1 - share)))
+
+    def sums(self, around: Tensor) -> tuple[float, Tensor, Tensor]:
+        """Return `(n, Σ(x-r), Σ(x-r)²)` around a point r that everybody knows.
+
+        In this form a plain sum over clients is the merge, which is what secure aggregation can
+        compute; it is stable because r, the shared running mean, is near the data.
+        """
+        shift = self.mean - around
+        return self.count, self.count * shift, self.count * (self.var + shift**2)
+
+    @classmethod
+    def from_sums(cls, count: float, first: Tensor, second: Tensor, around: Tensor) -> Self:
+        """Return the moments whose additive form around `around` is `(count, first, second)`."""
+        if not count:
+            return cls.empty(around)
+        shift = first / count
+        return cls(count, around + shift, (second / count - shift**2).clamp_min(0))
+
+
+def pool(moments: Sequence[Moments], aggregate: Aggregator = weighted_mean) -> Moments:
+    """Merge the clients' moments by the law of total variance.
+
+    The variance of the whole is the variance within clients plus the variance between their
+    means. With the weighted mean this is exact; with a robust aggregator both terms are robust.
+
+    >>> pool([Moments.of(torch.tensor([[0.0], [2.0]])), Moments.of(torch.tensor([[4.0], [6.0]]))])
+    Moments(count=4.0, mean=tensor([3.]), var=tensor([5.]))
+    """
+    present = [m for m in moments if m.count > 0]
+    if len(present) <= 1:
+        return (present or list(moments))[0]
+    means = torch.stack([m.mean for m in present])
+    weights = torch.tensor([m.count for m in present], dtype=torch.float64)
+    mean = aggregate(means, weights)
+    within = aggregate(torch.stack([m.var for m in present]), weights)
+    between = aggregate((means - mean) ** 2, weights)
+    return Moments(sum(m.count for m in present), mean, within + between)

@@ -1,0 +1,82 @@
+"""The interface of a normalization strategy.
+
+A strategy says which tensors are shared, which stay with the client, how a layer treats a batch,
+and how reported statistics merge. Everything else is written once, in `round.py`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import nn
+
+from fednorm.core.aggregator import Aggregator
+from fednorm.core.layer import NormRule, Statistics
+from fednorm.core.messages import Broadcast, Report, Running, ServerState
+from fednorm.core.types import Kind, Role, Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """One layer that a conversion replaced."""
+
+    path: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A converted copy of a model, and what was replaced in it."""
+
+    model: nn.Module
+    replaced: tuple[Replacement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """What the server hands to a strategy for one layer: who reported, and how to combine."""
+
+    reports: Sequence[Report]
+    examples: Sequence[int]  # one for each report
+    aggregate: Aggregator
+    momentum: float | None  # of the layer; None is the cumulative average
+
+
+class NormStrategy(Protocol):
+    """A frozen dataclass; its fields are its hyper-parameters."""
+
+    @property
+    def statistics(self) -> Statistics:
+        """Whether clients report running statistics (`average`) or moments (`pool`)."""
+        ...
+
+    @property
+    def roles(self) -> Mapping[Kind, Role]:
+        """What is done with the tensors of a BatchNorm layer; all others are shared."""
+        ...
+
+    @property
+    def needs_batch_statistics(self) -> bool:
+        """Whether a client normalises by its own batches, so that a batch of one is impossible."""
+        ...
+
+    def convert(self, model: nn.Module) -> Conversion:
+        """Return a converted copy of a model."""
+        ...
+
+    def rule(self, broadcast: Broadcast) -> NormRule:
+        """Return how layers treat batches in this round."""
+        ...
+
+    def trains_affine(self, broadcast: Broadcast) -> bool:
+        """Return whether γ and β of BatchNorm layers learn in this round."""
+        ...
+
+    def merge(self, previous: Running, merge: Merge) -> Running:
+        """Return a layer's shared running statistics after a round."""
+        ...
+
+    def remember(self, before: ServerState, running: Mapping[str, Running]) -> Tensors:
+        """Return the notes that the server keeps for later rounds."""
+        ...

@@ -1,0 +1,27 @@
+"""The vocabulary of the library: tensors by name, who a client is, what a tensor is for."""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import TypeAlias
+
+from torch import Tensor
+
+Tensors: TypeAlias = Mapping[str, Tensor]
+ClientId: TypeAlias = int
+
+
+class Kind(Enum):
+    """What a tensor of a model is, decided by the type of the module that owns it."""
+
+    WEIGHT = "weight"
+    AFFINE = "affine"
+    STATISTIC = "statistic"
+    COUNTER = "counter"
+
+
+class Role(Enum):
+    """What a strategy does with a tensor."""
+
+    SHARED = "shared"  # sent, and aggregated by the server
+    STATISTIC = "statistic"  # reported as moments, and merged by the strategy
+    PERSONAL = "personal"  # never leaves its client

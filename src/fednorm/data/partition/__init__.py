@@ -1,0 +1,115 @@
+"""How samples are divided among clients: one file per partition, and one registry line each."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fednorm.core.registry import create, find
+from fednorm.data.partition.base import Indices, Partition
+from fednorm.data.partition.checks import as_labels, check_parts, check_request
+from fednorm.data.partition.dirichlet import Dirichlet
+from fednorm.data.partition.dirichlet_unbalanced import DirichletUnbalanced
+from fednorm.data.partition.feature_shift import FeatureShift
+from fednorm.data.partition.gamma import Gamma
+from fednorm.data.partition.iid import Iid
+from fednorm.data.partition.matching import match_groups, match_test
+from fednorm.data.partition.natural import Natural
+from fednorm.data.partition.shards import Shards
+
+__all__ = [
+    "PARTITIONS",
+    "Indices",
+    "Partition",
+    "match_groups",
+    "match_test",
+    "parse",
+    "partition",
+]
+
+PARTITIONS: dict[str, type[Partition]] = {
+    "iid": Iid,
+    "gamma": Gamma,
+    "dirichlet": Dirichlet,
+    "dirichlet_unbalanced": DirichletUnbalanced,
+    "shards": Shards,
+    "natural": Natural,
+    "feature_shift": FeatureShift,
+}
+
+TAG = 201
+
+
+def partition(
+    name: str,
+    labels: Tensor | Sequence[int] | NDArray[Any],
+    *,
+    clients: int,
+    seed: int,
+    groups: Sequence[Any] | NDArray[Any] | None = None,
+    **fields: Any,
+) -> list[Indices]:
+    """Return each client's sample numbers; every sample is used exactly once.
+
+    Args:
+        name: a partition as `parse` reads it, such as "gamma=0", "iid", or "gamma" with its field.
+        labels: the class of every sample.
+        clients: how many clients.
+        seed: the same seed gives the same partition everywhere.
+        groups: the natural group of every sample, for "natural".
+        fields: further settings of the partition, such as `min_samples=10`.
+
+    >>> [part.tolist() for part in partition("gamma=0", [1, 0, 1, 0], clients=2, seed=0)]
+    [[1, 3], [0, 2]]
+    """
+    rule = parse(name, **fields)
+    array = as_labels(labels)
+    members = None if groups is None else np.asarray(groups)
+    check_request(name, len(array), clients, members)
+    parts = rule.split(array, clients, np.random.default_rng([seed, TAG]), members)
+    check_parts(name, parts, len(array))
+    return parts
+
+
+def parse(text: str, **fields: Any) -> Partition:
+    """Return the partition that a text such as "dirichlet=0.1" names.
+
+    >>> parse("gamma=0.5")
+    Gamma(gamma=0.5)
+    >>> parse("feature_shift=noise", strength=2.0)
+    FeatureShift(kind='noise', strength=2.0)
+    """
+    name, equals, value = text.strip().partition("=")
+    name, value = name.strip(), value.strip()
+    cls = find("partition", PARTITIONS, name)
+    argument = cls.argument
+    if equals and argument is None:
+        raise ValueError(f"partition {name!r} takes no value, but got {text!r}; write {name!r}.")
+    if equals and argument in fields:
+        raise ValueError(
+            f"partition {name!r} got {argument} twice: {value!r} in {text!r} and "
+            f"{fields[argument]!r} as a field; give it once."
+        )
+    if argument is not None and argument not in fields:
+        fields |= _read(name, argument, value if equals else None)
+    return create("partition", PARTITIONS, name, fields)
+
+
+def _read(name: str, argument: str, value: str | None) -> dict[str, Any]:
+    """Return the field that the text sets: none if it has no value and needs none."""
+    declared = dataclasses.fields(PARTITIONS[name])  # type: ignore[arg-type]  # every one is a dataclass
+    (field,) = (f for f in declared if f.name == argument)
+    if value is None and field.default is not dataclasses.MISSING:
+        return {}
+    if value is not None and field.type is str:
+        return {argument: value}
+    try:
+        return {argument: float(value or "")}
+    except ValueError:
+        raise ValueError(
+            f"partition {name!r} needs a number for {argument}, but got "
+            f"{'none' if value is None else repr(value)}; write for example '{name}=0.5'."
+        ) from None

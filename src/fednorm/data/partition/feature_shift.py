@@ -1,0 +1,126 @@
+"""The same labels everywhere, but every client sees its samples in its own way.
+
+`shift` is the additive one of Unbitrium's tutorial 091, 0.5 (2i/n - 1) for client i of n. The
+others are spread over p from -1 (first client) to 1 (last client): `brightness` multiplies by 2^p,
+`contrast` multiplies the deviation from the sample's mean by 2^p, `rotation` turns by 30 p degrees,
+`noise` adds normal noise of standard deviation 0.25 (1 + p). `strength` multiplies the shift, p,
+the angle or the standard deviation.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from fednorm.core.registry import param, unknown
+from fednorm.data.partition.base import Indices, Partition
+from fednorm.data.partition.iid import Iid
+
+IMAGE_AXES = 4
+DEGREES = 30.0
+TAG = 202
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which client it is of how many, and the run's seed."""
+
+    client: int
+    clients: int
+    seed: int
+
+    @property
+    def spread(self) -> float:
+        """From -1 for the first client to 1 for the last one; 0 for an only client."""
+        return 2 * self.client / (self.clients - 1) - 1 if self.clients > 1 else 0.0
+
+
+def shift(x: Tensor, place: Place, strength: float) -> Tensor:
+    """Add the tutorial's constant."""
+    return x + strength * 0.5 * (2 * place.client / place.clients - 1)
+
+
+def brightness(x: Tensor, place: Place, strength: float) -> Tensor:
+    """Make the whole sample brighter or darker."""
+    return x * 2 ** (strength * place.spread)
+
+
+def contrast(x: Tensor, place: Place, strength: float) -> Tensor:
+    """Stretch the sample around its own mean."""
+    mean = x.mean(dim=tuple(range(1, x.dim())), keepdim=True)
+    return mean + (x - mean) * 2 ** (strength * place.spread)
+
+
+def rotation(x: Tensor, place: Place, strength: float) -> Tensor:
+    """Turn images counter-clockwise about their centre; what comes in from outside is 0."""
+    if x.dim() != IMAGE_AXES:
+        raise ValueError(
+            "feature shift 'rotation' needs images of shape (samples, channels, height, width), "
+            f"but got {tuple(x.shape)}; choose another kind of shift for this data."
+        )
+    angle = math.radians(DEGREES * strength * place.spread)
+    height, width = x.shape[2:]
+    cos, sin = math.cos(angle), math.sin(angle)
+    # affine_grid counts in half widths and half heights: the ratios keep it a rotation in pixels.
+    turn = x.new_tensor([[cos, -sin * height / width, 0], [sin * width / height, cos, 0]])
+    grid = functional.affine_grid(turn.expand(len(x), 2, 3), list(x.shape), align_corners=False)
+    return functional.grid_sample(x, grid, align_corners=False)
+
+
+def noise(x: Tensor, place: Place, strength: float) -> Tensor:
+    """Add noise that is the client's own, the same on every device."""
+    entropy = np.random.SeedSequence([place.seed, place.client, TAG])
+    generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
+    drawn = torch.randn(x.shape, generator=generator).to(x)
+    return x + drawn * (strength * 0.25 * (1 + place.spread))
+
+
+KINDS: dict[str, Callable[[Tensor, Place, float], Tensor]] = {
+    "shift": shift,
+    "brightness": brightness,
+    "contrast": contrast,
+    "rotation": rotation,
+    "noise": noise,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureShift(Partition):
+    """Labels iid, features changed per client: shift, brightness, contrast, rotation or noise."""
+
+    argument: ClassVar[str | None] = "kind"
+
+    kind: str = param("shift", f"what differs between clients: {', '.join(KINDS)}")
+    strength: float = param(1.0, "how much it differs; 0 is not at all")
+
+    def __post_init__(self) -> None:
+        """Check the kind and the strength."""
+        if self.kind not in KINDS:
+            raise unknown("kind of feature shift", self.kind, KINDS)
+        if not 0 <= self.strength < math.inf:
+            raise ValueError(
+                f"partition 'feature_shift' needs a finite strength of at least 0, but got "
+                f"{self.strength}."
+            )
+
+    def split(
+        self, labels: Indices, clients: int, rng: np.random.Generator, groups: NDArray[Any] | None
+    ) -> list[Indices]:
+        """Deal the samples at random."""
+        return Iid().split(labels, clients, rng, groups)
+
+    def transform(self, x: Tensor, client: int, clients: int, seed: int) -> Tensor:
+        """Return the samples as this client sees them.
+
+        The same call gives the same noise: for test samples, pass another seed than for training.
+
+        >>> FeatureShift().transform(torch.zeros(1, 2), client=0, clients=10, seed=0)
+        tensor([[-0.5000, -0.5000]])
+        """
+        return KINDS[self.kind](x, Place(client, clients, seed), self.strength)

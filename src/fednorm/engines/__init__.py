@@ -1,0 +1,1 @@
+"""How rounds are executed: one process, one machine, or many."""

@@ -1,0 +1,49 @@
+"""The reference: one machine that holds everything.
+
+It is a single client whose batches are the very batches that the clients of a federation would
+draw, merged. Nothing else differs, so any difference to a federated run is the method's doing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import torch
+from torch import Tensor
+
+from fednorm.core.messages import Batches
+from fednorm.core.types import ClientId
+from fednorm.engines.simulate import Clients
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """All clients of a federation as one."""
+
+    clients: Clients
+
+    def participants(self, round_: int) -> list[ClientId]:  # noqa: ARG002 (protocol)
+        """Return the only client."""
+        return [0]
+
+    def batches(self, client: ClientId, round_: int) -> Batches:
+        """Return the merged batches of the clients that would take part in the round."""
+        parts = [self.clients.batches(c, round_) for c in self.clients.participants(round_)]
+        return Batches(
+            client=client,
+            steps=MergedSteps(parts),
+            examples=sum(part.examples for part in parts),
+            seed=parts[0].seed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MergedSteps:
+    """Step s holds the samples of step s of every client that has one."""
+
+    parts: list[Batches]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for batches in zip_longest(*(part.steps for part in self.parts)):
+            present = [batch for batch in batches if batch is not None]
+            yield torch.cat([x for x, _ in present]), torch.cat([y for _, y in present])

@@ -1,0 +1,69 @@
+"""Accuracy and loss, honestly: of the global model where there is one, of every client's if not."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fednorm.core.algorithm import Loss
+from fednorm.core.messages import Memory, ServerState
+from fednorm.core.task import Task, export
+from fednorm.core.types import ClientId, Role
+
+_BATCH = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Share of right answers and mean loss on so many examples."""
+
+    accuracy: float
+    loss: float
+    examples: int
+
+
+class TestSplits(Protocol):
+    """Where each client's own test split comes from."""
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        ...
+
+    def test(self, client: ClientId) -> tuple[Tensor, Tensor]:
+        """Return a client's own test split."""
+        ...
+
+
+def is_personal(task: Task) -> bool:
+    """Return whether some tensors never leave their client, so that there is no global model."""
+    return Role.PERSONAL in task.layout.roles.values()
+
+
+@torch.no_grad()
+def score(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> Score:
+    """Test a model in evaluation mode."""
+    right = total = 0.0
+    for inputs, labels in zip(x.split(_BATCH), y.split(_BATCH), strict=True):
+        outputs = model(inputs)
+        right += float((outputs.argmax(1) == labels).sum())
+        total += float(loss(outputs, labels)) * len(labels)
+    return Score(right / len(y), total / len(y), len(y))
+
+
+def score_global(task: Task, state: ServerState, x: Tensor, y: Tensor) -> Score:
+    """Test the global model."""
+    return score(export(task, state), x, y, task.loss)
+
+
+def score_clients(
+    task: Task, state: ServerState, memories: Mapping[ClientId, Memory], splits: TestSplits
+) -> list[Score]:
+    """Test every client's model on the client's own test split, where it has one."""
+    tested: Iterable[ClientId] = (c for c in range(splits.clients) if len(splits.test(c)[1]))
+    return [
+        score(export(task, state, memories.get(client)), *splits.test(client), task.loss)
+        for client in tested
+    ]

@@ -1,0 +1,90 @@
+"""The loop over clients in one process."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Protocol
+
+from torch import Tensor
+
+from fednorm.core.exchange import PendingError, Replay, answer
+from fednorm.core.messages import (
+    Batches,
+    Broadcast,
+    Memory,
+    Reply,
+    ServerState,
+    bytes_down,
+    bytes_up,
+)
+from fednorm.core.round import broadcast, client_round, server_round
+from fednorm.core.task import Task
+from fednorm.core.types import ClientId
+
+
+class Clients(Protocol):
+    """Where an engine gets clients and their batches from."""
+
+    def participants(self, round_: int) -> list[ClientId]:
+        """Return who takes part in a round."""
+        ...
+
+    def batches(self, client: ClientId, round_: int) -> Batches:
+        """Return a client's batches of a round."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What is known after a round."""
+
+    state: ServerState
+    memories: Mapping[ClientId, Memory]
+    train_loss: float  # mean over clients
+    exchanges: int
+    bytes_up: float  # of one client, in the mean
+    bytes_down: float
+
+
+def rounds(task: Task, clients: Clients, count: int) -> Iterator[Round]:
+    """Run federated rounds one after the other."""
+    state = task.initial_state
+    memories: dict[ClientId, Memory] = {}
+    for _ in range(count):
+        received = broadcast(task, state)
+        taking_part = clients.participants(received.round)
+        batches = [clients.batches(client, received.round) for client in taking_part]
+        results, answers = _train(task, received, memories, batches)
+        replies = [reply for reply, _ in results]
+        state = server_round(task, state, replies)
+        memories |= {reply.client: memory for reply, memory in results}
+        exchanged = sum(t.numel() * t.element_size() for t in answers.values())
+        yield Round(
+            state=state,
+            memories=memories,
+            train_loss=fmean(reply.metrics["loss"] for reply in replies),
+            exchanges=1 + len(answers),
+            bytes_up=fmean(bytes_up(reply) for reply in replies) + exchanged,
+            bytes_down=bytes_down(received) + exchanged,
+        )
+
+
+def _train(
+    task: Task,
+    received: Broadcast,
+    memories: Mapping[ClientId, Memory],
+    batches: Sequence[Batches],
+) -> tuple[list[tuple[Reply, Memory]], dict[str, Tensor]]:
+    """Train all clients, again and again while they wait for answers of an exchange."""
+    answers: dict[str, Tensor] = {}
+    while True:
+        results, waiting = [], []
+        for own in batches:
+            memory = memories.get(own.client, Memory())
+            try:
+                results.append(client_round(task, received, memory, own, Replay(answers)))
+            except PendingError as pending:
+                waiting.append(pending)
+        if not waiting:
+            return results, answers
+        answers[waiting[0].site] = answer(waiting, task.aggregate_statistics)

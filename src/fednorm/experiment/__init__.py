@@ -1,0 +1,1 @@
+"""Experiments: what is run (config), how (run), and what is kept (record)."""

@@ -1,0 +1,117 @@
+"""What a run and a comparison return: plain values, ready for a table, a plot or JSON."""
+
+from dataclasses import asdict, dataclass, field
+from statistics import fmean, pstdev
+from typing import Any, Literal, TypeAlias
+
+Status: TypeAlias = Literal["finished", "diverged", "interrupted"]
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracies are fractions.
+
+    Where a strategy keeps personal parts there is no global model: `accuracy` is then the mean
+    over clients, each on its own test split.
+    """
+
+    round: int
+    accuracy: float
+    loss: float
+    train_loss: float
+    per_client: tuple[float, ...] | None = None  # on each client's own test split
+    worst: float | None = None
+    weighted: float | None = None  # by the size of the clients' test splits
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One strategy with one seed."""
+
+    strategy: str  # the label: the name, or what the config calls it
+    seed: int
+    status: Status
+    history: tuple[Evaluation, ...]
+    rounds: int  # that were finished
+    exchanges_per_round: float
+    bytes_up_per_round: float  # of one client
+    bytes_down_per_round: float  # of one client
+    seconds: float
+    personal: bool = False  # accuracy is the mean over clients
+    rejected: int = 0  # replies that were not used
+    error: str | None = None
+
+    @property
+    def final(self) -> Evaluation | None:
+        """The last evaluation, or None if the run ended before the first."""
+        return self.history[-1] if self.history else None
+
+    @property
+    def best_accuracy(self) -> float | None:
+        """The highest accuracy of all evaluations."""
+        return max((e.accuracy for e in self.history), default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the run as it stands in results.json."""
+        record = {k: v for k, v in asdict(self).items() if k != "history"}
+        final = asdict(self.final) if self.final else {"accuracy": None, "loss": None}
+        record["final"] = {k: v for k, v in final.items() if k != "round" and v is not None}
+        return {**record, "best_accuracy": self.best_accuracy}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All seeds of one strategy; None where no run came to an evaluation."""
+
+    strategy: str
+    accuracy: float | None  # mean of the final accuracies
+    spread: float  # standard deviation over seeds
+    best: float | None  # mean of the best accuracies
+    worst_client: float | None  # mean over seeds
+    runs: tuple[RunResult, ...]
+
+    @property
+    def failures(self) -> tuple[RunResult, ...]:
+        """The runs that did not finish."""
+        return tuple(run for run in self.runs if run.status != "finished")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Strategies side by side."""
+
+    config: dict[str, Any]
+    environment: dict[str, str]
+    runs: tuple[RunResult, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of results.json."""
+        return {
+            "schema": SCHEMA,
+            "environment": self.environment,
+            "config": self.config,
+            "runs": [run.to_json() for run in self.runs],
+        }
+
+    def summaries(self) -> list[Summary]:
+        """Return one summary for each strategy, in the order in which they were run."""
+        labels = dict.fromkeys(run.strategy for run in self.runs)
+        return [
+            _summary(label, tuple(r for r in self.runs if r.strategy == label)) for label in labels
+        ]
+
+
+def _summary(label: str, runs: tuple[RunResult, ...]) -> Summary:
+    finals = [run.final for run in runs if run.final]
+    accuracies = [final.accuracy for final in finals]
+    worst = [final.worst for final in finals if final.worst is not None]
+    return Summary(
+        strategy=label,
+        accuracy=fmean(accuracies) if accuracies else None,
+        spread=pstdev(accuracies) if accuracies else 0.0,
+        best=fmean(r.best_accuracy or 0.0 for r in runs if r.history) if accuracies else None,
+        worst_client=fmean(worst) if worst else None,
+        runs=runs,
+    )

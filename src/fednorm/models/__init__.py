@@ -1,0 +1,47 @@
+"""The networks of the papers and small ones to try; a user's own by "package.module:function"."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from fednorm.core.registry import create
+from fednorm.models.base import Model
+from fednorm.models.cnn import Cnn
+from fednorm.models.fbn_cnn import FbnCnn
+from fednorm.models.mlp import Mlp
+from fednorm.models.own import build_own
+from fednorm.models.resnet import ResNet
+from fednorm.models.tutorial_cnn import TutorialCnn
+
+__all__ = ["MODELS", "Model", "build"]
+
+MODELS: dict[str, type[Model]] = {
+    "mlp": Mlp,
+    "cnn": Cnn,
+    "resnet": ResNet,
+    "tutorial_cnn": TutorialCnn,
+    "fbn_cnn": FbnCnn,
+}
+
+
+def build(name: str, shape: tuple[int, ...], classes: int, seed: int, **fields: Any) -> nn.Module:
+    """Return a new model whose initial weights come from the seed alone.
+
+    Args:
+        name: a registered name, or "package.module:function" for a model of your own, which is
+            called with `shape` and `classes` if it takes them.
+        shape: the shape of one sample, without the batch.
+        classes: how many classes there are.
+        seed: the same seed gives the same weights; the caller's random state stays as it was.
+        fields: further settings of the model, such as `hidden=(64,)`.
+
+    >>> build("mlp", (2,), classes=3, seed=0, hidden=(4,))(torch.zeros(5, 2)).shape
+    torch.Size([5, 3])
+    """
+    devices = range(torch.cuda.device_count())
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        if ":" in name:
+            return build_own(name, {"shape": tuple(shape), "classes": classes}, fields)
+        return create("model", MODELS, name, fields).build(tuple(shape), classes)

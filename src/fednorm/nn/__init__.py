@@ -1,0 +1,1 @@
+"""Layers that normalise by a rule, and the surgery that puts them into a model."""

@@ -1,0 +1,83 @@
+"""The rule of FedTAN: statistics synchronised over clients, forward and backward.
+
+Both passes are exact: on all clients together the layer computes what one BatchNorm layer would
+compute on the union of their batches.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fednorm.core.exchange import Exchange
+    from fednorm.core.layer import NormRule
+    from fednorm.nn.batch_norm import FedBatchNorm
+
+
+def exchanged(*, shared_message: bool = False) -> NormRule:
+    """Return the rule; with `shared_message`, mean and variance travel in one exchange.
+
+    Only the first step of a round is synchronised; later ones are ordinary local BatchNorm.
+    """
+
+    def rule(layer: FedBatchNorm, x: Tensor) -> Tensor:
+        site = f"{layer.round.site}#{layer.round.seen}"  # a layer may be called twice in a step
+        layer.record(x)
+        if layer.round.session.step > 0:
+            return functional.batch_norm(
+                x, None, None, layer.weight, layer.bias, training=True, eps=layer.eps
+            )
+        around = layer.running_mean if shared_message else None
+        exchange = layer.round.session.exchange
+        normalised: Tensor = _Synchronised.apply(x, around, layer.eps, exchange, site)  # type: ignore[no-untyped-call]
+        if layer.weight is None:
+            return normalised
+        return normalised * _per_channel(layer.weight, x) + _per_channel(layer.bias, x)
+
+    return rule
+
+
+def _per_channel(value: Tensor, x: Tensor) -> Tensor:
+    return value.view(1, -1, *[1] * (x.dim() - 2))
+
+
+class _Synchronised(torch.autograd.Function):
+    """Normalisation by the mean and variance of all clients' batches."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, around: Tensor | None, eps: float, exchange: Exchange, site: str
+    ) -> Tensor:
+        axes = [0, *range(2, x.dim())]
+        count = x.numel() / x.shape[1]
+        if around is None:
+            mean = exchange.mean(f"{site}/mean", x.mean(axes), count)
+            squares = (x - _per_channel(mean, x)).square().mean(axes)
+            var = exchange.mean(f"{site}/variance", squares, count)
+        else:
+            shifted = x - _per_channel(around, x)
+            local = torch.stack([shifted.mean(axes), shifted.square().mean(axes)])
+            first, second = exchange.mean(f"{site}/moments", local, count)
+            mean, var = around + first, second - first.square()
+        scale = torch.rsqrt(var + eps)
+        normalised = (x - _per_channel(mean, x)) * _per_channel(scale, x)
+        ctx.save_for_backward(normalised, scale)
+        ctx.exchange, ctx.site, ctx.axes, ctx.count = exchange, site, axes, count
+        return normalised
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        normalised, scale = ctx.saved_tensors
+        # The two gradients with respect to the statistics share one exchange: what the variance
+        # passes on to the mean sums to zero over all clients, so neither waits for the other.
+        local = torch.stack([grad.sum(ctx.axes), (grad * normalised).sum(ctx.axes)])
+        total, along = ctx.exchange.mean(f"{ctx.site}/gradient", local, ctx.count) / ctx.count
+        centred = grad - _per_channel(total, grad) - normalised * _per_channel(along, grad)
+        return centred * _per_channel(scale, grad), None, None, None, None

@@ -1,0 +1,64 @@
+"""How a BatchNorm layer treats a training batch: one function for each way.
+
+| rule | normalises with | running statistics | reports |
+|---|---|---|---|
+| `batch` | the batch's own | follow as in torch | the client's running statistics |
+| `recorded` | the batch's own | stay fixed | the moments of its input |
+| `running` | the shared running ones | stay fixed | the moments of its input |
+| `frozen` | the shared running ones | stay fixed | nothing |
+
+The fifth, `exchanged`, synchronises over clients; it has a file of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fednorm.nn.batch_norm import FedBatchNorm
+
+
+def batch(layer: FedBatchNorm, x: Tensor) -> Tensor:
+    """Normalise with the batch's own statistics; the running ones follow as in torch."""
+    momentum = layer.advance()
+    return functional.batch_norm(
+        x,
+        layer.running_mean,
+        layer.running_var,
+        layer.weight,
+        layer.bias,
+        training=True,
+        momentum=momentum,
+        eps=layer.eps,
+    )
+
+
+def recorded(layer: FedBatchNorm, x: Tensor) -> Tensor:
+    """Normalise with the batch's own statistics; record its moments."""
+    layer.record(x)
+    return functional.batch_norm(
+        x, None, None, layer.weight, layer.bias, training=True, eps=layer.eps
+    )
+
+
+def running(layer: FedBatchNorm, x: Tensor) -> Tensor:
+    """Normalise with the shared statistics, constants for the gradient; record the moments."""
+    layer.record(x)
+    return frozen(layer, x)
+
+
+def frozen(layer: FedBatchNorm, x: Tensor) -> Tensor:
+    """Normalise with the shared statistics, as in evaluation; record nothing."""
+    return functional.batch_norm(
+        x,
+        layer.running_mean,
+        layer.running_var,
+        layer.weight,
+        layer.bias,
+        training=False,
+        eps=layer.eps,
+    )

@@ -1,0 +1,47 @@
+"""Normalization strategies: one file for each method, and one line here."""
+
+from typing import Any
+
+from fednorm.core.registry import create
+from fednorm.strategies.base import Strategy
+from fednorm.strategies.fbn import FBN
+from fednorm.strategies.fedbn import FedBN
+from fednorm.strategies.fedtan import FedTAN
+from fednorm.strategies.fixbn import FixBN
+from fednorm.strategies.gn import GN
+from fednorm.strategies.in_ import IN
+from fednorm.strategies.ln import LN
+from fednorm.strategies.naive import Naive
+from fednorm.strategies.none import NoNorm
+from fednorm.strategies.silobn import SiloBN
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    "naive": Naive,
+    "fixbn": FixBN,
+    "fbn": FBN,
+    "fedtan": FedTAN,
+    "fedbn": FedBN,
+    "silobn": SiloBN,
+    "gn": GN,
+    "ln": LN,
+    "in": IN,
+    "none": NoNorm,
+}
+
+
+def strategy(name: str, **fields: Any) -> Strategy:
+    """Make a strategy by its name; fields are its hyper-parameters.
+
+    >>> strategy("fixbn", freeze_round=300).freeze_round
+    300
+    """
+    return create("strategy", STRATEGIES, name, fields)
+
+
+def strategies() -> list[str]:
+    """Return the names of all strategies.
+
+    >>> "fbn" in strategies()
+    True
+    """
+    return list(STRATEGIES)

@@ -1,0 +1,107 @@
+"""What strategies have in common: the defaults that most of them keep."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from fednorm.core.layer import NormRule, Statistics
+from fednorm.core.merge import average, follow
+from fednorm.core.messages import Broadcast, Running, ServerState
+from fednorm.core.registry import param
+from fednorm.core.strategy import Conversion, Merge
+from fednorm.core.types import Kind, Role, Tensors
+from fednorm.nn import rules
+from fednorm.nn.convert import federate
+
+SHARED: Mapping[Kind, Role] = {
+    Kind.AFFINE: Role.SHARED,
+    Kind.STATISTIC: Role.STATISTIC,
+    Kind.COUNTER: Role.STATISTIC,
+}
+
+
+def require_batch_norm(conversion: Conversion, strategy: object, model: nn.Module) -> Conversion:
+    """Return the conversion, or raise if there was nothing to convert."""
+    if not conversion.replaced:
+        raise ValueError(
+            f"{type(strategy).__name__} needs BatchNorm layers, but {type(model).__name__} has "
+            "none; choose 'none' or a model with BatchNorm."
+        )
+    return conversion
+
+
+class Strategy:
+    """The defaults: everything is shared, γ and β learn, the server remembers nothing.
+
+    A method is a frozen dataclass that derives from this; its fields are its hyper-parameters.
+    """
+
+    statistics: Statistics = "average"
+    roles: ClassVar[Mapping[Kind, Role]] = SHARED
+    needs_batch_statistics: ClassVar[bool] = False
+
+    def convert(self, model: nn.Module) -> Conversion:
+        """Return a converted copy of a model."""
+        raise NotImplementedError
+
+    def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (for those that change it)
+        """Return how layers treat batches in this round."""
+        return rules.batch
+
+    def trains_affine(self, broadcast: Broadcast) -> bool:  # noqa: ARG002 (as above)
+        """Return whether γ and β of BatchNorm layers learn in this round."""
+        return True
+
+    def merge(self, previous: Running, merge: Merge) -> Running:
+        """Return a layer's shared running statistics after a round."""
+        return follow(previous, merge) if self.statistics == "pool" else average(merge)
+
+    def remember(
+        self,
+        before: ServerState,  # noqa: ARG002 (as above)
+        running: Mapping[str, Running],  # noqa: ARG002 (as above)
+    ) -> Tensors:
+        """Return the notes that the server keeps for later rounds."""
+        return {}
+
+
+@dataclass(frozen=True)
+class BatchNormStrategy(Strategy):
+    """A strategy that keeps BatchNorm layers and shares or keeps their statistics."""
+
+    needs_tracking: ClassVar[bool] = False
+
+    momentum: float | Literal["layer"] | None = param(
+        "layer",
+        "momentum of the running statistics, in (0, 1]; 'none' is the cumulative average, "
+        "'layer' keeps what each layer of the model says",
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.momentum, int | float) and not 0 < self.momentum <= 1:
+            raise ValueError(f"momentum must be in (0, 1], 'none' or 'layer', not {self.momentum}.")
+
+    def convert(self, model: nn.Module) -> Conversion:
+        """Return a copy whose BatchNorm layers follow this strategy's rule."""
+        converted = federate(model, momentum=self.momentum, tracking=self.needs_tracking)
+        return require_batch_norm(converted, self, model)
+
+
+@dataclass(frozen=True)
+class SharedStatisticsStrategy(BatchNormStrategy):
+    """A strategy whose running statistics are merged at the server."""
+
+    needs_tracking: ClassVar[bool] = True
+
+    statistics: Statistics = param(
+        "average",
+        "'average' averages the clients' running statistics; "
+        "'pool' merges their moments by the law of total variance",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.statistics not in ("average", "pool"):
+            raise ValueError(f"statistics must be 'average' or 'pool', not {self.statistics!r}.")

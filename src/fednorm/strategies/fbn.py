@@ -1,0 +1,37 @@
+"""Federated BatchNorm (FBN): shared running statistics, pooled by the law of total variance.
+
+Guerraoui, Pinot, Rizk, Stephan and Taïani, "Overcoming the Challenges of Batch Normalization in
+Federated Learning", 2024, arXiv:2405.14670.
+
+Client: normalises every batch with the shared running statistics of the round before, which are
+constants for the gradient, and records the moments of each layer's input.
+Server: pools the moments of all clients and lets the shared statistics follow them.
+
+Deviation: clients report moments with their count instead of locally updated running statistics.
+For equal batches the result is the paper's Algorithm 2 to rounding; it also holds for unequal
+batches, partial participation, and a client that is lost in mid-round. With E > 1 local steps the
+statistics stay fixed within the round, and step s weighs β(1-β)^(E-s).
+"""
+
+from dataclasses import dataclass
+
+from fednorm.core.layer import NormRule, Statistics
+from fednorm.core.messages import Broadcast
+from fednorm.core.registry import param
+from fednorm.nn import rules
+from fednorm.strategies.base import SharedStatisticsStrategy
+
+
+@dataclass(frozen=True)
+class FBN(SharedStatisticsStrategy):
+    """All clients normalise with the same running statistics, pooled over all of them."""
+
+    statistics: Statistics = param(
+        "pool",
+        "'pool' merges the clients' moments by the law of total variance; "
+        "'average' leaves out the variance between clients",
+    )
+
+    def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (the same in all rounds)
+        """Normalise with the shared running statistics."""
+        return rules.running

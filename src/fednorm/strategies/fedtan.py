@@ -1,0 +1,41 @@
+"""FedTAN: statistics synchronised over clients, layer by layer, forward and backward.
+
+Wang, Shi and Chang, "Why Batch Normalization Damage Federated Learning on Non-IID Data?", 2023,
+arXiv:2301.02982.
+
+Client: at each of the L layers it sends its batch mean and receives the global one, sends the mean
+squared deviation from it and receives the global variance, and in the backward pass sends the
+gradients with respect to both and receives their mean.
+Server: averages in each exchange, then aggregates the model. That makes 3L+1 exchanges a round, or
+2L+1 with `shared_message`, where mean and variance travel together.
+
+With one local step the gradient is that of one machine on the union of the batches. With E > 1 the
+exchange is made in the first step of a round; steps 2…E are ordinary local BatchNorm.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fednorm.core.layer import NormRule, Statistics
+from fednorm.core.messages import Broadcast
+from fednorm.core.registry import param
+from fednorm.nn.exchanged import exchanged
+from fednorm.strategies.base import SharedStatisticsStrategy
+
+
+@dataclass(frozen=True)
+class FedTAN(SharedStatisticsStrategy):
+    """BatchNorm over all clients' batches at once, at the price of many exchanges."""
+
+    needs_batch_statistics: ClassVar[bool] = True
+
+    statistics: Statistics = param(
+        "pool", "'pool' merges the clients' moments; 'average' leaves out their spread"
+    )
+    shared_message: bool = param(
+        default=False, help="mean and variance in one exchange: 2L+1 a round instead of 3L+1"
+    )
+
+    def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (the same in all rounds)
+        """Normalise with statistics synchronised over clients."""
+        return exchanged(shared_message=self.shared_message)

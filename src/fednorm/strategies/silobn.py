@@ -1,0 +1,27 @@
+"""SiloBN: BatchNorm statistics stay with their client, γ and β are shared.
+
+Andreux, Ogier du Terrail, Beguier and Tramel, "Siloed Federated Learning for Multi-Centric
+Histopathology Datasets", 2020, arXiv:2008.07424.
+
+Client: keeps the running statistics of its BatchNorm layers for itself; the rest as in FedAvg.
+Server: averages the rest. There is no global model, so accuracy is measured per client.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fednorm.core.types import Kind, Role
+from fednorm.strategies.base import BatchNormStrategy
+
+
+@dataclass(frozen=True)
+class SiloBN(BatchNormStrategy):
+    """Clients keep the running statistics of their BatchNorm layers; γ and β are averaged."""
+
+    needs_batch_statistics: ClassVar[bool] = True
+    roles: ClassVar[Mapping[Kind, Role]] = {
+        Kind.AFFINE: Role.SHARED,
+        Kind.STATISTIC: Role.PERSONAL,
+        Kind.COUNTER: Role.PERSONAL,
+    }

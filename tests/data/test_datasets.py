@@ -1,0 +1,156 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from fednorm.core.registry import UnknownNameError
+from fednorm.data import DATASETS, Dataset, load
+
+FAST = {"digits": {}, "ring": {}, "patterns": {"samples": 60, "test": 30}}
+
+
+@pytest.fixture(params=DATASETS)
+def name(request):
+    return request.param
+
+
+def tensors(data):
+    return data.x, data.y, data.x_test, data.y_test
+
+
+def test_types_and_shapes(name):
+    data = load(name, 0, **FAST[name])
+    assert data.name == name
+    assert data.x.dtype == data.x_test.dtype == torch.float32
+    assert data.y.dtype == data.y_test.dtype == torch.int64
+    assert data.shape == data.x.shape[1:] == data.x_test.shape[1:]
+    assert set(data.y.tolist()) == set(range(data.classes))
+
+
+def test_the_seed_alone_decides_the_data(name):
+    torch.manual_seed(1)
+    first = load(name, 5, **FAST[name])
+    torch.manual_seed(2)
+    second = load(name, 5, **FAST[name])
+    other = load(name, 6, **FAST[name])
+    assert all(map(torch.equal, tensors(first), tensors(second)))
+    assert not torch.equal(first.x, other.x)
+
+
+def test_global_generators_are_not_touched(name):
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002 (the legacy one)
+    load(name, 3, **FAST[name])
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert np.array_equal(before[1], np.random.get_state()[1])  # noqa: NPY002 (the legacy one)
+
+
+def test_test_data_are_not_the_training_data(name):
+    data = load(name, 0, **FAST[name])
+    count = min(len(data.x), len(data.x_test))
+    assert not torch.equal(data.x[:count], data.x_test[:count])
+
+
+def test_digits_are_those_of_scikit_learn():
+    data = load("digits", 9, test=300)
+    expected = load_digits()
+    images = torch.cat([data.x, data.x_test]).squeeze(1).double().numpy() * 16
+    labels = torch.cat([data.y, data.y_test]).numpy()
+    ours = np.column_stack([images.reshape(len(images), -1), labels])
+    theirs = np.column_stack([expected.data, expected.target])
+    # Each sample once, in one split: the rows agree as multisets.
+    assert np.array_equal(ours[np.lexsort(ours.T)], theirs[np.lexsort(theirs.T)])
+    assert (len(data.x), len(data.x_test)) == (1497, 300)
+    assert data.shape == (1, 8, 8)
+
+
+def test_digits_keep_the_order_of_scikit_learn_within_a_split():
+    data = load("digits", 0, test=1)
+    expected = load_digits().target.tolist()
+    missing = next(i for i in range(1797) if data.y.tolist() == expected[:i] + expected[i + 1 :])
+    assert data.y_test.tolist() == [expected[missing]]
+
+
+@pytest.mark.parametrize("test", [0, 1797, -1])
+def test_digits_refuse_an_empty_split(test):
+    with pytest.raises(ValueError, match=f"between 1 and 1796.*got {test}"):
+        load("digits", 0, test=test)
+
+
+def test_ring_has_its_clouds_where_the_paper_puts_them():
+    data = load("ring", 0, samples_per_class=4000)
+    for label in range(10):
+        angle = 2 * math.pi * label / 10
+        cloud = data.x[data.y == label].double()
+        centre = torch.tensor([10 * math.cos(angle), 10 * math.sin(angle)], dtype=torch.float64)
+        torch.testing.assert_close(cloud.mean(0), centre, atol=0.1, rtol=0)
+        torch.testing.assert_close(cloud.var(0), torch.ones(2).double(), atol=0.1, rtol=0)
+
+
+def test_ring_defaults_are_those_of_figure_1():
+    data = load("ring", 0)
+    assert data.y.bincount().tolist() == data.y_test.bincount().tolist() == [30] * 10
+    assert data.groups.tolist() == data.y.tolist()
+    assert data.groups_test.tolist() == data.y_test.tolist()
+
+
+@pytest.mark.parametrize(
+    "fields", [{"classes": 0}, {"samples_per_class": 0}, {"radius": -1.0}, {"std": math.nan}]
+)
+def test_ring_refuses_what_makes_no_ring(fields):
+    with pytest.raises(ValueError, match=f"finite {next(iter(fields))} of at least"):
+        load("ring", 0, **fields)
+
+
+def test_patterns_are_noise_plus_two_on_the_block_of_the_class():
+    data = load("patterns", 0, samples=2000, size=12)
+    for label in range(10):
+        expected = torch.zeros(12, 12)
+        expected[label % 12 :, (3 * label) % 12 :][:3, :3] = 2.0
+        images = data.x[data.y == label, 0]
+        torch.testing.assert_close(images.mean(0), expected, atol=0.4, rtol=0)
+        torch.testing.assert_close((images - expected).std(), torch.tensor(1.0), atol=0.03, rtol=0)
+
+
+def test_patterns_refuse_classes_that_look_alike():
+    with pytest.raises(ValueError, match="classes=9 and size=8"):
+        load("patterns", 0, size=8, classes=9)
+    with pytest.raises(ValueError, match="samples of at least 1, but got 0"):
+        load("patterns", 0, samples=0)
+
+
+def test_unknown_names_and_fields_are_answered():
+    with pytest.raises(UnknownNameError, match="did you mean 'digits'"):
+        load("digit", 0)
+    with pytest.raises(UnknownNameError, match=r"field of data set 'ring' 'radios'.*'radius'"):
+        load("ring", 0, radios=3)
+
+
+def test_to_converts_samples_and_keeps_labels():
+    data = load("ring", 0)
+    double = data.to("cpu", torch.float64)
+    assert double.x.dtype == double.x_test.dtype == torch.float64
+    assert double.y.dtype == torch.int64
+    assert double.groups is data.groups
+    assert torch.equal(double.x, data.x.double())
+    assert data.x.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": torch.zeros(2, dtype=torch.int64)}, "labels per training sample, but has 2 for 3"),
+        ({"y_test": torch.tensor([2])}, "2 classes, but a test label is 2"),
+        ({"y": torch.tensor([0, -1, 0])}, "from 0 on"),
+        ({"y": torch.zeros(3)}, "int64 labels"),
+        ({"x_test": torch.zeros(1, 5)}, r"one shape, but has \(4,\) and \(5,\)"),
+        ({"groups": np.arange(2)}, "groups per training sample, but has 2 for 3"),
+    ],
+)
+def test_a_data_set_whose_parts_disagree_is_refused(change, message):
+    y = torch.zeros(3, dtype=torch.int64)
+    data = Dataset("mine", torch.zeros(3, 4), y, torch.zeros(1, 4), y[:1], classes=2)
+    with pytest.raises(ValueError, match=message):
+        replace(data, **change)
