@@ -419,6 +419,14 @@ def test_test_samples_go_to_those_who_train_on_the_class():
     assert [len(part) for part in unseen] == [2, 2, 2, 2]
 
 
+def test_leftover_test_samples_go_to_the_largest_remainder():
+    labels, parts = np.zeros(10, dtype=int), [np.arange(1), np.arange(1, 4), np.arange(4, 10)]
+    for total, expected in ((3, [0, 1, 2]), (7, [1, 2, 4])):
+        tests = np.zeros(total, dtype=int)
+        dealt = match_test(labels, parts, tests, np.random.default_rng(0))
+        assert [len(part) for part in dealt] == expected
+
+
 def test_leftover_test_samples_do_not_all_go_to_the_first_clients():
     labels = np.repeat(np.arange(50), 4)
     parts = [np.arange(200)[i::4] for i in range(4)]

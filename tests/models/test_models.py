@@ -91,7 +91,7 @@ def test_tutorial_cnn_has_the_tutorials_tensors():
 
 
 def test_tutorial_cnn_normalises_before_the_relu():
-    model = build("tutorial_cnn", (1, 4, 4), 2, seed=0).eval()
+    model = build("tutorial_cnn", (1, 4, 4), 2, seed=0)  # in training mode, so BN does something
     x = torch.randn(3, 1, 4, 4)
     first = nn.functional.max_pool2d(model.norm1(model.conv1(x)).relu(), 2)
     second = nn.functional.max_pool2d(model.norm2(model.conv2(first)).relu(), 2)

@@ -12,6 +12,7 @@ from fednorm.core.types import ClientId
 from fednorm.data.batches import Plan, participants
 from fednorm.data.dataset import Dataset
 from fednorm.data.partition import Indices, match_groups, match_test, parse, partition
+from fednorm.data.partition.natural import Natural
 
 TAG = 302
 
@@ -97,9 +98,9 @@ def federation(
 
 
 def _test_parts(data: Dataset, rule: str, parts: list[Indices], seed: int) -> list[Indices]:
-    natural = data.groups is not None and data.groups_test is not None
-    if natural and rule.startswith("natural"):
-        return match_groups(data.groups, parts, data.groups_test)
+    if isinstance(parse(rule), Natural) and data.groups is not None:
+        if data.groups_test is not None:
+            return match_groups(data.groups, parts, data.groups_test)
     rng = np.random.default_rng([seed, TAG])
     return match_test(data.y.cpu().numpy(), parts, data.y_test.cpu().numpy(), rng)
 

@@ -55,7 +55,7 @@ def rounds(task: Task, clients: Clients, count: int) -> Iterator[Round]:
         taking_part = clients.participants(received.round)
         batches = [clients.batches(client, received.round) for client in taking_part]
         results, answers = _train(task, received, memories, batches)
-        replies = [reply for reply, _ in results]
+        replies = sorted((reply for reply, _ in results), key=lambda reply: reply.client)
         state = server_round(task, state, replies)
         memories |= {reply.client: memory for reply, memory in results}
         exchanged = sum(t.numel() * t.element_size() for t in answers.values())
@@ -78,13 +78,15 @@ def _train(
     """Train all clients, again and again while they wait for answers of an exchange."""
     answers: dict[str, Tensor] = {}
     while True:
-        results, waiting = [], []
+        results: list[tuple[Reply, Memory]] = []
+        waiting: dict[ClientId, PendingError] = {}
         for own in batches:
             memory = memories.get(own.client, Memory())
             try:
                 results.append(client_round(task, received, memory, own, Replay(answers)))
             except PendingError as pending:
-                waiting.append(pending)
+                waiting[own.client] = pending
         if not waiting:
             return results, answers
-        answers[waiting[0].site] = answer(waiting, task.aggregate_statistics)
+        pending_ones = [waiting[client] for client in sorted(waiting)]
+        answers[pending_ones[0].site] = answer(pending_ones, task.aggregate_statistics)

@@ -37,6 +37,7 @@ def replace(model: nn.Module, make: Make) -> Conversion:
 
     A layer that is used in several places is converted once and stays shared.
     """
+    _refuse_lazy(model)
     root = nn.ModuleDict({"model": copy.deepcopy(model)})  # so that the model may be a layer itself
     made: dict[int, nn.Module] = {}
     replaced = []
@@ -52,6 +53,15 @@ def replace(model: nn.Module, make: Make) -> Conversion:
                 replaced.append(Replacement(path, before, after))
             setattr(parent, name, made[id(child)])
     return Conversion(root["model"], tuple(replaced))
+
+
+def _refuse_lazy(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
+            raise ConversionError(
+                f"layer {path!r} ({type(module).__name__}) has no shape yet; "
+                "run the model once on a sample before converting it."
+            )
 
 
 def federate(
@@ -81,11 +91,6 @@ def federate(
 def _federated_type(path: str, layer: _BatchNorm) -> type[FedBatchNorm]:
     if isinstance(layer, FedBatchNorm):
         return type(layer)
-    if isinstance(layer, LazyModuleMixin):
-        raise ConversionError(
-            f"layer {path!r} ({type(layer).__name__}) has no shape yet; "
-            "run the model once on a sample before converting it."
-        )
     for plain, federated in _FEDERATED.items():
         if isinstance(layer, plain) and type(layer).forward is plain.forward:
             return federated

@@ -1,0 +1,65 @@
+"""Experiments from Python: the same schema as the command line, plain results."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fednorm.experiment.compare import run_all
+from fednorm.experiment.config import Experiment
+from fednorm.experiment.load import build
+from fednorm.experiment.prepare import ModelSource
+from fednorm.experiment.result import Comparison, RunResult
+
+
+def compare(
+    strategies: Sequence[str | dict[str, Any]] | None = None,
+    *,
+    model: str | dict[str, Any] | ModelSource | None = None,
+    out: str | Path | None = None,
+    workers: int = 1,
+    **settings: Any,
+) -> Comparison:
+    """Run strategies side by side and return all results.
+
+    Args:
+        strategies: names, or tables such as `{"name": "fixbn", "freeze_round": "auto"}`.
+        model: a name, "package.module:function", an `nn.Module`, or a function that returns one.
+        out: a folder in which every run is recorded; runs that it holds are not repeated.
+        workers: how many runs at once, each in a process of its own.
+        settings: any key of the schema, such as `clients=20` or `partition="dirichlet=0.1"`.
+
+    >>> result = compare(["fbn"], rounds=2, seeds=1, clients=3)
+    >>> [run.status for run in result.runs]
+    ['finished']
+    """
+    source = model if isinstance(model, nn.Module) or callable(model) else None
+    if source is not None:
+        _refuse_workers(workers)
+    elif model is not None:
+        settings["model"] = model
+    if strategies is not None:
+        settings["strategies"] = list(strategies)
+    folder = None if out is None else Path(out)
+    return run_all(build(settings), folder=folder, model=source, workers=workers)
+
+
+def simulate(strategy: str | dict[str, Any], *, seed: int = 0, **settings: Any) -> RunResult:
+    """Run one strategy with one seed; takes what `compare` takes.
+
+    >>> simulate("gn", rounds=2, clients=3).rounds
+    2
+    """
+    return compare([strategy], seeds=[seed], **settings).runs[0]
+
+
+def _refuse_workers(workers: int) -> None:
+    if workers > 1:
+        raise ValueError(
+            "a model given as an object cannot be sent to other processes; "
+            'use workers=1, or name it as "package.module:function".'
+        )
+
+
+__all__ = ["Experiment", "compare", "simulate"]

@@ -1,0 +1,80 @@
+"""What can be chosen, read off the registries: the answers of `fednorm list` and `fednorm show`."""
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from fednorm.algorithms import ALGORITHMS
+from fednorm.core.registry import find, unknown
+from fednorm.data import DATASETS
+from fednorm.data.partition import PARTITIONS
+from fednorm.models import MODELS
+from fednorm.strategies import STRATEGIES
+
+KINDS: Mapping[str, Mapping[str, type]] = {
+    "strategies": STRATEGIES,
+    "algorithms": ALGORITHMS,
+    "partitions": PARTITIONS,
+    "data": DATASETS,
+    "models": MODELS,
+}
+_SINGULAR = {"strategy": "strategies", "algorithm": "algorithms", "partition": "partitions"}
+_SINGULAR |= {"model": "models", "dataset": "data", "datasets": "data"}
+
+
+def kind(name: str) -> str:
+    """Return the kind that a user means, in singular or plural.
+
+    >>> kind("strategy")
+    'strategies'
+    """
+    found = _SINGULAR.get(name, name)
+    if found not in KINDS:
+        raise unknown("kind", name, KINDS)
+    return found
+
+
+def _summary(cls: type) -> str:
+    return (inspect.getdoc(cls) or "").partition("\n")[0]
+
+
+def listing(name: str) -> Table:
+    """Return one line for each entry of a kind."""
+    table = Table(title=name, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("what it is")
+    for entry, cls in KINDS[name].items():
+        table.add_row(entry, _summary(cls))
+    return table
+
+
+def description(kind_name: str, name: str) -> Group:
+    """Return what an entry does, its paper, and its parameters."""
+    cls = find(kind_name, KINDS[kind_name], name)
+    module = inspect.getdoc(sys.modules[cls.__module__]) or ""
+    return Group(
+        Text(name, style="bold"),
+        Text(_summary(cls) + "\n"),
+        Text(module + "\n"),
+        _parameters(cls),
+    )
+
+
+def _parameters(cls: Any) -> Table | Text:
+    fields = dataclasses.fields(cls)
+    if not fields:
+        return Text("No parameters.")
+    table = Table(title="Parameters", title_justify="left", box=None, pad_edge=False)
+    for column in ("name", "default", "meaning"):
+        table.add_column(column, no_wrap=column == "name")
+    for field in fields:
+        needed = field.default is dataclasses.MISSING
+        default = "(needed)" if needed else "none" if field.default is None else str(field.default)
+        table.add_row(field.name, default, field.metadata.get("help", ""))
+    return table

@@ -1,0 +1,164 @@
+"""The command line: reads options, calls the library, prints. No logic of its own."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fednorm import catalogue
+from fednorm.core.registry import UnknownNameError
+from fednorm.experiment.compare import run_all
+from fednorm.experiment.config import Experiment
+from fednorm.experiment.environment import cores
+from fednorm.experiment.load import ConfigError, build, override, read
+from fednorm.experiment.record import clear
+from fednorm.report import table, write
+from fednorm.report.progress import progress
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_show_locals=False,
+    help="Normalization layers that are right in federated learning.\n\n"
+    "Try `fednorm compare`: it shows in a minute, on embedded data, why BatchNorm breaks in "
+    "federated learning and which strategies mend it.",
+)
+console = Console()
+errors = Console(stderr=True)
+
+INTERRUPTED = 130
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="override any key, e.g. strategy.momentum=0.05"),
+]
+Out = Annotated[Path, typer.Option(help="folder for results.json, curves.png, report.html, runs/")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="repeat runs that the folder already holds")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="runs at once, each a process [default: one per core]")
+]
+
+
+def _help(key: str) -> str:
+    return Experiment.model_fields[key].description or ""
+
+
+@app.command()
+def compare(  # noqa: PLR0913 (each option is one key of the schema)
+    strategies: Annotated[str | None, typer.Option(help=_help("strategies"))] = None,
+    data: Annotated[str | None, typer.Option(help=_help("data"))] = None,
+    model: Annotated[str | None, typer.Option(help=_help("model"))] = None,
+    partition: Annotated[str | None, typer.Option(help=_help("partition"))] = None,
+    clients: Annotated[int | None, typer.Option(help=_help("clients"))] = None,
+    participation: Annotated[float | None, typer.Option(help=_help("participation"))] = None,
+    algorithm: Annotated[str | None, typer.Option(help=_help("algorithm"))] = None,
+    lr: Annotated[float | None, typer.Option(help="learning rate")] = None,
+    momentum: Annotated[float | None, typer.Option(help="momentum of the optimiser")] = None,
+    rounds: Annotated[int | None, typer.Option(help=_help("rounds"))] = None,
+    batch: Annotated[int | None, typer.Option(help=_help("batch"))] = None,
+    steps: Annotated[int | None, typer.Option(help=_help("steps"))] = None,
+    epochs: Annotated[int | None, typer.Option(help=_help("epochs"))] = None,
+    seeds: Annotated[str | None, typer.Option(help="how many seeds, or a list such as 0,7")] = None,
+    eval_every: Annotated[int | None, typer.Option(help=_help("eval_every"))] = None,
+    evaluate: Annotated[str | None, typer.Option(help=_help("evaluate"))] = None,
+    device: Annotated[str | None, typer.Option(help=_help("device"))] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file to start from")] = None,
+    settings: Set = None,
+    out: Out = Path("results/compare"),
+    workers: Workers = None,
+    fresh: Fresh = False,
+) -> None:
+    """Run strategies side by side and write a table, a plot and a report.
+
+    Without options: 8×8 digits, 10 clients with one digit each, 600 rounds, 3 seeds.
+
+    Examples:
+
+    - `fednorm compare --strategies centralized,naive,fbn --partition dirichlet=0.1`
+
+    - `fednorm compare --model resnet --algorithm fedavg --steps 5 --rounds 100 --clients 20`
+
+    - `fednorm compare --config mine.toml --set algorithm.lr=0.1`
+    """
+    options = {key: value for key, value in locals().items() if key in Experiment.model_fields}
+    given = {key: value for key, value in options.items() if value is not None}
+    values = read(config) if config else {}
+    values |= given
+    extra = [f"algorithm.{k}={v}" for k, v in {"lr": lr, "momentum": momentum}.items() if v is not None]
+    _run(override(values, [*extra, *(settings or [])]), out, workers, fresh=fresh)
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="TOML file that describes the experiment")],
+    settings: Set = None,
+    out: Annotated[Path | None, typer.Option(help="folder [default: results/NAME]")] = None,
+    workers: Workers = None,
+    fresh: Fresh = False,
+) -> None:
+    """Run an experiment from a TOML file, as `compare` writes it beside its results.
+
+    Example: `fednorm run results/compare/config.toml --set rounds=100 --out results/short`
+    """
+    folder = out or Path("results") / config.stem
+    _run(override(read(config), settings or []), folder, workers, fresh=fresh)
+
+
+def _run(values: dict[str, Any], out: Path, workers: int | None, *, fresh: bool) -> None:
+    experiment = build(values)
+    if fresh:
+        clear(out)
+    with progress(experiment, console) as on_round:
+        comparison = run_all(
+            experiment,
+            folder=out,
+            on_round=on_round,
+            workers=workers or (cores() if experiment.device == "cpu" else 1),
+        )
+    report = write(comparison, out)
+    console.print(table(comparison))
+    console.print(f"Report: {report}", soft_wrap=True)
+    if any(result.status == "interrupted" for result in comparison.runs):
+        errors.print("Interrupted; what was finished is kept, and the same command goes on.")
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[
+        str | None, typer.Argument(help=f"one of {', '.join(catalogue.KINDS)}; all if not given")
+    ] = None,
+) -> None:
+    """List what can be chosen: strategies, algorithms, partitions, data sets and models."""
+    for name in [catalogue.kind(kind)] if kind else list(catalogue.KINDS):
+        console.print(catalogue.listing(name))
+
+
+@app.command()
+def show(
+    kind: Annotated[str, typer.Argument(help=f"one of {', '.join(catalogue.KINDS)}")],
+    name: Annotated[str, typer.Argument(help="a name that `fednorm list` shows")],
+) -> None:
+    """Show what a method does, its paper and its parameters.
+
+    Example: `fednorm show strategy fbn`
+    """
+    console.print(catalogue.description(catalogue.kind(kind), name))
+
+
+def main() -> None:
+    """Run the command line; a mistake of the user's gets a message, not a traceback."""
+    try:
+        app()
+    except (ConfigError, UnknownNameError) as error:
+        errors.print(f"[bold red]Error:[/] {error}", markup=True, highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        errors.print("Interrupted before the first run; nothing was written.")
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Strategies side by side: every strategy with every seed, one after the other or several at once."""
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Event as Flag
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import torch
+
+from fednorm.experiment.config import Experiment
+from fednorm.experiment.entry import StrategyEntry
+from fednorm.experiment.environment import cores, environment
+from fednorm.experiment.prepare import ModelSource, prepare
+from fednorm.experiment.record import keep, metrics, open_folder, recorded
+from fednorm.experiment.result import Comparison, RunResult
+from fednorm.experiment.run import Event, OnRound, run
+
+_POLL = 0.2  # seconds between looks at the workers
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a comparison."""
+
+    experiment: Experiment
+    entry: StrategyEntry
+    seed: int
+    folder: Path | None = None
+
+
+def run_all(
+    experiment: Experiment,
+    *,
+    folder: Path | None = None,
+    on_round: OnRound = lambda _: None,
+    model: ModelSource | None = None,
+    workers: int = 1,
+) -> Comparison:
+    """Run every strategy with every seed.
+
+    With a folder, each run is recorded there, and runs that it already holds are not repeated.
+    Everything is checked before the first run starts. Ctrl-C ends the comparison with what it has.
+    """
+    for entry in experiment.strategies:
+        prepare(experiment, entry, experiment.seeds[0], model)
+    if folder is not None:
+        open_folder(folder, experiment)
+    jobs = [Job(experiment, e, s, folder) for e in experiment.strategies for s in experiment.seeds]
+    done = {i: result for i, job in enumerate(jobs) if (result := _recorded(job)) is not None}
+    for result in done.values():
+        on_round(Event(result.strategy, result.seed, result.rounds, 0.0, evaluation=result.final))
+    missing = [i for i in range(len(jobs)) if i not in done]
+    workers = min(workers, len(missing))
+    if workers > 1:
+        results = _in_processes([jobs[i] for i in missing], workers, on_round)
+    else:
+        results = _in_turn([jobs[i] for i in missing], on_round, model)
+    done |= {missing[i]: result for i, result in results}
+    runs = tuple(done[i] for i in sorted(done))
+    return Comparison(experiment.model_dump(mode="json", exclude_none=True), environment(), runs)
+
+
+def _recorded(job: Job) -> RunResult | None:
+    if job.folder is None:
+        return None
+    return recorded(job.folder, job.experiment, job.entry, job.seed)
+
+
+def execute(job: Job, on_round: OnRound, model: ModelSource | None = None) -> RunResult:
+    """Make one run and record it."""
+    prepared = prepare(job.experiment, job.entry, job.seed, model)
+    if job.folder is None:
+        return run(prepared, on_round)
+    with metrics(job.folder, job.entry, job.seed) as write:
+
+        def both(event: Event) -> None:
+            write(event)
+            on_round(event)
+
+        result = run(prepared, both)
+    if result.status != "interrupted":
+        keep(job.folder, job.experiment, job.entry, result)
+    return result
+
+
+def _in_turn(
+    jobs: Sequence[Job], on_round: OnRound, model: ModelSource | None
+) -> Iterator[tuple[int, RunResult]]:
+    for i, job in enumerate(jobs):
+        result = execute(job, on_round, model)
+        yield i, result
+        if result.status == "interrupted":
+            return
+
+
+# What a worker process shares with its parent; set once when the worker starts.
+_shared: dict[str, Any] = {}
+
+
+def _start_worker(events: "Queue[Event]", stop: Flag, threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C and sets `stop`
+    torch.set_num_threads(threads)
+    _shared.update(events=events, stop=stop)
+
+
+def _work(job: Job) -> RunResult:
+    def on_round(event: Event) -> None:
+        _shared["events"].put(event)
+        if _shared["stop"].is_set():
+            raise KeyboardInterrupt
+
+    return execute(job, on_round)
+
+
+def _in_processes(
+    jobs: Sequence[Job], workers: int, on_round: OnRound
+) -> Iterator[tuple[int, RunResult]]:
+    context = multiprocessing.get_context("spawn")
+    events: Queue[Event] = context.Queue()
+    stop = context.Event()
+    threads = max(1, cores() // workers)
+    with ProcessPoolExecutor(workers, context, _start_worker, (events, stop, threads)) as pool:
+        futures = {pool.submit(_work, job): i for i, job in enumerate(jobs)}
+        try:
+            _watch(futures, lambda: _drain(events, on_round))
+        except KeyboardInterrupt:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+    yield from ((i, f.result()) for f, i in futures.items() if not f.cancelled())
+
+
+def _watch(futures: dict[Future[RunResult], int], look: Callable[[], None]) -> None:
+    waiting = set(futures)
+    while waiting:
+        finished, waiting = wait(waiting, timeout=_POLL, return_when=FIRST_COMPLETED)
+        look()
+        for future in finished:
+            future.result()  # raises what went wrong in the worker
+
+
+def _drain(events: "Queue[Event]", on_round: OnRound) -> None:
+    while True:
+        try:
+            on_round(events.get_nowait())
+        except Empty:
+            return

@@ -1,0 +1,135 @@
+"""The schema of an experiment: one description for the command line, TOML files and Python."""
+
+import dataclasses
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from fednorm.algorithms import ALGORITHMS
+from fednorm.core.registry import find
+from fednorm.data import DATASETS
+from fednorm.data.batches import Plan
+from fednorm.data.partition import parse
+from fednorm.experiment.entry import Entry, StrategyEntry, make
+from fednorm.models import MODELS
+from fednorm.strategies import STRATEGIES
+from fednorm.strategies.base import Strategy
+
+
+def _listed(value: Any) -> Any:
+    """Read "a,b" as a list."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+def _counted(value: Any) -> Any:
+    """Read a number of seeds as the seeds 0, 1, 2, …"""
+    if isinstance(value, str):
+        value = [int(part) for part in value.split(",")] if "," in value else int(value)
+    return list(range(value)) if isinstance(value, int) else value
+
+
+class Experiment(BaseModel):
+    """What is run. The defaults are the demonstration: 8×8 digits, one digit per client."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    strategies: Annotated[list[StrategyEntry], BeforeValidator(_listed)] = Field(
+        default=["centralized", "naive", "fixbn", "fbn", "gn"],
+        validate_default=True,
+        min_length=1,
+        description="what is compared",
+    )
+    strategy: dict[str, Any] = Field(
+        default={}, description="fields for all strategies that have them"
+    )
+    data: Entry = Field(default="digits", validate_default=True, description="data set")
+    model: Entry = Field(
+        default="mlp", validate_default=True, description="network, or package.module:function"
+    )
+    partition: str = Field(default="gamma=0", description="how data is divided among clients")
+    clients: int = Field(default=10, ge=1, description="number of clients")
+    participation: float = Field(
+        default=1.0, gt=0, le=1, description="share of clients that take part in a round"
+    )
+    algorithm: Entry = Field(
+        default={"name": "dsgd", "lr": 0.05, "momentum": 0.9},
+        validate_default=True,
+        description="training algorithm",
+    )
+    rounds: int = Field(default=600, ge=1, description="number of rounds")
+    batch: int = Field(default=20, ge=1, description="samples in a mini-batch")
+    steps: int | None = Field(default=None, ge=1, description="local steps per round")
+    epochs: int | None = Field(default=None, ge=1, description="local epochs per round")
+    seeds: Annotated[list[int], BeforeValidator(_counted)] = Field(
+        default=[0, 1, 2], min_length=1, description="one run per strategy and seed"
+    )
+    eval_every: int | None = Field(
+        default=None, ge=1, description="rounds between evaluations; about 60 in all if not given"
+    )
+    evaluate: Literal["global", "clients"] = Field(
+        default="global", description="'clients' tests a global model on each client's split too"
+    )
+    device: str = Field(default="cpu", description="'cpu', 'cuda', 'cuda:1', …")
+    dtype: Literal["float32", "float64"] = Field(default="float32", description="number format")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.plan  # noqa: B018 (each of these raises an error that says what is wrong)
+        self.make_algorithm()
+        parse(self.partition)
+        make("data set", DATASETS, self.data.name, self.data.fields)
+        if ":" not in self.model.name:
+            make("model", MODELS, self.model.name, self.model.fields)
+        for entry in self.strategies:
+            self.make_strategy(entry)
+        self._check_strategy_fields()
+        titles = [entry.title for entry in self.strategies]
+        if repeated := {title for title in titles if titles.count(title) > 1}:
+            raise ValueError(
+                f"strategy {min(repeated)!r} is listed twice; give each its own label, "
+                'for example {name = "fixbn", freeze_round = "auto", label = "fixbn auto"}.'
+            )
+        return self
+
+    def _check_strategy_fields(self) -> None:
+        known = {f for e in self.strategies for f in _fields(e.strategy)}
+        for key in self.strategy:
+            if key not in known:
+                raise ValueError(
+                    f"strategy.{key} is a field of none of the chosen strategies; "
+                    f"their fields are {', '.join(sorted(known)) or 'none'}."
+                )
+
+    @property
+    def plan(self) -> Plan:
+        """How much a client trains in a round."""
+        algorithm = find("algorithm", ALGORITHMS, self.algorithm.name)
+        if algorithm.single_step and (self.epochs or (self.steps or 1) > 1):
+            raise ValueError(
+                f"algorithm {self.algorithm.name!r} takes one step per round, but "
+                f"steps = {self.steps} and epochs = {self.epochs}; use 'fedavg' for more."
+            )
+        steps = None if self.epochs and not self.steps else self.steps or 1
+        return Plan(self.batch, steps=steps, epochs=self.epochs)
+
+    @property
+    def evaluation_rounds(self) -> int:
+        """Rounds between evaluations."""
+        return self.eval_every or max(1, self.rounds // 60)
+
+    def make_algorithm(self) -> Any:
+        """Return the training algorithm."""
+        return make("algorithm", ALGORITHMS, self.algorithm.name, self.algorithm.fields)
+
+    def make_strategy(self, entry: StrategyEntry) -> Strategy:
+        """Return the strategy of an entry."""
+        common = Entry(name="strategy", **self.strategy).fields
+        fields = {k: v for k, v in common.items() if k in _fields(entry.strategy)} | entry.fields
+        return make("strategy", STRATEGIES, entry.strategy, fields)
+
+
+def _fields(strategy: str) -> set[str]:
+    cls = find("strategy", STRATEGIES, strategy)
+    return {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # all are

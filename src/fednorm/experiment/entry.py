@@ -1,0 +1,69 @@
+"""One choice of a configuration: a name with its fields, written as text or as a table."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+
+from fednorm.core.registry import create, find
+
+T = TypeVar("T")
+
+
+class Entry(BaseModel):
+    """`"fbn"`, or `{name = "fbn", momentum = 0.05}`."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What the table says beside the name; the text "none" stands for no value."""
+        extra = self.__pydantic_extra__ or {}
+        return {key: None if value == "none" else value for key, value in extra.items()}
+
+
+class StrategyEntry(Entry):
+    """A strategy; `centralized` is the reference on one machine, `centralized:gn` with GroupNorm."""
+
+    label: str = ""
+
+    @property
+    def centralized(self) -> bool:
+        """Whether this is a reference run that merges all clients' batches."""
+        return self.name.partition(":")[0] == "centralized"
+
+    @property
+    def strategy(self) -> str:
+        """The name of the strategy; the reference uses ordinary BatchNorm unless it says else."""
+        return (self.name.partition(":")[2] or "naive") if self.centralized else self.name
+
+    @property
+    def title(self) -> str:
+        """What the run is called in tables and plots."""
+        return self.label or self.name
+
+
+def make(kind: str, registry: Mapping[str, type[T]], name: str, fields: Mapping[str, Any]) -> T:
+    """Make a registered dataclass from values that came from a file or a command line."""
+    cls = find(kind, registry, name)
+    adapters = {
+        f.name: TypeAdapter(f.type)
+        for f in dataclasses.fields(cls)  # type: ignore[arg-type]  # entries are dataclasses
+        if not isinstance(f.type, str)
+    }
+    checked = {}
+    for key, value in fields.items():
+        try:
+            checked[key] = adapters[key].validate_python(value) if key in adapters else value
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"].lower()
+            raise ValueError(f"{kind} {name!r}: {key} = {value!r} is not valid: {reason}.") from None
+    return create(kind, registry, name, checked)

@@ -1,0 +1,90 @@
+"""Reads an experiment from TOML and from overrides; an unknown key is an error with a suggestion."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import ValidationError
+
+from fednorm.core.registry import UnknownNameError, unknown
+from fednorm.experiment.config import Experiment
+
+_TABLES = ("data", "model", "algorithm")  # may be written as a name alone
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run; the message says what to change."""
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {str(path)!r}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{str(path)!r} cannot be read as TOML: {error}.") from None
+
+
+def override(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """Return the values with `key=value` settings applied; a dot goes into a table.
+
+    >>> override({"data": "digits"}, ["data.test=100", "partition=gamma=0.5"])
+    {'data': {'name': 'digits', 'test': 100}, 'partition': 'gamma=0.5'}
+    """
+    result = dict(values)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"--set takes key=value, not {setting!r}.")
+        table, dot, field = key.strip().partition(".")
+        if dot:
+            inner = result.get(table, _default(table))
+            inner = {"name": inner} if isinstance(inner, str) else dict(inner)
+            result[table] = {**inner, field: literal(text)}
+        else:
+            result[table] = literal(text)
+    return result
+
+
+def _default(table: str) -> Any:
+    """Return what a table is when only one field of it is given."""
+    return Experiment.model_fields[table].default if table in Experiment.model_fields else {}
+
+
+def literal(text: str) -> Any:
+    """Read a TOML value, or else plain text.
+
+    >>> literal("0.1"), literal("auto"), literal("[1, 2]")
+    (0.1, 'auto', [1, 2])
+    """
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+
+
+def build(values: Mapping[str, Any]) -> Experiment:
+    """Return the checked experiment."""
+    try:
+        return Experiment.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError("\n".join(_message(e) for e in error.errors())) from None
+    except UnknownNameError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _message(error: Mapping[str, Any]) -> str:
+    where = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return str(unknown("key", where, Experiment.model_fields))
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    return f"{where} = {error['input']!r} is not valid: {error['msg'].lower()}."
+
+
+def to_toml(experiment: Experiment) -> str:
+    """Return the resolved experiment as TOML, ready to be run again."""
+    return tomli_w.dumps(experiment.model_dump(exclude_none=True))

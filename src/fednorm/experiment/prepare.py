@@ -1,0 +1,130 @@
+"""Builds what a run needs, and finds what would go wrong before any training."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+from torch import nn
+
+from fednorm.core.messages import Memory
+from fednorm.core.round import NonFiniteLossError, broadcast, client_round
+from fednorm.core.task import Task
+from fednorm.data import Dataset, load
+from fednorm.data.federation import Federation, federation
+from fednorm.engines.centralized import Merged
+from fednorm.engines.evaluate import is_personal
+from fednorm.engines.simulate import Clients
+from fednorm.experiment.config import Experiment
+from fednorm.experiment.entry import StrategyEntry
+from fednorm.experiment.load import ConfigError
+from fednorm.models import build
+
+ModelSource: TypeAlias = nn.Module | Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One run, ready to start."""
+
+    experiment: Experiment
+    entry: StrategyEntry
+    seed: int
+    task: Task
+    clients: Clients  # of the engine: the federation, or all of it as one client
+    federation: Federation
+    data: Dataset
+
+
+def prepare(
+    experiment: Experiment, entry: StrategyEntry, seed: int, model: ModelSource | None = None
+) -> Prepared:
+    """Build data, clients, model and task of one run; raise ConfigError if it cannot work."""
+    try:
+        prepared = _build(experiment, entry, seed, model)
+        _check_batches(prepared)
+        _try_one_step(prepared)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{entry.title}: {error}") from error
+    return prepared
+
+
+def _build(
+    experiment: Experiment, entry: StrategyEntry, seed: int, model: ModelSource | None
+) -> Prepared:
+    dtype = getattr(torch, experiment.dtype)
+    device = _device(experiment.device)
+    data = load(experiment.data.name, seed, **experiment.data.fields).to(device, dtype)
+    clients = federation(
+        data,
+        experiment.partition,
+        experiment.plan,
+        clients=experiment.clients,
+        seed=seed,
+        participation=experiment.participation,
+    )
+    task = Task.build(
+        _model(experiment, data, seed, model).to(device, dtype),
+        experiment.make_strategy(entry),
+        experiment.make_algorithm(),
+        rounds=experiment.rounds,
+    )
+    if entry.centralized and is_personal(task):
+        raise ValueError(
+            f"{entry.strategy!r} keeps tensors on its clients, and a centralized run has none; "
+            "choose a strategy that shares everything."
+        )
+    source = Merged(clients) if entry.centralized else clients
+    return Prepared(experiment, entry, seed, task, source, clients, data)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device {name!r} cannot be used here: {reason}") from None
+    return device
+
+
+def _model(
+    experiment: Experiment, data: Dataset, seed: int, model: ModelSource | None
+) -> nn.Module:
+    if isinstance(model, nn.Module):
+        return model
+    if model is not None:
+        return model()
+    entry = experiment.model
+    return build(entry.name, data.shape, data.classes, seed, **entry.fields)
+
+
+def _check_batches(prepared: Prepared) -> None:
+    if not prepared.task.strategy.needs_batch_statistics or prepared.entry.centralized:
+        return
+    plan = prepared.experiment.plan
+    for client, part in enumerate(prepared.federation.parts):
+        if plan.smallest(len(part)) == 1:
+            raise ValueError(
+                f"client {client} ({len(part)} samples) would train on a batch of 1 sample, "
+                "whose variance BatchNorm cannot take; use larger batches, fewer clients, or a "
+                "strategy that does not normalise by the batch, such as 'fbn' or 'gn'."
+            )
+
+
+def _try_one_step(prepared: Prepared) -> None:
+    """Train on one batch and throw the result away, so that misfits show before the first round."""
+    task = prepared.task
+    first = prepared.clients.participants(1)[0]
+    batches = prepared.clients.batches(first, 1)
+    one = replace(batches, steps=[next(iter(batches.steps))])
+    try:
+        client_round(task, broadcast(task, task.initial_state), Memory(), one)
+    except NonFiniteLossError:
+        return  # the run itself will say so, with its round and client
+    except (RuntimeError, IndexError) as error:
+        shape = tuple(prepared.data.shape)
+        raise ValueError(
+            f"the model cannot be trained on samples of shape {shape} with "
+            f"{prepared.data.classes} classes: {error}"
+        ) from error

@@ -1,0 +1,53 @@
+"""The live view of a comparison: rounds done, accuracy, loss and time left."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from fednorm.experiment.config import Experiment
+from fednorm.experiment.run import Event, OnRound
+
+
+@contextmanager
+def progress(experiment: Experiment, console: Console) -> Iterator[OnRound]:
+    """Show one bar for the whole comparison and one for each run under way."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[news]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+    runs = len(experiment.strategies) * len(experiment.seeds)
+    total = bar.add_task("all rounds", total=runs * experiment.rounds, news="")
+    shown: dict[str, TaskID] = {}
+    done: dict[str, int] = {}
+
+    def on_round(event: Event) -> None:
+        name = f"{event.strategy} seed {event.seed}"
+        if name not in shown:
+            shown[name] = bar.add_task(name, total=experiment.rounds, news="")
+        done[name] = event.round
+        bar.update(total, completed=sum(done.values()))
+        bar.update(shown[name], completed=event.round)
+        if event.evaluation is not None:
+            accuracy, loss = event.evaluation.accuracy, event.evaluation.loss
+            bar.update(shown[name], news=f"accuracy {accuracy:.1%}  loss {loss:.3f}")
+        if event.round == experiment.rounds:
+            bar.update(shown[name], visible=False)
+
+    with bar:
+        yield on_round

@@ -1,0 +1,122 @@
+"""The table of a comparison: one row for each strategy, for the terminal and for the page."""
+
+from collections.abc import Iterable
+from statistics import fmean
+from textwrap import fill
+from typing import Literal
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fednorm.experiment.result import Comparison, RunResult, Summary
+from fednorm.report.colors import style
+from fednorm.report.numbers import mean_and_spread, percent, plain, size
+
+STRATEGY, NOTE = "strategy", "note"  # the columns of text; all others hold numbers
+_WORST = "worst client %"
+_NOTE_LENGTH = 60  # the page has the whole message under "Failures"
+
+
+def columns(comparison: Comparison) -> list[str]:
+    """Return the titles of the columns; the worst client has one only if it was measured."""
+    titles = [
+        STRATEGY,
+        "final accuracy %",
+        "best %",
+        _WORST,
+        "exchanges / round",
+        "up / round",
+        "down / round",
+        "s / run",
+        NOTE,
+    ]
+    measured = any(s.worst_client is not None for s in comparison.summaries())
+    return [title for title in titles if measured or title != _WORST]
+
+
+def rows(comparison: Comparison) -> list[dict[str, str]]:
+    """Return the rows, as text by column, in the order in which the strategies were run."""
+    titles = columns(comparison)
+    seeds = len({run.seed for run in comparison.runs})
+    filled = [_row(summary, seeds) for summary in comparison.summaries()]
+    return [{title: row[title] for title in titles} for row in filled]
+
+
+def table(comparison: Comparison) -> Table:
+    """Return the table for the terminal."""
+    result = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=0,  # the box itself leaves one space; a line has 80 at worst
+        caption=f"\n{caption(comparison)}",
+        caption_justify="left",
+    )
+    filled = rows(comparison)
+    for title in columns(comparison):
+        header = _narrow(title, [row[title] for row in filled])
+        justify: Literal["left", "right"] = "left" if title in {STRATEGY, NOTE} else "right"
+        # A note may wrap; a number that is broken would be read as another number.
+        result.add_column(header, justify=justify, no_wrap=title != NOTE, overflow="fold")
+    for row in filled:
+        label = Text(row[STRATEGY], style=f"bold {style(row[STRATEGY]).color}")
+        result.add_row(label, *(Text(cell) for title, cell in row.items() if title != STRATEGY))
+    return result
+
+
+def _narrow(title: str, cells: Iterable[str]) -> str:
+    """Break a title into lines no wider than its cells: terminals are narrow."""
+    widest = max(len(text) for text in (*cells, *title.split()))
+    return fill(title, widest, break_long_words=False)
+
+
+def caption(comparison: Comparison) -> str:
+    """Return what the numbers of the table mean."""
+    seeds = len({run.seed for run in comparison.runs})
+    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "of one seed"
+    return f"Accuracy: {over}. Up and down: what one client sends and receives in a round."
+
+
+def _row(summary: Summary, seeds: int) -> dict[str, str]:
+    started = [run for run in summary.runs if run.rounds]
+    evaluated = sum(bool(run.history) for run in summary.runs)
+    return {
+        STRATEGY: summary.strategy,
+        "final accuracy %": mean_and_spread(summary.accuracy, summary.spread, evaluated),
+        "best %": percent(summary.best),
+        _WORST: percent(summary.worst_client),
+        "exchanges / round": plain(_mean(run.exchanges_per_round for run in started)),
+        "up / round": size(_mean(run.bytes_up_per_round for run in started)),
+        "down / round": size(_mean(run.bytes_down_per_round for run in started)),
+        "s / run": plain(_mean(run.seconds for run in summary.runs)),
+        NOTE: "; ".join(_notes(summary, seeds)),
+    }
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    listed = list(values)
+    return fmean(listed) if listed else None
+
+
+def _notes(summary: Summary, seeds: int) -> list[str]:
+    notes = ["mean over clients"] if any(run.personal for run in summary.runs) else []
+    if len(summary.runs) < seeds:
+        notes.append(f"{len(summary.runs)} of {seeds} seeds")
+    alike: dict[str, list[RunResult]] = {}
+    for run in summary.failures:
+        alike.setdefault(_failure(run), []).append(run)
+    for failure, runs in alike.items():
+        listed = ", ".join(str(run.seed) for run in runs)
+        notes.append(f"seed{'s' if len(runs) > 1 else ''} {listed} {failure}")
+    if rejected := sum(run.rejected for run in summary.runs):
+        notes.append(f"{rejected} {'reply' if rejected == 1 else 'replies'} rejected")
+    return notes
+
+
+def _failure(run: RunResult) -> str:
+    message = " ".join((run.error or "").split())
+    if len(message) > _NOTE_LENGTH:
+        start = message[:_NOTE_LENGTH]
+        message = (start.rsplit(" ", 1)[0] if " " in start else start) + " …"
+    return f"{run.status}: {message}" if message else run.status

@@ -1,0 +1,133 @@
+"""The result in a few sentences, each true of the numbers in the table."""
+
+from collections.abc import Sequence
+
+from fednorm.experiment.result import Comparison, RunResult, Summary
+from fednorm.report.colors import known_name
+from fednorm.report.numbers import finite, mean_and_spread, percent
+
+
+def verdict(comparison: Comparison) -> str:
+    """Say which federated strategy ends highest and lowest, and how far from `centralized`."""
+    summaries = comparison.summaries()
+    if not summaries:
+        return "Nothing was run."
+    federated = [s for s in summaries if known_name(s.strategy) != "centralized"]
+    references = [s for s in summaries if s not in federated]
+    ranked = _ranked(federated)
+    return " ".join(filter(None, (_winner(ranked, federated), _gap(ranked, _ranked(references)))))
+
+
+def caveats(comparison: Comparison) -> list[str]:
+    """Say what the verdict must be read with: runs that failed, a single seed, personal parts."""
+    summaries = comparison.summaries()
+    sentences = (
+        *(_diverged(summary) for summary in summaries),
+        _interrupted(comparison.runs),
+        _one_seed(comparison.runs),
+        _personal(summaries),
+    )
+    return [sentence for sentence in sentences if sentence]
+
+
+def _ranked(summaries: Sequence[Summary]) -> list[Summary]:
+    """The strategies with a result, best first; one whose every seed diverged has none."""
+    having = [s for s in summaries if finite(s.accuracy) is not None and not _lost(s)]
+    return sorted(having, key=lambda s: -(s.accuracy or 0.0))
+
+
+def _lost(summary: Summary) -> bool:
+    return all(run.status == "diverged" for run in summary.runs)
+
+
+def _accuracy(summary: Summary) -> str:
+    seeds = sum(bool(run.history) for run in summary.runs)
+    return f"{mean_and_spread(summary.accuracy, summary.spread, seeds)} %"
+
+
+def _winner(ranked: Sequence[Summary], federated: Sequence[Summary]) -> str:
+    if not federated:
+        return "No federated strategy was run."
+    if not ranked:
+        return "No federated strategy came to a result."
+    best, worst = ranked[0], ranked[-1]
+    if len(ranked) == 1:
+        only = "" if len(federated) == 1 else ", the only federated strategy with a result"
+        return f"{best.strategy} ends at {_accuracy(best)}{only}."
+    if percent(best.accuracy) == percent(worst.accuracy):
+        some = " with a result" if len(ranked) < len(federated) else ""
+        level = percent(best.accuracy)
+        return f"{len(ranked)} federated strategies{some} end level at {level} %."
+    return (
+        f"{best.strategy} ends highest with {_accuracy(best)}, {worst.strategy} lowest with "
+        f"{_accuracy(worst)}{_among(ranked, federated)}.{_close(best, ranked[1])}"
+    )
+
+
+def _among(ranked: Sequence[Summary], federated: Sequence[Summary]) -> str:
+    if len(ranked) < len(federated):
+        return f", of {len(ranked)} federated strategies with a result"
+    return f", of {len(federated)} federated strategies" if ranked[2:] else ""
+
+
+def _close(best: Summary, second: Summary) -> str:
+    """Warn where the second is as good, or where chance over seeds may have made the lead."""
+    if percent(best.accuracy) == percent(second.accuracy):
+        return f" {second.strategy} is level with it."
+    lead = (best.accuracy or 0.0) - (second.accuracy or 0.0)
+    if lead > max(best.spread, second.spread):
+        return ""
+    points = f"{percent(lead)} points"
+    return f" Its lead over {second.strategy} ({points}) is within the spread over seeds."
+
+
+def _gap(ranked: Sequence[Summary], references: Sequence[Summary]) -> str:
+    if not references:
+        return ""
+    reference = references[0]
+    name = f"{reference.strategy} ({_accuracy(reference)})"
+    if not ranked:
+        return f"The reference {reference.strategy} ends at {_accuracy(reference)}."
+    gap = (reference.accuracy or 0.0) - (ranked[0].accuracy or 0.0)
+    points = percent(abs(gap))
+    if points == percent(0.0):
+        return f"{ranked[0].strategy} is level with {name}."
+    side = "below" if gap > 0 else "above"
+    return f"{ranked[0].strategy} is {points} points {side} {name}."
+
+
+def _diverged(summary: Summary) -> str:
+    lost = [run for run in summary.runs if run.status == "diverged"]
+    total = len(summary.runs)
+    if not lost:
+        return ""
+    if len(lost) == total:
+        return f"{summary.strategy} diverged{' with every seed' if total > 1 else ''}."
+    evaluated = all(run.history for run in lost)
+    covers = (
+        "includes the last evaluation before that" if evaluated else "covers evaluated runs only"
+    )
+    return f"{summary.strategy} diverged with {len(lost)} of {total} seeds; its mean {covers}."
+
+
+def _interrupted(runs: Sequence[RunResult]) -> str:
+    count = sum(run.status == "interrupted" for run in runs)
+    if not count:
+        return ""
+    were = "1 run was" if count == 1 else f"{count} runs were"
+    return f"{were} interrupted; what counts is the last evaluation before that."
+
+
+def _one_seed(runs: Sequence[RunResult]) -> str:
+    one = len({run.seed for run in runs}) == 1 and len(runs) > 1
+    return "With one seed, small differences may be chance." if one else ""
+
+
+def _personal(summaries: Sequence[Summary]) -> str:
+    personal = [s.strategy for s in summaries if any(run.personal for run in s.runs)]
+    if not personal:
+        return ""
+    return (
+        f"For {', '.join(personal)} there is no global model: accuracy is the mean over clients, "
+        "each on its own test split."
+    )

@@ -1,0 +1,50 @@
+"""Writes a comparison into its folder: each file is there as a whole or not at all."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from fednorm.experiment.result import Comparison
+from fednorm.report.page import page
+from fednorm.report.plots import curves
+
+
+def write(comparison: Comparison, folder: Path) -> Path:
+    """Write results.json, curves.png and report.html; return the path of the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    report = folder / "report.html"
+    with _replacing(folder / "results.json") as path:
+        record = _without_nan(comparison.to_json())
+        text = json.dumps(record, indent=2, allow_nan=False)
+        path.write_text(text + "\n", encoding="utf-8")
+    with _replacing(folder / "curves.png") as path:
+        curves(comparison, path)
+    with _replacing(report) as path:
+        path.write_text(page(comparison), encoding="utf-8")
+    return report
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside the real one, which it replaces if all goes well."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _without_nan(value: Any) -> Any:
+    """Turn numbers that JSON cannot write into null."""
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return value

@@ -1,0 +1,141 @@
+"""Training algorithms against plain torch."""
+
+import pytest
+import torch
+from support import Toy, last, nested_model, task_of
+from torch import nn
+
+from fednorm.algorithms import algorithm
+from fednorm.algorithms.schedule import learning_rate
+from fednorm.engines.simulate import rounds
+
+
+def model_states(result):
+    return torch.cat([t.flatten() for t in result.state.weights.values()])
+
+
+@pytest.mark.parametrize("state", ["reset", "local", "global"])
+def test_momentum_between_rounds_with_one_client(state):
+    """Kept momentum makes rounds of 2 steps one long run; reset starts anew every round."""
+    clients = Toy(sizes=(5,), steps=2)
+    step = algorithm("fedavg", lr=0.05, momentum=0.9, weight_decay=1e-3, momentum_state=state)
+    ours = last(task_of("ln", step), clients, 4)
+    task = task_of("ln", step)
+    model = task.model.train()
+    optimizer = None
+    for round_ in range(1, 5):
+        if optimizer is None or state == "reset":
+            optimizer = torch.optim.SGD(
+                model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3
+            )
+        for x, y in clients.batches(0, round_).steps:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(ours.state.weights[name], value.detach(), rtol=0, atol=1e-10)
+
+
+def test_global_momentum_is_the_weighted_mean_and_doubles_the_message():
+    clients = Toy(sizes=(2, 6), steps=2)
+    plain = algorithm("fedavg", lr=0.05, momentum=0.9)
+    shared = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global")
+    without, with_ = (last(task_of("none", step), clients, 2) for step in (plain, shared))
+    assert with_.bytes_up - without.bytes_up == without.bytes_up - 8
+    assert with_.bytes_down - without.bytes_down == without.bytes_down - 8
+    one = [
+        last(task_of("none", shared), Toy(sizes=(2, 6), steps=2, absent={1: (c,)}), 1).state
+        for c in (1, 0)
+    ]
+    both = last(task_of("none", shared), clients, 1).state
+    for name, value in both.momentum.items():
+        mean = (2 * one[0].momentum[name] + 6 * one[1].momentum[name]) / 8
+        torch.testing.assert_close(value, mean)
+
+
+def test_local_momentum_stays_with_its_client():
+    step = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
+    result = last(task_of("none", step), Toy(steps=2), 2)
+    assert not result.state.momentum
+    name = next(iter(result.state.weights))
+    assert not torch.equal(
+        result.memories[0].optimizer[name], result.memories[1].optimizer[name]
+    )
+
+
+def test_dsgd_mean_is_the_gradient_of_the_merged_batch():
+    clients = Toy(sizes=(1, 7, 3))
+    task = task_of("ln", algorithm("dsgd", lr=1.0, weight_decay=0.01))
+    start = {n: p.detach().clone() for n, p in task.model.named_parameters()}
+    after = last(task, clients, 1).state
+    model = task_of("ln", algorithm("dsgd")).model
+    x, y = clients.union(1)
+    nn.functional.cross_entropy(model(x), y).backward()
+    for name, parameter in model.named_parameters():
+        expected = start[name] - (parameter.grad + 0.01 * start[name])
+        torch.testing.assert_close(after.weights[name], expected, rtol=0, atol=1e-12)
+
+
+def test_dsgd_client_momentum_of_absent_clients_waits():
+    step = algorithm("dsgd", lr=0.1, momentum=0.9)
+    task = task_of("none", step)
+    one, two, three = rounds(task, Toy(absent={2: (0,)}), 3)
+    name = next(iter(one.state.weights))
+    assert three.memories[0].optimizer[name] is not None
+    del two
+    again = list(rounds(task_of("none", step), Toy(absent={2: (0,)}), 2))
+    first = again[0].memories[1].optimizer[name]
+    assert torch.equal(again[1].memories[0].optimizer[name], again[0].memories[0].optimizer[name])
+    assert first is not None
+
+
+def test_schedules():
+    step = [learning_rate(1.0, "step", t, 8) for t in range(1, 9)]
+    assert step == pytest.approx([1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01])
+    inverse = [learning_rate(0.1, "inverse", t, None) for t in (1, 1000, 1001, 2001, 3000)]
+    assert inverse == pytest.approx([0.1, 0.1, 0.05, 0.1 / 3, 0.1 / 3])
+    with pytest.raises(ValueError, match="needs the number of rounds"):
+        learning_rate(1.0, "step", 1, None)
+
+
+@pytest.mark.parametrize("name", ["dsgd", "fedavg"])
+def test_the_schedule_reaches_the_steps(name):
+    """In the last quarter the weights move a hundred times less."""
+    task = task_of("none", algorithm(name, lr=0.01, schedule="step"), count=8)
+    states = [task.initial_state] + [r.state for r in rounds(task, Toy(), 8)]
+    moves = [
+        sum(float((b.weights[n] - a.weights[n]).norm()) for n in a.weights)
+        for a, b in zip(states, states[1:], strict=False)
+    ]
+    assert 3 < moves[3] / moves[4] < 30
+    assert 30 < moves[3] / moves[7] < 300
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"lr": 0}, "lr must be positive"),
+        ({"momentum": 1.0}, "momentum must be in"),
+        ({"weight_decay": -1}, "weight_decay must not be negative"),
+        ({"schedule": "cosine"}, "schedule must be"),
+    ],
+)
+def test_refuses_impossible_fields(fields, message):
+    with pytest.raises(ValueError, match=message):
+        algorithm("fedavg", **fields)
+
+
+def test_a_parameter_that_is_not_used_stays_where_it_is():
+    model = nested_model()
+    model.unused = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    for name in ("dsgd", "fedavg"):
+        state = last(task_of("fbn", algorithm(name, lr=0.1), model=model), Toy(), 2).state
+        assert torch.equal(state.weights["unused"], torch.ones(3, dtype=torch.float64))
+
+
+def test_a_parameter_without_gradient_is_shared_but_does_not_learn():
+    model = nested_model()
+    model.stem[0].weight.requires_grad_(False)
+    for name in ("dsgd", "fedavg"):
+        state = last(task_of("fbn", algorithm(name, lr=0.1), model=model), Toy(), 2).state
+        assert torch.equal(state.weights["stem.0.weight"], model.stem[0].weight)

@@ -1,0 +1,144 @@
+"""What every strategy promises, whatever it does; a new one is tested by being registered."""
+
+import dataclasses
+import importlib
+import inspect
+import re
+
+import pytest
+import torch
+from support import Toy, last, nested_model, task_of
+
+from fednorm import Memory, broadcast, client_round, server_round
+from fednorm.algorithms import algorithm
+from fednorm.core.messages import bytes_down, bytes_up
+from fednorm.core.task import export
+from fednorm.core.types import Role
+from fednorm.engines.evaluate import is_personal, score_clients, score_global
+from fednorm.strategies import STRATEGIES
+
+every = pytest.mark.parametrize("name", sorted(STRATEGIES))
+algorithms = pytest.mark.parametrize(
+    "step", [algorithm("dsgd", lr=0.05, momentum=0.9), algorithm("fedavg", lr=0.05, momentum=0.9)]
+)
+
+
+@every
+def test_is_a_frozen_dataclass_with_explained_fields(name):
+    cls = STRATEGIES[name]
+    assert dataclasses.is_dataclass(cls)
+    assert cls.__dataclass_params__.frozen
+    for field in dataclasses.fields(cls):
+        assert field.metadata.get("help"), field.name
+
+
+@every
+def test_has_a_file_of_its_own_that_names_its_paper(name):
+    module = importlib.import_module(STRATEGIES[name].__module__)
+    assert module.__name__.rpartition(".")[2].rstrip("_") == name
+    doc = inspect.getdoc(module)
+    assert re.search(r"arXiv:\d{4}\.\d{4,5}", doc)
+    assert "Server:" in doc or "Stage II" in doc
+    assert len(inspect.getsource(module).splitlines()) < 150
+
+
+@every
+@algorithms
+def test_trains_and_stays_finite(name, step):
+    task = task_of(name, step)
+    result = last(task, Toy(), 4)
+    assert result.state.round == 4
+    assert not result.state.rejected
+    moved = [not torch.equal(v, task.initial_state.weights[k]) for k, v in result.state.weights.items()]
+    assert all(moved)
+    for tensor in result.state.weights.values():
+        assert torch.isfinite(tensor).all()
+
+
+@every
+def test_every_tensor_of_the_model_has_a_role_and_a_place(name):
+    task = task_of(name, algorithm("dsgd"))
+    layout = task.layout
+    assert set(layout.roles) == set(task.model.state_dict())
+    places = set(layout.shared) | set(layout.personal) | set(layout.buffers)
+    for key, role in layout.roles.items():
+        assert (key in places) == (role is not Role.STATISTIC)
+
+
+@every
+@algorithms
+def test_a_round_is_a_pure_function(name, step):
+    task, clients = task_of(name, step), Toy()
+    received = broadcast(task, task.initial_state)
+    start = {k: v.clone() for k, v in received.weights.items()}
+    first = client_round(task, received, Memory(), clients.batches(0, 1))
+    client_round(task, received, Memory(), clients.batches(1, 1))
+    again = client_round(task, received, Memory(), clients.batches(0, 1))
+    for key, value in first[0].update.items():
+        assert torch.equal(value, again[0].update[key])
+    for key, value in first[1].tensors.items():
+        assert torch.equal(value, again[1].tensors[key])
+    for key, value in received.weights.items():
+        assert torch.equal(value, start[key])
+    after = server_round(task, task.initial_state, [first[0]])
+    assert task.initial_state.round == 0
+    assert after.round == 1
+
+
+@every
+def test_evaluation_depends_on_no_other_sample(name):
+    task, clients = task_of(name, algorithm("dsgd", lr=0.05)), Toy()
+    result = last(task, clients, 3)
+    model = export(task, result.state, result.memories[0])
+    assert not model.training
+    x, _ = clients.test(0)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x)[:1], model(x[:1]))
+
+
+@every
+def test_is_tested_globally_or_per_client(name):
+    task, clients = task_of(name, algorithm("dsgd", lr=0.05)), Toy()
+    result = last(task, clients, 2)
+    scores = score_clients(task, result.state, result.memories, clients)
+    assert len(scores) == 3
+    assert all(0 <= s.accuracy <= 1 and s.examples == 5 for s in scores)
+    if not is_personal(task):
+        x, y = clients.union(1)
+        assert score_global(task, result.state, x, y).examples == 15
+
+
+@every
+def test_message_sizes_are_those_of_the_tensors(name):
+    task, clients = task_of(name, algorithm("dsgd")), Toy()
+    received = broadcast(task, task.initial_state)
+    reply, _ = client_round(task, received, Memory(), clients.batches(0, 1))
+    shared = sum(p.numel() * 8 for p in task.layout.shared.values())
+    channels = sum(2 * r.mean.numel() * 8 for r in received.running.values())
+    layers = len(received.running)
+    assert bytes_down(received) == shared + channels + 8 * layers + 8
+    assert bytes_up(reply) == shared + channels + 16 * layers + 8
+
+
+@every
+def test_a_batch_of_one_either_works_or_is_announced(name):
+    task = task_of(name, algorithm("dsgd"))
+    received = broadcast(task, task.initial_state)
+    batches = Toy(sizes=(1, 1)).batches(0, 1)
+    if not task.strategy.needs_batch_statistics:
+        reply, _ = client_round(task, received, Memory(), batches)
+        assert all(torch.isfinite(t).all() for t in reply.update.values())
+
+
+@every
+def test_checkpoint_of_the_trained_model_loads_strictly(name):
+    task = task_of(name, algorithm("dsgd", lr=0.05))
+    result = last(task, Toy(), 2)
+    saved = export(task, result.state, result.memories[0]).state_dict()
+    fresh = task.strategy.convert(nested_model(3)).model
+    fresh.load_state_dict(saved, strict=True)
+    for key, value in fresh.state_dict().items():
+        assert torch.equal(value, saved[key])
+        if "num_batches_tracked" in key:
+            assert value.dtype is torch.int64
+            assert int(value) == 2

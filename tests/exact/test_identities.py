@@ -1,0 +1,93 @@
+"""What must be the same: one client and one machine, two runs of a seed, any order of clients."""
+
+import pytest
+import torch
+from support import Toy, last, task_of
+
+from fednorm.algorithms import algorithm
+from fednorm.core.types import Role
+from fednorm.engines.centralized import Merged
+from fednorm.engines.evaluate import is_personal
+from fednorm.strategies import STRATEGIES, strategy
+
+LR = 0.05
+SHARING = [
+    name
+    for name, cls in STRATEGIES.items()
+    if Role.PERSONAL not in cls.roles.values() and hasattr(cls, "needs_tracking")
+]
+
+
+def flat(state):
+    parts = [t.flatten() for t in state.weights.values()]
+    parts += [t for r in state.running.values() for t in (r.mean, r.var)]
+    return torch.cat(parts)
+
+
+def test_the_sharing_strategies_are_found():
+    assert {"naive", "fixbn", "fbn", "fedtan"} <= set(SHARING)
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_one_client_is_one_machine(name):
+    clients = Toy(sizes=(6,))
+    step = algorithm("dsgd", lr=LR, momentum=0.9)
+    alone = last(task_of(name, step), clients).state
+    central = last(task_of(name, step), Merged(clients)).state
+    torch.testing.assert_close(flat(alone), flat(central), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+@pytest.mark.parametrize("kind", ["dsgd", "fedavg"])
+def test_same_seed_same_result_in_any_order(name, kind):
+    class Backwards(Toy):
+        def participants(self, round_):
+            return super().participants(round_)[::-1]
+
+    fields = {"momentum": 0.9, "lr": LR}
+    steps = 1 if kind == "dsgd" else 2
+    one, again, turned = (
+        last(task_of(name, algorithm(kind, **fields)), clients, 3)
+        for clients in (Toy(steps=steps), Toy(steps=steps), Backwards(steps=steps))
+    )
+    assert torch.equal(flat(one.state), flat(again.state))
+    assert torch.equal(flat(one.state), flat(turned.state))
+    for client, memory in one.memories.items():
+        for key, value in memory.tensors.items():
+            assert torch.equal(value, turned.memories[client].tensors[key])
+
+
+@pytest.mark.parametrize("name", ["gn", "ln", "in", "none"])
+def test_norms_without_statistics_equal_one_machine(name):
+    """No sample depends on another, so one gradient step is that of the merged batch."""
+    clients = Toy(sizes=(2, 7, 1))
+    step = algorithm("dsgd", lr=LR)
+    federated = last(task_of(name, step), clients).state
+    central = last(task_of(name, step), Merged(clients)).state
+    torch.testing.assert_close(flat(federated), flat(central), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["fedbn", "silobn"])
+def test_personal_strategies_say_so(name):
+    assert is_personal(task_of(strategy(name), algorithm("dsgd", lr=LR)))
+
+
+def test_training_leaves_the_callers_randomness_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    last(task_of("fbn", algorithm("dsgd", lr=LR)), Toy(), 2)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_dropout_is_seeded_by_client_and_round():
+    from torch import nn
+
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 4)
+    ).double()
+    one, two = (
+        last(task_of("naive", algorithm("dsgd", lr=LR), model=model), Toy(), 3).state
+        for _ in range(2)
+    )
+    assert torch.equal(flat(one), flat(two))

@@ -1,0 +1,126 @@
+"""Naive averaging is FedAvg to the letter, and it is not what one machine would compute."""
+
+import copy
+
+import pytest
+import torch
+from support import Toy, last, nested_model, task_of
+from torch import nn
+from torch.nn import functional
+
+from fednorm.algorithms import algorithm
+from fednorm.core.round import broadcast, client_round
+from fednorm.core.messages import Memory
+
+LR = 0.05
+
+
+def plain_fedavg(clients, rounds, momentum=0.0):
+    """Textbook FedAvg on plain torch models: every float tensor is averaged, counters are not."""
+    model = nested_model()
+    for round_ in range(1, rounds + 1):
+        states, weights = [], []
+        for client in clients.participants(round_):
+            local = copy.deepcopy(model).train()
+            optimizer = torch.optim.SGD(local.parameters(), lr=LR, momentum=momentum)
+            batches = clients.batches(client, round_)
+            for x, y in batches.steps:
+                optimizer.zero_grad()
+                functional.cross_entropy(local(x), y).backward()
+                optimizer.step()
+            states.append(local.state_dict())
+            weights.append(batches.examples)
+        total = sum(weights)
+        model.load_state_dict(
+            {
+                key: sum(w / total * s[key] for w, s in zip(weights, states, strict=True))
+                if states[0][key].is_floating_point()
+                else max(s[key] for s in states)
+                for key in states[0]
+            }
+        )
+    return model
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_is_fedavg(momentum):
+    clients = Toy(sizes=(2, 6, 4), steps=3)
+    task = task_of("naive", algorithm("fedavg", lr=LR, momentum=momentum))
+    state = last(task, clients, 5).state
+    oracle = plain_fedavg(clients, 5, momentum).state_dict()
+    for name, value in state.weights.items():
+        torch.testing.assert_close(value, oracle[name], rtol=0, atol=1e-10)
+    for path, running in state.running.items():
+        torch.testing.assert_close(running.mean, oracle[f"{path}.running_mean"])
+        torch.testing.assert_close(running.var, oracle[f"{path}.running_var"])
+        assert running.batches == 15
+
+
+def test_is_not_one_machine():
+    clients = Toy()
+    naive = last(task_of("naive", algorithm("dsgd", lr=LR)), clients).state
+    exact = last(task_of("fedtan", algorithm("dsgd", lr=LR)), clients).state
+    gap = max(
+        float((naive.running[path].var - exact.running[path].var).abs().max())
+        for path in naive.running
+    )
+    assert gap > 1.0
+
+
+def test_variance_bias_is_the_variance_between_clients():
+    """What averaging loses, to the digit, for the first layer after one round."""
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4)).double()
+    clients, beta = Toy(sizes=(6, 6, 6), shape=(3,)), 0.1
+    averaged, pooled = (
+        last(
+            task_of("naive", algorithm("dsgd", lr=LR), model=model, statistics=statistics),
+            clients,
+            1,
+        ).state.running["0"]
+        for statistics in ("average", "pool")
+    )
+    xs = [clients.batches(c, 1).steps[0][0] for c in range(3)]
+    means = torch.stack([x.mean(0) for x in xs])
+    between = means.var(0, correction=0)
+    # Biased variances, so that the law of total variance holds without n-1 corrections.
+    within = torch.stack([x.var(0, correction=0) for x in xs]).mean(0)
+    total = torch.cat(xs).var(0, correction=0)
+    torch.testing.assert_close(total - within, between)
+    unbiased = (pooled.var - 0.9) / beta * (17 / 18) - (averaged.var - 0.9) / beta * (5 / 6)
+    torch.testing.assert_close(unbiased, between)
+    torch.testing.assert_close(averaged.mean, pooled.mean)
+
+
+@pytest.mark.parametrize("name", ["naive", "fbn", "fedtan", "fixbn"])
+def test_average_and_pool_agree_when_there_is_one_client(name):
+    clients = Toy(sizes=(6,))
+    states = [
+        last(task_of(name, algorithm("dsgd", lr=LR), statistics=statistics), clients, 3).state
+        for statistics in ("average", "pool")
+    ]
+    for path in states[0].running:
+        torch.testing.assert_close(states[0].running[path].var, states[1].running[path].var)
+
+
+def test_cumulative_average_is_torchs():
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4)).double()
+    clients = Toy(sizes=(6,), shape=(3,))
+    task = task_of("naive", algorithm("dsgd", lr=LR), model=model, momentum=None)
+    running = last(task, clients, 4).state.running["0"]
+    plain = nn.BatchNorm1d(3, momentum=None).double()
+    for round_ in range(1, 5):
+        plain(clients.batches(0, round_).steps[0][0])
+    torch.testing.assert_close(running.mean, plain.running_mean)
+    torch.testing.assert_close(running.var, plain.running_var)
+
+
+def test_reply_reports_the_clients_own_running_statistics():
+    clients, task = Toy(), task_of("naive", algorithm("dsgd", lr=LR))
+    received = broadcast(task, task.initial_state)
+    reply, _ = client_round(task, received, Memory(), clients.batches(1, 1))
+    plain = nested_model().train()
+    plain(clients.batches(1, 1).steps[0][0])
+    for path, report in reply.stats.items():
+        torch.testing.assert_close(
+            report.moments.var, plain.get_submodule(path).running_var, rtol=0, atol=1e-12
+        )

@@ -1,0 +1,162 @@
+"""The folder that a report is written into, and its page."""
+
+import json
+import re
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+
+from fednorm.experiment.result import Comparison, Evaluation
+from fednorm.report import write
+from fednorm.report.page import page
+from fednorm.report.setting import setting
+from fednorm.report.tables import rows
+from report.report_cases import (
+    CONFIG,
+    EDGE_CASES,
+    ENVIRONMENT,
+    NAN,
+    Elements,
+    comparison,
+    diverged,
+    personal,
+    run,
+    three_strategies,
+)
+
+PROMISED = {
+    "strategy",
+    "seed",
+    "final",
+    "best_accuracy",
+    "rounds",
+    "exchanges_per_round",
+    "bytes_up_per_round",
+    "bytes_down_per_round",
+    "seconds",
+}
+
+
+def refuse(constant):
+    raise AssertionError(f"{constant} is not JSON")
+
+
+def written(result, folder):
+    write(result, folder)
+    text = (folder / "results.json").read_text(encoding="utf-8")
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_write_leaves_three_whole_files_and_no_temporary_ones(tmp_path):
+    report = write(three_strategies(), tmp_path / "new" / "folder")
+    assert report == tmp_path / "new" / "folder" / "report.html"
+    names = {path.name for path in report.parent.iterdir()}
+    assert names == {"results.json", "curves.png", "report.html"}
+    assert report.read_text(encoding="utf-8") == page(three_strategies())
+
+
+def test_a_failing_write_keeps_the_old_file(tmp_path, monkeypatch):
+    write(three_strategies(), tmp_path)
+    before = (tmp_path / "curves.png").read_bytes()
+
+    def fail(_comparison, path):
+        path.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(import_module("fednorm.report.write"), "curves", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write(comparison(run("gn", (0.1,))), tmp_path)
+    assert (tmp_path / "curves.png").read_bytes() == before
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_results_json_has_the_promised_schema(tmp_path):
+    record = written(three_strategies(), tmp_path)
+    assert list(record) == ["schema", "environment", "config", "runs"]
+    assert record["schema"] == 1
+    assert record["environment"] == ENVIRONMENT
+    assert record["config"] == CONFIG
+    assert len(record["runs"]) == 6
+    assert all(set(entry) >= PROMISED for entry in record["runs"])
+    assert record["runs"][3]["final"]["accuracy"] == 0.82
+    assert record["runs"][3]["final"]["loss"] == pytest.approx(0.18)
+    assert record["runs"][5]["best_accuracy"] == 0.20
+
+
+def test_numbers_that_are_not_finite_become_null(tmp_path):
+    last = Evaluation(10, 0.1, loss=NAN, train_loss=float("inf"))
+    broken = replace(diverged("naive"), history=(last,), rounds=10)
+    result = comparison(broken, config={"nested": [{"limit": float("-inf")}]})
+    record = written(result, tmp_path)
+    final = record["runs"][0]["final"]
+    assert final["accuracy"] == 0.1
+    assert final["loss"] is None
+    assert final["train_loss"] is None
+    assert record["config"] == {"nested": [{"limit": None}]}
+
+
+def test_a_run_without_evaluation_is_written(tmp_path):
+    entry = written(comparison(diverged("naive")), tmp_path)["runs"][0]
+    assert entry["status"] == "diverged"
+    assert entry["best_accuracy"] is None
+    assert entry["final"].get("accuracy") is None
+
+
+def test_personal_runs_give_every_client(tmp_path):
+    result = comparison(personal("fedbn", (0.9, 0.5, 0.7)))
+    entry = written(result, tmp_path)["runs"][0]
+    assert entry["personal"] is True
+    assert entry["final"]["per_client"] == [0.9, 0.5, 0.7]
+    assert "90.0 · 50.0 · 70.0" in page(result)
+    assert "fedbn there is no global model: accuracy is the mean over clients" in page(result)
+    assert rows(result)[0]["note"] == "mean over clients"
+
+
+@pytest.mark.parametrize("result", EDGE_CASES.values(), ids=EDGE_CASES)
+def test_the_page_loads_nothing(result):
+    html = page(result)
+    elements = Elements(html)
+    addresses = [(k, v) for k, v in elements.attributes if v and "://" in v]
+    assert {name for name, _ in addresses} <= {"xmlns", "xmlns:xlink"}
+    assert not {"script", "link", "img", "iframe", "object", "embed"} & set(elements.tags)
+    assert not re.search(r"@import|url\((?!#)", html)
+    without_names = re.sub(r'xmlns(:\w+)?="[^"]*"', "", html)
+    assert not re.search(r"https?://", without_names)
+
+
+def test_all_that_comes_from_outside_is_escaped():
+    evil = '<script>alert("x")</script>'
+    result = Comparison(
+        {"data": evil, evil: {"a": [evil, {"b": evil}]}},
+        {"torch": evil},
+        (run(evil, (0.5,)), diverged(f"fbn {evil}", (0.5,), error=evil)),
+    )
+    html = page(result)
+    assert "<script" not in html
+    assert html.count("&lt;script&gt;") >= 9
+    assert "script" not in Elements(html).tags
+
+
+def test_the_page_says_what_was_run():
+    html = page(three_strategies())
+    assert "Which normalization survives these clients?" in html
+    assert "digits · mlp · dirichlet (alpha 0.1) · 10 clients · fedavg" in html
+    assert "<dt>partition.alpha</dt><dd><code>0.1</code></dd>" in html
+    listed = "[&quot;fbn&quot;, { name = &quot;naive&quot;, pool = true }]"
+    assert f"<dt>strategies</dt><dd><code>{listed}</code></dd>" in html
+    assert "<dt>seeds</dt><dd><code>0, 1</code></dd>" in html
+    assert "<dt>torch</dt><dd><code>2.6.0</code></dd>" in html
+    assert "<code>fednorm run config.toml</code>" in html
+    assert "Failures" not in html
+
+
+def test_failures_stand_on_the_page_with_their_message():
+    html = page(comparison(run("fbn", (0.8,)), diverged("naive", (0.2,), error="loss is nan")))
+    failure = "<strong>naive</strong>, seed 0: diverged after 10 rounds<pre>loss is nan</pre>"
+    assert failure in html
+
+
+def test_the_setting_leaves_out_what_the_config_does_not_name():
+    assert setting({}) == ""
+    assert setting({"clients": 1, "model": {"name": "cnn", "layers": [1]}}) == "cnn · 1 client"

@@ -1,0 +1,77 @@
+"""The table, in the terminal and on the page."""
+
+import pytest
+from rich.console import Console
+
+from fednorm.report import table
+from fednorm.report.page import page
+from fednorm.report.tables import columns, rows
+from report.report_cases import Elements, comparison, diverged, personal, run, three_strategies
+
+
+def test_rows_hold_means_over_seeds():
+    row = rows(three_strategies())[1]
+    assert row == {
+        "strategy": "fbn",
+        "final accuracy %": "81.0 ± 1.0",
+        "best %": "81.0",
+        "exchanges / round": "1",
+        "up / round": "44.4 kB",
+        "down / round": "1.08 MB",
+        "s / run": "12.3",
+        "note": "",
+    }
+
+
+def test_the_worst_client_has_a_column_only_where_it_was_measured():
+    assert "worst client %" not in columns(three_strategies())
+    result = comparison(run("fbn", (0.8,)), personal("fedbn", (0.9, 0.5)))
+    assert [row["worst client %"] for row in rows(result)] == ["–", "50.0"]
+
+
+def test_failures_are_noted_by_seed():
+    result = comparison(
+        run("naive", (0.2, 0.3), 0),
+        diverged("naive", (0.2,), 1, error="loss is nan\n at client 3"),
+        diverged("naive", (), 2, error="loss is nan at client 3"),
+        run("fbn", (0.4,), 0, status="interrupted"),
+        run("gn", (0.4,), 0, rejected=2),
+    )
+    assert [row["note"] for row in rows(result)] == [
+        "seeds 1, 2 diverged: loss is nan at client 3",
+        "1 of 3 seeds; seed 0 interrupted",
+        "1 of 3 seeds; 2 replies rejected",
+    ]
+
+
+@pytest.mark.parametrize("message", ["x" * 500, "word " * 100])
+def test_a_long_message_is_cut_in_the_table_and_whole_on_the_page(message):
+    result = comparison(diverged("naive", error=message))
+    note = rows(result)[0]["note"]
+    assert len(note) < 90
+    assert note.endswith(" …")
+    assert f"<pre>{message}</pre>" in page(result)
+
+
+def test_a_strategy_without_any_round_has_no_numbers():
+    row = rows(comparison(diverged("naive")))[0]
+    assert row["final accuracy %"] == row["best %"] == row["up / round"] == "–"
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_terminal_shows_every_number_of_the_rows(width):
+    result = comparison(run("[red]fbn", (0.8,)), personal("fedbn", (0.9, 0.5)))
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(table(result))
+    shown = capture.get()
+    assert max(len(line) for line in shown.splitlines()) <= width
+    for row in rows(result):
+        assert all(cell in shown for title, cell in row.items() if title != "note")
+    assert {c.justify for c in table(result).columns[1:-1]} == {"right"}
+
+
+def test_the_page_shows_the_same_cells_as_the_terminal():
+    result = three_strategies()
+    cells = Elements(page(result).split("<tbody>")[1].split("</tbody>")[0]).cells
+    assert cells == [cell for row in rows(result) for cell in row.values()]

@@ -1,0 +1,111 @@
+"""FixBN: what freezes, when, and what goes on moving."""
+
+import pytest
+import torch
+from support import Toy, last, nested_model, task_of
+
+from fednorm import strategy
+from fednorm.algorithms import algorithm
+from fednorm.core.layout import kinds
+from fednorm.core.messages import Broadcast
+from fednorm.core.task import Task
+from fednorm.core.types import Kind
+from fednorm.engines.simulate import rounds
+
+STEP = algorithm("dsgd", lr=0.05, momentum=0.9)
+
+
+def history(count=12, **fields):
+    task = task_of("fixbn", STEP, count=count, **fields)
+    return [task.initial_state] + [r.state for r in rounds(task, Toy(), count)]
+
+
+def statistics(state):
+    return torch.cat([t for r in state.running.values() for t in (r.mean, r.var)])
+
+
+def affine(state):
+    kind = kinds(nested_model())
+    return torch.cat([t for name, t in state.weights.items() if kind[name] is Kind.AFFINE])
+
+
+@pytest.mark.parametrize("merge", ["average", "pool"])
+@pytest.mark.parametrize(("freeze", "at"), [(0.5, 6), (4, 4), (0, 0), (0.25, 3), (1.0, 12)])
+def test_statistics_are_bit_identical_after_the_freezing_round(freeze, at, merge):
+    states = history(freeze_round=freeze, statistics=merge)
+    for before, after in zip(states[: at + 1], states[1 : at + 1], strict=False):
+        assert not torch.equal(statistics(before), statistics(after))
+    for state in states[at:]:
+        assert torch.equal(statistics(state), statistics(states[at]))
+        assert {r.batches for r in state.running.values()} == {at}
+
+
+def test_affine_goes_on_moving_unless_it_is_frozen_too():
+    moving, frozen = history(freeze_round=6), history(freeze_round=6, freeze_affine=True)
+    assert not torch.equal(affine(moving[6]), affine(moving[12]))
+    assert not torch.equal(affine(frozen[5]), affine(frozen[6]))
+    assert torch.equal(affine(frozen[6]), affine(frozen[12]))
+    weights = [name for name, t in frozen[6].weights.items() if t.dim() > 1]
+    assert weights
+    for name in weights:
+        assert not torch.equal(frozen[6].weights[name], frozen[12].weights[name])
+
+
+@pytest.mark.parametrize("threshold", [1e-5, 2e-6, 3e-7])
+def test_auto_freezes_where_the_rule_says(threshold):
+    """The oracle watches an unfrozen run and applies the window rule with numpy."""
+    window, count = 4, 40
+    free = history(count, freeze_round=count)
+    changes = [
+        float((statistics(b) - statistics(a)).abs().mean())
+        for a, b in zip(free, free[1:], strict=False)
+    ]
+    expected = next(
+        t
+        for t in range(window, count + 1)
+        if torch.tensor(changes[t - window : t]).double().var(correction=0) < threshold
+    )
+    assert window <= expected < count
+    states = history(count, freeze_round="auto", window=window, threshold=threshold)
+    assert not torch.equal(statistics(states[expected - 1]), statistics(states[expected]))
+    for state in states[expected:]:
+        assert torch.equal(statistics(state), statistics(states[expected]))
+
+
+def test_the_thresholds_above_freeze_at_different_rounds():
+    ends = {
+        next(
+            t
+            for t, s in enumerate(history(40, freeze_round="auto", window=4, threshold=threshold))
+            if int(s.notes.get("frozen", 0))
+        )
+        for threshold in (1e-5, 2e-6, 3e-7)
+    }
+    assert len(ends) == 3
+
+
+def test_stage_two_normalises_as_in_evaluation():
+    """The gradient of stage II is that of the model with its BatchNorm layers in eval mode."""
+    clients = Toy(sizes=(5,))
+    task = task_of("fixbn", algorithm("dsgd", lr=0.05), freeze_round=0)
+    after = last(task, clients, 1).state
+    model = nested_model().eval()
+    x, y = clients.batches(0, 1).steps[0]
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(
+            after.weights[name], parameter.detach() - 0.05 * parameter.grad, rtol=0, atol=1e-12
+        )
+
+
+def test_a_share_needs_the_number_of_rounds():
+    task = Task.build(nested_model(), strategy("fixbn"), STEP)
+    received = Broadcast(1, None, {}, {}, {})
+    with pytest.raises(ValueError, match="number is not known"):
+        task.strategy.rule(received)
+
+
+@pytest.mark.parametrize("wrong", [1.5, -1, "later", True])
+def test_refuses_a_freezing_round_that_is_none(wrong):
+    with pytest.raises(ValueError, match="freeze_round must be"):
+        strategy("fixbn", freeze_round=wrong)

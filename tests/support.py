@@ -1,0 +1,101 @@
+"""Clients and models for tests: small, seeded, far from identically distributed."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from fednorm.core.messages import Batches, Memory
+from fednorm.core.round import broadcast, client_round, server_round
+from fednorm.core.task import Task
+from fednorm.engines.simulate import rounds
+from fednorm.models import build
+from fednorm.strategies import strategy
+
+SHAPE, CLASSES = (1, 8, 8), 4
+
+
+def nested_model(seed=0):
+    """Residual net in float64 with BatchNorm in blocks and in a downsample path."""
+    return build("resnet", SHAPE, CLASSES, seed, widths=(4, 6)).double()
+
+
+@dataclass(frozen=True)
+class Toy:
+    """Clients whose data differ in mean and scale; client i's batches have sizes[i] samples."""
+
+    sizes: tuple[int, ...] = (5, 5, 5)
+    steps: int = 1
+    absent: dict = field(default_factory=dict)  # round -> clients that do not take part
+    shape: tuple[int, ...] = SHAPE
+    classes: int = CLASSES
+
+    @property
+    def clients(self):
+        return len(self.sizes)
+
+    def participants(self, round_):
+        gone = self.absent.get(round_, ())
+        return [client for client in range(self.clients) if client not in gone]
+
+    def batches(self, client, round_):
+        generator = torch.Generator().manual_seed(1000 * round_ + client)
+        steps = [self._batch(client, generator) for _ in range(self.steps)]
+        return Batches(client, steps, self.sizes[client] * self.steps, seed=round_ * 100 + client)
+
+    def _batch(self, client, generator):
+        size = self.sizes[client]
+        x = torch.randn(size, *self.shape, generator=generator, dtype=torch.float64)
+        y = torch.randint(self.classes, (size,), generator=generator)
+        return x * (1 + client) + 2 * client, y
+
+    def test(self, client):
+        (x, y), *_ = self.batches(client, 999).steps
+        return x, y
+
+    def union(self, round_):
+        parts = [self.batches(c, round_).steps[0] for c in self.participants(round_)]
+        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+
+def task_of(name, algorithm, *, model=None, count=20, **fields):
+    """Make a task; `name` may be a strategy object."""
+    chosen = strategy(name, **fields) if isinstance(name, str) else name
+    return Task.build(model or nested_model(), chosen, algorithm, rounds=count)
+
+
+def last(task, clients, count=20):
+    """Run rounds and return the last one."""
+    *_, result = rounds(task, clients, count)
+    return result
+
+
+def run_by_hand(task, clients, count, lost=lambda round_, client: False):
+    """Run rounds with the two public functions; replies of lost clients never arrive."""
+    state, memories = task.initial_state, {}
+    for _ in range(count):
+        received = broadcast(task, state)
+        replies = []
+        for client in clients.participants(received.round):
+            batches = clients.batches(client, received.round)
+            memory = memories.get(client, Memory())
+            reply, kept = client_round(task, received, memory, batches)
+            if not lost(received.round, client):
+                replies.append(reply)
+                memories[client] = kept
+        state = server_round(task, state, replies)
+    return state
+
+
+def assert_same_state(state, model, tolerance=1e-10):
+    """Compare weights and running statistics with those of a plain torch model."""
+    expected = model.state_dict()
+    for name, value in state.weights.items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=tolerance)
+    for path, running in state.running.items():
+        torch.testing.assert_close(
+            running.mean, expected[f"{path}.running_mean"], rtol=0, atol=tolerance
+        )
+        torch.testing.assert_close(
+            running.var, expected[f"{path}.running_var"], rtol=0, atol=tolerance
+        )
+        assert running.batches == int(expected[f"{path}.num_batches_tracked"])
