@@ -69,7 +69,7 @@ def last(task, clients, count=20):
     return result
 
 
-def run_by_hand(task, clients, count, lost=lambda round_, client: False):
+def run_by_hand(task, clients, count, lost=lambda *_: False):
     """Run rounds with the two public functions; replies of lost clients never arrive."""
     state, memories = task.initial_state, {}
     for _ in range(count):

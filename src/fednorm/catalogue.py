@@ -56,7 +56,7 @@ def listing(name: str) -> Table:
 
 def description(kind_name: str, name: str) -> Group:
     """Return what an entry does, its paper, and its parameters."""
-    cls = find(kind_name, KINDS[kind_name], name)
+    cls: type = find(kind_name, KINDS[kind_name], name)
     module = inspect.getdoc(sys.modules[cls.__module__]) or ""
     return Group(
         Text(name, style="bold"),

@@ -32,12 +32,14 @@ INTERRUPTED = 130
 
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="override any key, e.g. strategy.momentum=0.05"),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="override any key, e.g. strategy.momentum=0.05"
+    ),
 ]
 Out = Annotated[Path, typer.Option(help="folder for results.json, curves.png, report.html, runs/")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="repeat runs that the folder already holds")]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="runs at once, each a process [default: one per core]")
+    int | None, typer.Option(min=1, help="runs at once, each a process [default: all cores]")
 ]
 
 
@@ -46,7 +48,7 @@ def _help(key: str) -> str:
 
 
 @app.command()
-def compare(  # noqa: PLR0913 (each option is one key of the schema)
+def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
     strategies: Annotated[str | None, typer.Option(help=_help("strategies"))] = None,
     data: Annotated[str | None, typer.Option(help=_help("data"))] = None,
     model: Annotated[str | None, typer.Option(help=_help("model"))] = None,
@@ -64,6 +66,7 @@ def compare(  # noqa: PLR0913 (each option is one key of the schema)
     eval_every: Annotated[int | None, typer.Option(help=_help("eval_every"))] = None,
     evaluate: Annotated[str | None, typer.Option(help=_help("evaluate"))] = None,
     device: Annotated[str | None, typer.Option(help=_help("device"))] = None,
+    threads: Annotated[int | None, typer.Option(help=_help("threads"))] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file to start from")] = None,
     settings: Set = None,
     out: Out = Path("results/compare"),
@@ -74,7 +77,7 @@ def compare(  # noqa: PLR0913 (each option is one key of the schema)
 
     Without options: 8×8 digits, 10 clients with one digit each, 600 rounds, 3 seeds.
 
-    Examples:
+    For example:
 
     - `fednorm compare --strategies centralized,naive,fbn --partition dirichlet=0.1`
 
@@ -86,7 +89,9 @@ def compare(  # noqa: PLR0913 (each option is one key of the schema)
     given = {key: value for key, value in options.items() if value is not None}
     values = read(config) if config else {}
     values |= given
-    extra = [f"algorithm.{k}={v}" for k, v in {"lr": lr, "momentum": momentum}.items() if v is not None]
+    extra = [
+        f"algorithm.{k}={v}" for k, v in {"lr": lr, "momentum": momentum}.items() if v is not None
+    ]
     _run(override(values, [*extra, *(settings or [])]), out, workers, fresh=fresh)
 
 
@@ -115,7 +120,7 @@ def _run(values: dict[str, Any], out: Path, workers: int | None, *, fresh: bool)
             experiment,
             folder=out,
             on_round=on_round,
-            workers=workers or (cores() if experiment.device == "cpu" else 1),
+            workers=workers or _workers(experiment),
         )
     report = write(comparison, out)
     console.print(table(comparison))
@@ -123,6 +128,10 @@ def _run(values: dict[str, Any], out: Path, workers: int | None, *, fresh: bool)
     if any(result.status == "interrupted" for result in comparison.runs):
         errors.print("Interrupted; what was finished is kept, and the same command goes on.")
         raise typer.Exit(INTERRUPTED)
+
+
+def _workers(experiment: Experiment) -> int:
+    return max(1, cores() // experiment.threads) if experiment.device == "cpu" else 1
 
 
 @app.command("list")

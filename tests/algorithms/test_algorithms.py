@@ -1,13 +1,15 @@
 """Training algorithms against plain torch."""
 
+from itertools import pairwise
+
 import pytest
 import torch
-from support import Toy, last, nested_model, task_of
 from torch import nn
 
 from fednorm.algorithms import algorithm
 from fednorm.algorithms.schedule import learning_rate
 from fednorm.engines.simulate import rounds
+from support import Toy, last, nested_model, task_of
 
 
 def model_states(result):
@@ -58,9 +60,7 @@ def test_local_momentum_stays_with_its_client():
     result = last(task_of("none", step), Toy(steps=2), 2)
     assert not result.state.momentum
     name = next(iter(result.state.weights))
-    assert not torch.equal(
-        result.memories[0].optimizer[name], result.memories[1].optimizer[name]
-    )
+    assert not torch.equal(result.memories[0].optimizer[name], result.memories[1].optimizer[name])
 
 
 def test_dsgd_mean_is_the_gradient_of_the_merged_batch():
@@ -105,7 +105,7 @@ def test_the_schedule_reaches_the_steps(name):
     states = [task.initial_state] + [r.state for r in rounds(task, Toy(), 8)]
     moves = [
         sum(float((b.weights[n] - a.weights[n]).norm()) for n in a.weights)
-        for a, b in zip(states, states[1:], strict=False)
+        for a, b in pairwise(states)
     ]
     assert 3 < moves[3] / moves[4] < 30
     assert 30 < moves[3] / moves[7] < 300
@@ -135,7 +135,7 @@ def test_a_parameter_that_is_not_used_stays_where_it_is():
 
 def test_a_parameter_without_gradient_is_shared_but_does_not_learn():
     model = nested_model()
-    model.stem[0].weight.requires_grad_(False)
+    model.stem[0].weight.requires_grad_(requires_grad=False)
     for name in ("dsgd", "fedavg"):
         state = last(task_of("fbn", algorithm(name, lr=0.1), model=model), Toy(), 2).state
         assert torch.equal(state.weights["stem.0.weight"], model.stem[0].weight)

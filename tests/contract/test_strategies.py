@@ -7,7 +7,6 @@ import re
 
 import pytest
 import torch
-from support import Toy, last, nested_model, task_of
 
 from fednorm import Memory, broadcast, client_round, server_round
 from fednorm.algorithms import algorithm
@@ -16,6 +15,7 @@ from fednorm.core.task import export
 from fednorm.core.types import Role
 from fednorm.engines.evaluate import is_personal, score_clients, score_global
 from fednorm.strategies import STRATEGIES
+from support import Toy, last, nested_model, task_of
 
 every = pytest.mark.parametrize("name", sorted(STRATEGIES))
 algorithms = pytest.mark.parametrize(
@@ -49,7 +49,9 @@ def test_trains_and_stays_finite(name, step):
     result = last(task, Toy(), 4)
     assert result.state.round == 4
     assert not result.state.rejected
-    moved = [not torch.equal(v, task.initial_state.weights[k]) for k, v in result.state.weights.items()]
+    moved = [
+        not torch.equal(v, task.initial_state.weights[k]) for k, v in result.state.weights.items()
+    ]
     assert all(moved)
     for tensor in result.state.weights.values():
         assert torch.isfinite(tensor).all()

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support import Toy, task_of
 
 from fednorm import Memory, Moments, broadcast, client_round, server_round
 from fednorm.algorithms import algorithm
 from fednorm.core.exchange import PendingError, answer
 from fednorm.core.messages import Report
 from fednorm.core.round import NonFiniteLossError
+from support import Toy, task_of
 
 
 @pytest.fixture
@@ -31,7 +31,10 @@ def spoil(reply, path, **values):
     ("values", "reason"),
     [
         ({"var": torch.tensor([-1.0, 1, 1, 1]).double()}, "variance of layer 'stem.1' is negative"),
-        ({"var": torch.tensor([float("inf"), 1, 1, 1])}, "variance of layer 'stem.1' is not finite"),
+        (
+            {"var": torch.tensor([float("inf"), 1, 1, 1])},
+            "variance of layer 'stem.1' is not finite",
+        ),
         ({"mean": torch.tensor([float("nan"), 1, 1, 1])}, "mean of layer 'stem.1' is not finite"),
     ],
 )
@@ -60,7 +63,7 @@ def test_a_faulty_update_and_a_count_of_nothing_are_rejected(started):
 
 def test_a_round_without_a_usable_reply_is_an_error(started):
     task, replies = started
-    with pytest.raises(RuntimeError, match="round 1 has no usable reply .*none arrived"):
+    with pytest.raises(RuntimeError, match=r"round 1 has no usable reply .*none arrived"):
         server_round(task, task.initial_state, [])
     with pytest.raises(RuntimeError, match="client 0: it reports -1 examples"):
         server_round(task, task.initial_state, [replace(replies[0], examples=-1)])
@@ -71,7 +74,9 @@ def test_an_empty_client_counts_for_nothing(started):
     empty = replies[1]
     for path in empty.stats:
         like = empty.stats[path].moments.mean
-        empty = spoil(empty, path, count=0.0, mean=torch.zeros_like(like), var=torch.zeros_like(like))
+        empty = spoil(
+            empty, path, count=0.0, mean=torch.zeros_like(like), var=torch.zeros_like(like)
+        )
     after = server_round(task, task.initial_state, [replies[0], empty, replies[2]])
     honest = server_round(task, task.initial_state, [replies[0], replies[2]])
     for path, running in honest.running.items():

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from support import Toy, assert_same_state, last, nested_model, run_by_hand, task_of
 from torch import nn
 from torch.nn import functional
 
 from fednorm.algorithms import algorithm
-from fednorm.core.round import broadcast, client_round, server_round
 from fednorm.core.messages import Memory
+from fednorm.core.round import broadcast, client_round, server_round
+from support import Toy, assert_same_state, last, nested_model, run_by_hand, task_of
 
 LR, ROUNDS = 0.05, 20
 
@@ -38,7 +38,7 @@ class Machine:
                 self.velocity[i] = (
                     self.momentum * self.velocity[i] + (1 - self.momentum) * gradients[i]
                 )
-                p -= LR * self.velocity[i]
+                p.sub_(LR * self.velocity[i])
         for layer in self.layers:
             values = self.inputs[layer].transpose(0, 1).flatten(1)
             layer.running_mean = 0.9 * layer.running_mean + 0.1 * values.mean(1)
@@ -87,9 +87,7 @@ def test_server_equals_the_papers_algorithm_2():
     task = task_of("fbn", algorithm("dsgd", lr=LR))
     state = task.initial_state
     received = broadcast(task, state)
-    replies = [
-        client_round(task, received, Memory(), clients.batches(c, 1))[0] for c in range(3)
-    ]
+    replies = [client_round(task, received, Memory(), clients.batches(c, 1))[0] for c in range(3)]
     after = server_round(task, state, replies)
     n = len(replies)
     for path, shared in state.running.items():

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from support import Toy, last, task_of
+from torch import nn
 
 from fednorm.algorithms import algorithm
 from fednorm.core.types import Role
 from fednorm.engines.centralized import Merged
 from fednorm.engines.evaluate import is_personal
 from fednorm.strategies import STRATEGIES, strategy
+from support import Toy, last, task_of
 
 LR = 0.05
 SHARING = [
@@ -81,8 +82,6 @@ def test_training_leaves_the_callers_randomness_alone():
 
 
 def test_dropout_is_seeded_by_client_and_round():
-    from torch import nn
-
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 4)
     ).double()

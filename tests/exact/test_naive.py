@@ -4,13 +4,13 @@ import copy
 
 import pytest
 import torch
-from support import Toy, last, nested_model, task_of
 from torch import nn
 from torch.nn import functional
 
 from fednorm.algorithms import algorithm
-from fednorm.core.round import broadcast, client_round
 from fednorm.core.messages import Memory
+from fednorm.core.round import broadcast, client_round
+from support import Toy, last, nested_model, task_of
 
 LR = 0.05
 

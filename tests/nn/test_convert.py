@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from support import nested_model
 from torch import nn
 
 from fednorm import strategy
@@ -12,6 +11,7 @@ from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.convert import ConversionError, federate
 from fednorm.nn.sample_norm import SampleNorm
 from fednorm.strategies import STRATEGIES
+from support import nested_model
 
 INPUTS = {
     nn.BatchNorm1d: (6, 4),
@@ -109,7 +109,7 @@ def test_a_layer_in_two_places_is_converted_once_and_stays_shared():
 
 def test_keeps_training_flag_gradient_flag_dtype_and_hooks():
     layer = nn.BatchNorm1d(3).half().eval()
-    layer.weight.requires_grad_(False)
+    layer.weight.requires_grad_(requires_grad=False)
     calls = []
     layer.register_forward_hook(lambda *_: calls.append(1))
     converted = federate(layer).model
@@ -175,7 +175,7 @@ def test_a_lazy_layer_is_refused_by_name():
 @pytest.mark.parametrize("name", ["fbn", "fixbn", "fedtan"])
 def test_a_layer_without_statistics_is_refused_by_strategies_that_share_them(name):
     model = nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False))
-    with pytest.raises(ConversionError, match="'0' .* tracks no running statistics"):
+    with pytest.raises(ConversionError, match=r"'0' .* tracks no running statistics"):
         strategy(name).convert(model)
 
 

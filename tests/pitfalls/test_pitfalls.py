@@ -6,9 +6,9 @@ The first five stand in the code of a widely copied tutorial; the others in the 
 import numpy as np
 import pytest
 import torch
-from support import Toy, last, nested_model, task_of
 from torch import nn
 
+import fednorm
 from fednorm import strategy
 from fednorm.algorithms import algorithm
 from fednorm.core.aggregator import weighted_mean
@@ -18,6 +18,7 @@ from fednorm.core.types import Kind, Role
 from fednorm.data import load
 from fednorm.experiment.load import ConfigError
 from fednorm.strategies import STRATEGIES
+from support import Toy, last, nested_model, task_of
 
 STEP = algorithm("dsgd", lr=0.05, momentum=0.9)
 
@@ -188,8 +189,6 @@ def test_weights_and_statistics_are_aggregated_apart():
 
 def test_a_batch_of_one_is_refused_before_training():
     """FederatedScope #123."""
-    import fednorm
-
     with pytest.raises(ConfigError, match="batch of 1 sample"):
         fednorm.simulate("naive", batch=1, rounds=1)
     with pytest.raises(ConfigError, match="client 0"):
@@ -197,8 +196,6 @@ def test_a_batch_of_one_is_refused_before_training():
 
 
 def test_a_leftover_of_one_sample_joins_the_batch_before():
-    import fednorm
-
     result = fednorm.simulate(
         "naive",
         data={"name": "ring", "samples_per_class": 21},

@@ -60,7 +60,8 @@ def test_a_strategy_without_any_round_has_no_numbers():
 
 @pytest.mark.parametrize("width", [80, 140])
 def test_the_terminal_shows_every_number_of_the_rows(width):
-    result = comparison(run("[red]fbn", (0.8,)), personal("fedbn", (0.9, 0.5)))
+    failed = diverged("naive", (0.2,), error="the loss is not finite at client 3, round 41")
+    result = comparison(run("[red]fbn", (0.8,)), personal("fedbn", (0.9, 0.5)), failed)
     console = Console(width=width)
     with console.capture() as capture:
         console.print(table(result))
@@ -68,6 +69,7 @@ def test_the_terminal_shows_every_number_of_the_rows(width):
     assert max(len(line) for line in shown.splitlines()) <= width
     for row in rows(result):
         assert all(cell in shown for title, cell in row.items() if title != "note")
+        assert all(word in shown for word in row["note"].split())
     assert {c.justify for c in table(result).columns[1:-1]} == {"right"}
 
 

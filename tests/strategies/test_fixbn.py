@@ -1,8 +1,9 @@
 """FixBN: what freezes, when, and what goes on moving."""
 
+from itertools import pairwise
+
 import pytest
 import torch
-from support import Toy, last, nested_model, task_of
 
 from fednorm import strategy
 from fednorm.algorithms import algorithm
@@ -11,6 +12,7 @@ from fednorm.core.messages import Broadcast
 from fednorm.core.task import Task
 from fednorm.core.types import Kind
 from fednorm.engines.simulate import rounds
+from support import Toy, last, nested_model, task_of
 
 STEP = algorithm("dsgd", lr=0.05, momentum=0.9)
 
@@ -33,7 +35,7 @@ def affine(state):
 @pytest.mark.parametrize(("freeze", "at"), [(0.5, 6), (4, 4), (0, 0), (0.25, 3), (1.0, 12)])
 def test_statistics_are_bit_identical_after_the_freezing_round(freeze, at, merge):
     states = history(freeze_round=freeze, statistics=merge)
-    for before, after in zip(states[: at + 1], states[1 : at + 1], strict=False):
+    for before, after in pairwise(states[: at + 1]):
         assert not torch.equal(statistics(before), statistics(after))
     for state in states[at:]:
         assert torch.equal(statistics(state), statistics(states[at]))
@@ -56,10 +58,7 @@ def test_auto_freezes_where_the_rule_says(threshold):
     """The oracle watches an unfrozen run and applies the window rule with numpy."""
     window, count = 4, 40
     free = history(count, freeze_round=count)
-    changes = [
-        float((statistics(b) - statistics(a)).abs().mean())
-        for a, b in zip(free, free[1:], strict=False)
-    ]
+    changes = [float((statistics(b) - statistics(a)).abs().mean()) for a, b in pairwise(free)]
     expected = next(
         t
         for t in range(window, count + 1)

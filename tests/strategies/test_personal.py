@@ -1,14 +1,16 @@
 """FedBN and SiloBN: what stays with the client really stays there."""
 
+import copy
+
 import pytest
 import torch
-from support import Toy, last, nested_model, task_of
 from torch import nn
 
 from fednorm.algorithms import algorithm
 from fednorm.core.messages import Memory
 from fednorm.core.round import broadcast, client_round
 from fednorm.engines.evaluate import score_clients
+from support import Toy, last, nested_model, task_of
 
 ALGORITHMS = [
     algorithm("dsgd", lr=0.1, momentum=0.9),
@@ -61,8 +63,6 @@ def test_personal_tensors_differ_between_clients(name, step):
 
 def test_fedbn_equals_training_with_own_layers():
     """Oracle: per-client plain models; only tensors outside BatchNorm are averaged."""
-    import copy
-
     clients = Toy(sizes=(4, 6))
     task = task_of("fedbn", algorithm("fedavg", lr=0.1))
     result = last(task, clients, 4)
@@ -83,7 +83,9 @@ def test_fedbn_equals_training_with_own_layers():
             model.load_state_dict({k: state[k] if k in personal else mixed[k] for k in state})
     for client, model in enumerate(models):
         for key in personal:
-            torch.testing.assert_close(result.memories[client].tensors[key], model.state_dict()[key])
+            torch.testing.assert_close(
+                result.memories[client].tensors[key], model.state_dict()[key]
+            )
     for key, value in result.state.weights.items():
         torch.testing.assert_close(value, models[0].state_dict()[key], rtol=0, atol=1e-10)
 

@@ -28,7 +28,9 @@ class Plan:
                 f"epochs={self.epochs}; give one of them."
             )
         if (self.steps or self.epochs or 0) < 1:
-            raise ValueError(f"steps and epochs must be at least 1, not {self.steps or self.epochs}.")
+            raise ValueError(
+                f"steps and epochs must be at least 1, not {self.steps or self.epochs}."
+            )
 
     def draw(self, samples: int, *, seed: int, client: int, round_: int) -> Iterator[Indices]:
         """Yield the positions of each batch among a client's `samples`.

@@ -98,9 +98,9 @@ def federation(
 
 
 def _test_parts(data: Dataset, rule: str, parts: list[Indices], seed: int) -> list[Indices]:
-    if isinstance(parse(rule), Natural) and data.groups is not None:
-        if data.groups_test is not None:
-            return match_groups(data.groups, parts, data.groups_test)
+    groups, groups_test = data.groups, data.groups_test
+    if isinstance(parse(rule), Natural) and groups is not None and groups_test is not None:
+        return match_groups(groups, parts, groups_test)
     rng = np.random.default_rng([seed, TAG])
     return match_test(data.y.cpu().numpy(), parts, data.y_test.cpu().numpy(), rng)
 

@@ -46,7 +46,8 @@ def is_personal(task: Task) -> bool:
 def score(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> Score:
     """Test a model in evaluation mode."""
     right = total = 0.0
-    for inputs, labels in zip(x.split(_BATCH), y.split(_BATCH), strict=True):
+    for start in range(0, len(y), _BATCH):
+        inputs, labels = x[start : start + _BATCH], y[start : start + _BATCH]
         outputs = model(inputs)
         right += float((outputs.argmax(1) == labels).sum())
         total += float(loss(outputs, labels)) * len(labels)

@@ -1,9 +1,10 @@
-"""Strategies side by side: every strategy with every seed, one after the other or several at once."""
+"""Strategies side by side: every strategy with every seed, in turn or several at once."""
 
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event as Flag
@@ -15,8 +16,8 @@ import torch
 
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.entry import StrategyEntry
-from fednorm.experiment.environment import cores, environment
-from fednorm.experiment.prepare import ModelSource, prepare
+from fednorm.experiment.environment import environment
+from fednorm.experiment.prepare import ModelSource, Prepared, prepare
 from fednorm.experiment.record import keep, metrics, open_folder, recorded
 from fednorm.experiment.result import Comparison, RunResult
 from fednorm.experiment.run import Event, OnRound, run
@@ -74,10 +75,27 @@ def _recorded(job: Job) -> RunResult | None:
 
 def execute(job: Job, on_round: OnRound, model: ModelSource | None = None) -> RunResult:
     """Make one run and record it."""
-    prepared = prepare(job.experiment, job.entry, job.seed, model)
-    if job.folder is None:
-        return run(prepared, on_round)
-    with metrics(job.folder, job.entry, job.seed) as write:
+    with _threads(job.experiment.threads):
+        prepared = prepare(job.experiment, job.entry, job.seed, model)
+        if job.folder is None:
+            return run(prepared, on_round)
+        return _recorded_run(job, prepared, on_round)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Compute with so many threads, and leave the process as it was."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _recorded_run(job: Job, prepared: Prepared, on_round: OnRound) -> RunResult:
+    folder = job.folder or Path()
+    with metrics(folder, job.entry, job.seed) as write:
 
         def both(event: Event) -> None:
             write(event)
@@ -85,7 +103,7 @@ def execute(job: Job, on_round: OnRound, model: ModelSource | None = None) -> Ru
 
         result = run(prepared, both)
     if result.status != "interrupted":
-        keep(job.folder, job.experiment, job.entry, result)
+        keep(folder, job.experiment, job.entry, result)
     return result
 
 
@@ -103,9 +121,8 @@ def _in_turn(
 _shared: dict[str, Any] = {}
 
 
-def _start_worker(events: "Queue[Event]", stop: Flag, threads: int) -> None:
+def _start_worker(events: "Queue[Event]", stop: Flag) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C and sets `stop`
-    torch.set_num_threads(threads)
     _shared.update(events=events, stop=stop)
 
 
@@ -124,8 +141,7 @@ def _in_processes(
     context = multiprocessing.get_context("spawn")
     events: Queue[Event] = context.Queue()
     stop = context.Event()
-    threads = max(1, cores() // workers)
-    with ProcessPoolExecutor(workers, context, _start_worker, (events, stop, threads)) as pool:
+    with ProcessPoolExecutor(workers, context, _start_worker, (events, stop)) as pool:
         futures = {pool.submit(_work, job): i for i, job in enumerate(jobs)}
         try:
             _watch(futures, lambda: _drain(events, on_round))

@@ -24,7 +24,7 @@ def _listed(value: Any) -> Any:
 
 
 def _counted(value: Any) -> Any:
-    """Read a number of seeds as the seeds 0, 1, 2, …"""
+    """Read a number n of seeds as the seeds 0 to n-1."""
     if isinstance(value, str):
         value = [int(part) for part in value.split(",")] if "," in value else int(value)
     return list(range(value)) if isinstance(value, int) else value
@@ -72,6 +72,11 @@ class Experiment(BaseModel):
         default="global", description="'clients' tests a global model on each client's split too"
     )
     device: str = Field(default="cpu", description="'cpu', 'cuda', 'cuda:1', …")
+    threads: int = Field(
+        default=1,
+        ge=1,
+        description="CPU threads of each run; results are bit-identical for the same number",
+    )
     dtype: Literal["float32", "float64"] = Field(default="float32", description="number format")
 
     @model_validator(mode="after")

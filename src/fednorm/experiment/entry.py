@@ -31,7 +31,7 @@ class Entry(BaseModel):
 
 
 class StrategyEntry(Entry):
-    """A strategy; `centralized` is the reference on one machine, `centralized:gn` with GroupNorm."""
+    """A strategy; `centralized` is the reference on one machine, as is `centralized:gn`."""
 
     label: str = ""
 
@@ -65,5 +65,7 @@ def make(kind: str, registry: Mapping[str, type[T]], name: str, fields: Mapping[
             checked[key] = adapters[key].validate_python(value) if key in adapters else value
         except ValidationError as error:
             reason = error.errors()[0]["msg"].lower()
-            raise ValueError(f"{kind} {name!r}: {key} = {value!r} is not valid: {reason}.") from None
+            raise ValueError(
+                f"{kind} {name!r}: {key} = {value!r} is not valid: {reason}."
+            ) from None
     return create(kind, registry, name, checked)

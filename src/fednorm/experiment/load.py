@@ -1,4 +1,4 @@
-"""Reads an experiment from TOML and from overrides; an unknown key is an error with a suggestion."""
+"""Reads an experiment from TOML and overrides; an unknown key is an error with a suggestion."""
 
 import tomllib
 from collections.abc import Mapping, Sequence

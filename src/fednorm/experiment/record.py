@@ -72,9 +72,7 @@ def _evaluation(values: dict[str, Any]) -> Evaluation:
     return Evaluation(**values, per_client=None if per_client is None else tuple(per_client))
 
 
-def keep(
-    folder: Path, experiment: Experiment, entry: StrategyEntry, result: RunResult
-) -> None:
+def keep(folder: Path, experiment: Experiment, entry: StrategyEntry, result: RunResult) -> None:
     """Record a finished or diverged run, so that it need not be made again."""
     target = run_folder(folder, entry, result.seed)
     content = {"key": _key(experiment, entry, result.seed), "result": asdict(result)}

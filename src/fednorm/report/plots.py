@@ -16,7 +16,7 @@ from fednorm.report.setting import setting
 _DPI = 150
 _DARK = "#24292f"
 _STAND_IN = "#010203"  # for the page's text colour, until the SVG is written
-_SETTINGS: dict[str, Any] = {
+_SETTINGS: Any = {  # the type of the keys differs between versions of matplotlib
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same figure everywhere
     "font.size": 10,

@@ -1,0 +1,30 @@
+# make demo   compare strategies on embedded data and write a report
+# make test   lint, types, import rules and tests
+PYTHON ?= python3
+BIN := .venv/bin
+OUT ?= results/demo
+
+.PHONY: demo test lint clean
+.DEFAULT_GOAL := demo
+
+# Made anew when the project's requirements change; otherwise a second call does nothing.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fednorm needs Python 3.11 or newer; call make with PYTHON=/path/to/python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: .venv/installed
+	$(BIN)/fednorm compare --out $(OUT)
+
+lint: .venv/installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python -m pytest --numprocesses auto
+
+clean:
+	rm -rf .venv results
