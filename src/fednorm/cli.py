@@ -167,7 +167,3 @@ def main() -> None:
     except KeyboardInterrupt:
         errors.print("Interrupted before the first run; nothing was written.")
         sys.exit(INTERRUPTED)
-
-
-if __name__ == "__main__":
-    main()

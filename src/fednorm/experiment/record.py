@@ -5,13 +5,14 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from math import nan
 from pathlib import Path
 from typing import Any
 
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.entry import StrategyEntry
 from fednorm.experiment.load import ConfigError, build, read, to_toml
-from fednorm.experiment.result import Evaluation, RunResult
+from fednorm.experiment.result import Evaluation, RunResult, without_nan
 from fednorm.experiment.run import Event, OnRound
 
 _AXES = {"strategies", "seeds"}  # a folder may grow along these
@@ -68,14 +69,19 @@ def recorded(
 
 
 def _evaluation(values: dict[str, Any]) -> Evaluation:
-    per_client = values.pop("per_client")
-    return Evaluation(**values, per_client=None if per_client is None else tuple(per_client))
+    per_client, loss = values.pop("per_client"), values.pop("loss")
+    return Evaluation(
+        **values,
+        loss=nan if loss is None else loss,
+        per_client=None if per_client is None else tuple(per_client),
+    )
 
 
 def keep(folder: Path, experiment: Experiment, entry: StrategyEntry, result: RunResult) -> None:
     """Record a finished or diverged run, so that it need not be made again."""
     target = run_folder(folder, entry, result.seed)
-    content = {"key": _key(experiment, entry, result.seed), "result": asdict(result)}
+    outcome = without_nan(asdict(result))
+    content = {"key": _key(experiment, entry, result.seed), "result": outcome}
     partial = target / "run.json.partial"
     partial.write_text(json.dumps(content), encoding="utf-8")
     partial.replace(target / "run.json")
@@ -95,7 +101,7 @@ def metrics(folder: Path, entry: StrategyEntry, seed: int) -> Iterator[OnRound]:
             if event.evaluation is not None:
                 values = asdict(event.evaluation)
                 line |= {key: value for key, value in values.items() if value is not None}
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(without_nan(line), allow_nan=False) + "\n")
             if event.evaluation is not None:
                 file.flush()
 

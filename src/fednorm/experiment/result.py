@@ -1,6 +1,7 @@
 """What a run and a comparison return: plain values, ready for a table, a plot or JSON."""
 
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from statistics import fmean, pstdev
 from typing import Any, Literal, TypeAlias
 
@@ -56,8 +57,9 @@ class RunResult:
     def to_json(self) -> dict[str, Any]:
         """Return the run as it stands in results.json."""
         record = {k: v for k, v in asdict(self).items() if k != "history"}
-        final = asdict(self.final) if self.final else {"accuracy": None, "loss": None}
-        record["final"] = {k: v for k, v in final.items() if k != "round" and v is not None}
+        final = asdict(self.final) if self.final else {}
+        known = {k: v for k, v in final.items() if k != "round" and v is not None}
+        record["final"] = {"accuracy": None, "loss": None, **known}
         return {**record, "best_accuracy": self.best_accuracy}
 
 
@@ -101,6 +103,17 @@ class Comparison:
         return [
             _summary(label, tuple(r for r in self.runs if r.strategy == label)) for label in labels
         ]
+
+
+def without_nan(value: Any) -> Any:
+    """Turn numbers that JSON cannot write into null."""
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    return value
 
 
 def _summary(label: str, runs: tuple[RunResult, ...]) -> Summary:

@@ -89,9 +89,10 @@ class _Tally:
 
     def add(self, result: Round, evaluation: Evaluation | None) -> Event:
         """Add a round."""
-        self.exchanges.append(result.exchanges)
-        self.up.append(result.bytes_up)
-        self.down.append(result.bytes_down)
+        sends = not self.prepared.entry.centralized  # one machine sends nothing to anybody
+        self.exchanges.append(result.exchanges * sends)
+        self.up.append(result.bytes_up * sends)
+        self.down.append(result.bytes_down * sends)
         self.rejected += len(result.state.rejected)
         if evaluation is not None:
             self.history.append(evaluation)

@@ -4,11 +4,9 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import isfinite
 from pathlib import Path
-from typing import Any
 
-from fednorm.experiment.result import Comparison
+from fednorm.experiment.result import Comparison, without_nan
 from fednorm.report.page import page
 from fednorm.report.plots import curves
 
@@ -18,7 +16,7 @@ def write(comparison: Comparison, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     report = folder / "report.html"
     with _replacing(folder / "results.json") as path:
-        record = _without_nan(comparison.to_json())
+        record = without_nan(comparison.to_json())
         text = json.dumps(record, indent=2, allow_nan=False)
         path.write_text(text + "\n", encoding="utf-8")
     with _replacing(folder / "curves.png") as path:
@@ -37,14 +35,3 @@ def _replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _without_nan(value: Any) -> Any:
-    """Turn numbers that JSON cannot write into null."""
-    if isinstance(value, float):
-        return value if isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return value

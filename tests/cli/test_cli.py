@@ -1,0 +1,166 @@
+"""The command line as a person uses it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from fednorm.cli import app
+from fednorm.strategies import STRATEGIES
+
+QUICK = ["--rounds", "3", "--seeds", "1", "--clients", "3", "--workers", "1"]
+
+
+@pytest.fixture
+def call():
+    def invoke(*arguments):
+        environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1"}
+        return subprocess.run(
+            [sys.executable, "-m", "fednorm", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=environment,
+            check=False,
+        )
+
+    return invoke
+
+
+def inside(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "120"})
+
+
+def test_compare_writes_everything(tmp_path):
+    result = inside("compare", *QUICK, "--strategies", "centralized,fbn,fedbn", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "fbn" in result.output
+    assert "report.html" in result.output
+    files = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+    assert {
+        "results.json",
+        "config.toml",
+        "curves.png",
+        "report.html",
+        "runs/fbn-seed0/metrics.jsonl",
+        "runs/centralized-seed0/metrics.jsonl",
+    } <= files
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["schema"] == 1
+    assert {"environment", "config", "runs"} <= set(results)
+    for run in results["runs"]:
+        assert {
+            "strategy",
+            "seed",
+            "final",
+            "best_accuracy",
+            "rounds",
+            "exchanges_per_round",
+            "bytes_up_per_round",
+            "bytes_down_per_round",
+            "seconds",
+        } <= set(run)
+        assert 0 <= run["final"]["accuracy"] <= 1
+    personal = results["runs"][2]
+    assert len(personal["final"]["per_client"]) == 3
+
+
+def test_run_repeats_what_compare_wrote(tmp_path):
+    first, second = tmp_path / "a", tmp_path / "b"
+    flags = ["--set", "algorithm.lr=0.2", "--partition", "dirichlet=0.5", "--strategies", "fbn"]
+    assert inside("compare", *QUICK, *flags, "--out", first).exit_code == 0
+    assert inside("run", first / "config.toml", "--out", second).exit_code == 0
+    results = [json.loads((f / "results.json").read_text()) for f in (first, second)]
+    assert results[0]["config"] == results[1]["config"]
+    assert results[0]["config"]["algorithm"]["lr"] == 0.2
+    assert results[0]["runs"][0]["final"] == results[1]["runs"][0]["final"]
+
+
+def test_flags_win_over_the_file_and_set_over_flags(tmp_path):
+    (tmp_path / "mine.toml").write_text('rounds = 9\nclients = 4\nalgorithm = "fedavg"\n')
+    arguments = ["compare", "--config", tmp_path / "mine.toml", *QUICK, "--strategies", "gn"]
+    result = inside(*arguments, "--lr", "0.3", "--set", "clients=5", "--out", tmp_path / "o")
+    assert result.exit_code == 0, result.output
+    config = json.loads((tmp_path / "o" / "results.json").read_text())["config"]
+    assert (config["rounds"], config["clients"]) == (3, 5)
+    assert config["algorithm"] == {"name": "fedavg", "lr": 0.3}
+
+
+def test_fresh_starts_over(tmp_path):
+    arguments = ["compare", "--strategies", "gn", "--out", tmp_path]
+    assert inside(*arguments, *QUICK).exit_code == 0
+    (tmp_path / "mine.txt").write_text("keep me")
+    assert inside(*arguments, *QUICK, "--batch", "7", "--fresh").exit_code == 0
+    assert (tmp_path / "mine.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compare", "--strategies", "fnb"], "did you mean 'fbn'"),
+        (["compare", "--partition", "gamma=3"], "gamma"),
+        (["run", "missing.toml"], "there is no file 'missing.toml'"),
+        (["show", "strategy", "fb"], "did you mean 'fbn'"),
+        (["list", "strategie"], "did you mean 'strategies'"),
+        (["compare", "--set", "rouns=3"], "did you mean 'rounds'"),
+    ],
+)
+def test_a_mistake_gets_a_message_and_no_traceback(call, tmp_path, arguments, message):
+    out = ["--out", tmp_path / "o"] if arguments[0] in ("compare", "run") else []
+    result = call(*arguments, *out)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "o").exists()
+
+
+def test_list_and_show_cover_the_registry():
+    listed = inside("list", "strategies").output
+    for name in STRATEGIES:
+        assert name in listed
+        shown = inside("show", "strategy", name).output
+        assert "arXiv" in shown
+    everything = inside("list").output
+    for word in ("strategies", "algorithms", "partitions", "data", "models", "fbn_cnn", "shards"):
+        assert word in everything
+    assert "freeze_round" in inside("show", "strategy", "fixbn").output
+
+
+def test_help_teaches():
+    for command in ([], ["compare"], ["run"], ["list"], ["show"]):
+        result = inside(*command, "--help")
+        assert result.exit_code == 0
+    assert "--partition" in inside("compare", "--help").output
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_ends_cleanly_and_keeps_what_is_done(tmp_path, workers):
+    command = [sys.executable, "-m", "fednorm", "compare", "--strategies", "fbn,gn"]
+    options = ["--rounds", "100000", "--eval-every", "2", "--seeds", "1", "--out", str(tmp_path)]
+    with subprocess.Popen(
+        [*command, *options, "--workers", str(workers)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        metrics = tmp_path / "runs" / "fbn-seed0" / "metrics.jsonl"
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size):
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert "Interrupted" in err
+    assert "Report" in out
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert {run["status"] for run in results["runs"]} == {"interrupted"}
+    assert len(results["runs"]) == workers
+    assert results["runs"][0]["rounds"] >= 2
+    assert (tmp_path / "report.html").exists()

@@ -1,0 +1,158 @@
+"""Comparisons: what is kept, what is not repeated, and what happens when something ends early."""
+
+import json
+
+import pytest
+from torch import nn
+
+import fednorm
+from fednorm.experiment.compare import run_all
+from fednorm.experiment.load import ConfigError, build
+
+QUICK = {"rounds": 4, "seeds": 2, "clients": 3, "eval_every": 2}
+
+
+def rows(folder, name):
+    lines = (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_results_are_plain_and_complete(tmp_path):
+    comparison = fednorm.compare(["centralized", "fbn"], out=tmp_path, **QUICK)
+    assert [(r.strategy, r.seed, r.status) for r in comparison.runs] == [
+        ("centralized", 0, "finished"),
+        ("centralized", 1, "finished"),
+        ("fbn", 0, "finished"),
+        ("fbn", 1, "finished"),
+    ]
+    run = comparison.runs[2]
+    assert [e.round for e in run.history] == [2, 4]
+    assert run.rounds == 4
+    assert run.exchanges_per_round == 1
+    assert comparison.runs[0].exchanges_per_round == 0
+    assert [line["round"] for line in rows(tmp_path, "fbn-seed1")] == [1, 2, 3, 4]
+    assert "accuracy" in rows(tmp_path, "fbn-seed1")[1]
+    assert "accuracy" not in rows(tmp_path, "fbn-seed1")[2]
+    assert {"torch", "python", "fednorm"} <= set(comparison.environment)
+
+
+def test_finished_runs_are_not_repeated(tmp_path):
+    first = run_all(build({**QUICK, "strategies": ["fbn"]}), folder=tmp_path)
+    rounds = []
+    again = run_all(
+        build({**QUICK, "strategies": ["fbn", "gn"], "seeds": 3}),
+        folder=tmp_path,
+        on_round=lambda e: rounds.append((e.strategy, e.seed, e.round)),
+    )
+    assert again.runs[:2] == first.runs
+    trained = {(s, seed) for s, seed, r in rounds if r < 4}
+    assert trained == {("fbn", 2), ("gn", 0), ("gn", 1), ("gn", 2)}
+
+
+def test_a_folder_with_another_experiment_is_refused(tmp_path):
+    run_all(build({**QUICK, "strategies": ["fbn"], "seeds": 1}), folder=tmp_path)
+    with pytest.raises(ConfigError, match=r"other values of batch, clients; .*--fresh"):
+        run_all(build({**QUICK, "strategies": ["fbn"], "clients": 4, "batch": 9}), folder=tmp_path)
+
+
+def test_a_damaged_record_is_made_again(tmp_path):
+    experiment = build({**QUICK, "strategies": ["fbn"], "seeds": 1})
+    first = run_all(experiment, folder=tmp_path)
+    (tmp_path / "runs" / "fbn-seed0" / "run.json").write_text('{"key": ')
+    again = run_all(experiment, folder=tmp_path)
+    assert again.runs[0].history == first.runs[0].history
+
+
+@pytest.mark.parametrize("strategy", ["fedbn", "silobn"])
+def test_personal_strategies_report_every_client(strategy):
+    run = fednorm.simulate(strategy, **_one())
+    assert run.personal
+    assert len(run.final.per_client) == 3
+    assert run.final.accuracy == pytest.approx(sum(run.final.per_client) / 3)
+    assert run.final.worst == min(run.final.per_client)
+    assert 0 <= run.final.weighted <= 1
+    record = run.to_json()["final"]
+    assert {"accuracy", "loss", "per_client", "worst", "weighted"} <= set(record)
+
+
+def _one():
+    return {key: value for key, value in QUICK.items() if key != "seeds"}
+
+
+def test_a_global_model_is_tested_on_client_splits_if_asked():
+    plain = fednorm.simulate("fbn", **_one())
+    asked = fednorm.simulate("fbn", evaluate="clients", **_one())
+    assert plain.final.per_client is None
+    assert len(asked.final.per_client) == 3
+    assert asked.final.accuracy == plain.final.accuracy
+    assert asked.final.weighted == pytest.approx(plain.final.accuracy)
+
+
+def test_a_loss_that_is_not_finite_stops_that_run_only(tmp_path):
+    comparison = fednorm.compare(
+        [{"name": "none", "label": "wild"}, "fbn"],
+        algorithm={"name": "fedavg", "lr": 1e30},
+        steps=3,
+        out=tmp_path,
+        **QUICK,
+    )
+    wild = comparison.runs[0]
+    assert wild.status == "diverged"
+    assert "round" in wild.error
+    assert "client" in wild.error
+    assert len(comparison.runs) == 4
+    assert json.loads((tmp_path / "runs/wild-seed0/run.json").read_text())
+
+
+def test_an_interruption_keeps_what_is_done_and_the_next_call_goes_on(tmp_path):
+    experiment = build({**QUICK, "strategies": ["fbn", "gn"]})
+
+    def interrupt(event):
+        if (event.strategy, event.seed, event.round) == ("fbn", 1, 3):
+            raise KeyboardInterrupt
+
+    cut = run_all(experiment, folder=tmp_path, on_round=interrupt)
+    assert [(r.seed, r.status) for r in cut.runs] == [(0, "finished"), (1, "interrupted")]
+    assert cut.runs[1].rounds == 3
+    assert [e.round for e in cut.runs[1].history] == [2]
+    assert len(rows(tmp_path, "fbn-seed1")) == 3
+    whole = run_all(experiment, folder=tmp_path)
+    assert [r.status for r in whole.runs] == ["finished"] * 4
+    assert whole.runs[0] == cut.runs[0]
+
+
+def test_worker_processes_give_the_same_bits(tmp_path):
+    experiment = build({**QUICK, "strategies": ["fbn", "fedbn"]})
+    events = []
+    alone = run_all(experiment)
+    together = run_all(experiment, folder=tmp_path, workers=2, on_round=events.append)
+    assert [r.history for r in together.runs] == [r.history for r in alone.runs]
+    assert len(events) == 16
+
+
+def test_a_model_object_cannot_go_to_other_processes():
+    with pytest.raises(ValueError, match="cannot be sent to other processes"):
+        fednorm.compare(["none"], model=nn.Linear(1, 1), workers=2)
+
+
+def test_a_model_factory_gets_a_new_model_for_each_run():
+    made = []
+
+    def factory():
+        made.append(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+        return made[-1]
+
+    comparison = fednorm.compare(["none"], model=factory, **QUICK)
+    assert len(made) >= 2
+    assert all(r.status == "finished" for r in comparison.runs)
+
+
+def test_every_strategy_runs_by_its_name():
+    names = [*fednorm.strategies(), "centralized", "centralized:gn"]
+    comparison = fednorm.compare(
+        names, model={"name": "resnet", "widths": [4, 4]}, rounds=2, seeds=1, clients=2
+    )
+    assert [r.status for r in comparison.runs] == ["finished"] * len(names)
+    exchanges = {r.strategy: r.exchanges_per_round for r in comparison.runs}
+    assert exchanges.pop("fedtan") == 3 * 6 + 1
+    assert set(exchanges.values()) == {0, 1}

@@ -1,0 +1,120 @@
+"""Bad input gets a clear error before any training."""
+
+import pytest
+from torch import nn
+
+import fednorm
+from fednorm.experiment.compare import run_all
+from fednorm.experiment.config import Experiment
+from fednorm.experiment.load import ConfigError, build, override, read, to_toml
+
+BAD = [
+    ({"strategies": ["fnb"]}, "unknown strategy 'fnb'; did you mean 'fbn'"),
+    ({"partition": "gama=0"}, "unknown partition 'gama'; did you mean 'gamma'"),
+    ({"model": "mpl"}, "unknown model 'mpl'; did you mean 'mlp'"),
+    ({"data": "digit"}, "unknown data set 'digit'; did you mean 'digits'"),
+    ({"algorithm": "fedvg"}, "unknown algorithm 'fedvg'; did you mean 'fedavg'"),
+    ({"roundz": 3}, "unknown key 'roundz'; did you mean 'rounds'"),
+    ({"strategies": [{"name": "fbn", "momentm": 0.1}]}, "'momentm'; did you mean 'momentum'"),
+    ({"algorithm": {"name": "dsgd", "rl": 0.1}}, "unknown field of algorithm 'dsgd' 'rl'"),
+    ({"strategy": {"groupz": 2}}, "strategy.groupz is a field of none"),
+    ({"clients": 5000}, "cannot give each of 5000 clients a sample"),
+    ({"clients": 0}, "clients = 0 is not valid"),
+    ({"partition": "gamma=1.5"}, "gamma"),
+    ({"partition": "gamma=-0.1"}, "gamma"),
+    ({"partition": "dirichlet=0"}, "alpha above 0"),
+    ({"partition": "dirichlet_unbalanced=-1"}, "alpha above 0"),
+    ({"partition": "gamma=much"}, "needs a number for gamma"),
+    ({"partition": "natural"}, "natural"),
+    ({"batch": 1}, "naive: client 0 .* batch of 1 sample"),
+    ({"batch": 0}, "batch = 0 is not valid"),
+    ({"strategies": [{"name": "gn", "groups": 3}]}, "128 channels, which 3 groups do not divide"),
+    ({"strategies": ["in"]}, "one value per group"),
+    ({"strategies": ["fbn", "fbn"]}, "'fbn' is listed twice"),
+    ({"strategies": []}, "strategies"),
+    ({"strategies": ["centralized:fedbn"]}, "keeps tensors on its clients"),
+    ({"strategies": ["fixbn"], "strategy": {"freeze_round": 2.5}}, "freeze_round must be"),
+    ({"algorithm": {"name": "dsgd", "lr": "fast"}}, "lr = 'fast' is not valid"),
+    ({"steps": 3}, "takes one step per round"),
+    ({"algorithm": "fedavg", "steps": 2, "epochs": 2}, "either steps or epochs"),
+    ({"participation": 0}, "participation = 0 is not valid"),
+    ({"device": "abacus"}, "device 'abacus' cannot be used here"),
+    ({"data": "ring", "model": "cnn"}, "needs images of shape"),
+    ({"model": "nowhere.at:all"}, "nowhere"),
+    ({"data": {"name": "digits", "test": 5000}}, "test"),
+    ({"dtype": "int8"}, "dtype = 'int8' is not valid"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), BAD)
+def test_bad_input_is_refused_before_training(values, message):
+    def trained(_event):
+        pytest.fail("training started")
+
+    with pytest.raises(ConfigError, match=message):
+        run_all(build({"rounds": 1, "seeds": 1, **values}), on_round=trained)
+
+
+def test_a_strategy_that_needs_batch_norm_on_a_model_without_it():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    with pytest.raises(ConfigError, match="FBN needs BatchNorm layers, but Sequential has none"):
+        fednorm.simulate("fbn", model=model, rounds=1)
+    assert fednorm.simulate("none", model=model, rounds=1).status == "finished"
+
+
+def test_a_model_that_does_not_fit_the_data():
+    with pytest.raises(ConfigError, match=r"cannot be trained on samples of shape \(1, 8, 8\)"):
+        fednorm.simulate("none", model=nn.Linear(3, 10), rounds=1)
+
+
+def test_the_defaults_are_the_demonstration():
+    demo = Experiment()
+    assert [e.title for e in demo.strategies] == ["centralized", "naive", "fixbn", "fbn", "gn"]
+    assert (demo.clients, demo.rounds, demo.batch, demo.partition) == (10, 600, 20, "gamma=0")
+    assert demo.seeds == [0, 1, 2]
+
+
+def test_the_resolved_config_can_be_run_again(tmp_path):
+    text = {
+        "strategies": ["fbn", {"name": "fixbn", "freeze_round": "auto", "label": "auto"}],
+        "algorithm": {"name": "fedavg", "lr": 0.1, "momentum_state": "local"},
+        "strategy": {"momentum": "none"},
+        "epochs": 2,
+        "seeds": [3, 5],
+    }
+    experiment = build(text)
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(experiment))
+    assert build(read(path)) == experiment
+    assert experiment.make_strategy(experiment.strategies[0]).momentum is None
+
+
+def test_fields_for_all_strategies_reach_those_that_have_them():
+    experiment = build({"strategy": {"momentum": 0.3, "groups": 4}})
+    made = {e.title: experiment.make_strategy(e) for e in experiment.strategies}
+    assert made["fbn"].momentum == made["naive"].momentum == 0.3
+    assert made["gn"].groups == 4
+
+
+def test_overrides():
+    values = override({"rounds": 5}, ["rounds=7", "algorithm.lr=0.5", "strategy.momentum=none"])
+    experiment = build(values)
+    assert experiment.rounds == 7
+    assert experiment.make_algorithm().lr == 0.5
+    assert experiment.make_algorithm().momentum == 0.9
+    with pytest.raises(ConfigError, match="key=value"):
+        override({}, ["rounds"])
+
+
+def test_unreadable_files(tmp_path):
+    with pytest.raises(ConfigError, match="there is no file"):
+        read(tmp_path / "none.toml")
+    (tmp_path / "broken.toml").write_text("rounds = [")
+    with pytest.raises(ConfigError, match="cannot be read as TOML"):
+        read(tmp_path / "broken.toml")
+
+
+def test_seeds_are_a_number_or_a_list():
+    assert build({"seeds": 2}).seeds == [0, 1]
+    assert build({"seeds": "2"}).seeds == [0, 1]
+    assert build({"seeds": "7,9"}).seeds == [7, 9]
