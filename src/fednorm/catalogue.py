@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Group
+from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
@@ -59,9 +60,9 @@ def description(kind_name: str, name: str) -> Group:
     cls: type = find(kind_name, KINDS[kind_name], name)
     module = inspect.getdoc(sys.modules[cls.__module__]) or ""
     return Group(
-        Text(name, style="bold"),
-        Text(_summary(cls) + "\n"),
-        Text(module + "\n"),
+        Text(f"{name}: {_summary(cls)}\n", style="bold"),
+        Markdown(module),
+        Text(),
         _parameters(cls),
     )
 

@@ -44,7 +44,21 @@ Workers = Annotated[
 
 
 def _help(key: str) -> str:
-    return Experiment.model_fields[key].description or ""
+    """Return what the schema says of a key, with its default."""
+    shown = {"strategies": "centralized,naive,fixbn,fbn,gn", "algorithm": "dsgd", "device": "cpu"}
+    default = shown.get(key, Experiment.model_fields[key].default)
+    known = f"; see `fednorm list {_LISTED[key]}`" if key in _LISTED else ""
+    end = "" if default is None else f" [default: {default}]"
+    return f"{Experiment.model_fields[key].description}{known}{end}"
+
+
+_LISTED = {
+    "strategies": "strategies",
+    "data": "data",
+    "model": "models",
+    "partition": "partitions",
+    "algorithm": "algorithms",
+}
 
 
 @app.command()
@@ -56,13 +70,17 @@ def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
     clients: Annotated[int | None, typer.Option(help=_help("clients"))] = None,
     participation: Annotated[float | None, typer.Option(help=_help("participation"))] = None,
     algorithm: Annotated[str | None, typer.Option(help=_help("algorithm"))] = None,
-    lr: Annotated[float | None, typer.Option(help="learning rate")] = None,
-    momentum: Annotated[float | None, typer.Option(help="momentum of the optimiser")] = None,
+    lr: Annotated[float | None, typer.Option(help="learning rate [default: 0.05]")] = None,
+    momentum: Annotated[
+        float | None, typer.Option(help="momentum of the optimiser [default: 0.9]")
+    ] = None,
     rounds: Annotated[int | None, typer.Option(help=_help("rounds"))] = None,
     batch: Annotated[int | None, typer.Option(help=_help("batch"))] = None,
     steps: Annotated[int | None, typer.Option(help=_help("steps"))] = None,
     epochs: Annotated[int | None, typer.Option(help=_help("epochs"))] = None,
-    seeds: Annotated[str | None, typer.Option(help="how many seeds, or a list such as 0,7")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="how many seeds, or a list such as 0,7 [default: 3]")
+    ] = None,
     eval_every: Annotated[int | None, typer.Option(help=_help("eval_every"))] = None,
     evaluate: Annotated[str | None, typer.Option(help=_help("evaluate"))] = None,
     device: Annotated[str | None, typer.Option(help=_help("device"))] = None,
@@ -87,11 +105,10 @@ def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
     """
     options = {key: value for key, value in locals().items() if key in Experiment.model_fields}
     given = {key: value for key, value in options.items() if value is not None}
-    values = read(config) if config else {}
-    values |= given
-    extra = [
-        f"algorithm.{k}={v}" for k, v in {"lr": lr, "momentum": momentum}.items() if v is not None
-    ]
+    # A flag changes only what it names: another algorithm keeps learning rate and momentum.
+    parts = {"name": given.pop("algorithm", None), "lr": lr, "momentum": momentum}
+    extra = [f"algorithm.{key}={value}" for key, value in parts.items() if value is not None]
+    values = {**(read(config) if config else {}), **given}
     _run(override(values, [*extra, *(settings or [])]), out, workers, fresh=fresh)
 
 

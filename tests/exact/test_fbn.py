@@ -138,3 +138,14 @@ def test_cumulative_average():
     unions = [clients.union(round_)[0] for round_ in range(1, 6)]
     torch.testing.assert_close(after.mean, torch.stack([u.mean(0) for u in unions]).mean(0))
     torch.testing.assert_close(after.var, torch.stack([u.var(0) for u in unions]).mean(0))
+
+
+def test_cumulative_average_over_rounds_of_several_steps():
+    """The mean over all steps of all rounds, each step weighing the same."""
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3)).double()
+    clients = Toy(sizes=(4, 4), steps=3, shape=(2,), classes=3)
+    task = task_of("fbn", algorithm("fedavg", lr=LR), model=model, momentum=None)
+    after = last(task, clients, 2).state.running["0"]
+    seen = [x for c in range(2) for r in (1, 2) for x, _ in clients.batches(c, r).steps]
+    torch.testing.assert_close(after.mean, torch.cat(seen).mean(0))
+    assert after.batches == 6

@@ -5,6 +5,7 @@ arXiv:1602.05629. What happens to the optimiser's momentum between rounds follow
 2023, arXiv:2303.06530, section 7.
 
 Client: SGD on its batches of the round; sends how far its weights moved.
+
 Server: adds the weighted mean of the moves.
 """
 

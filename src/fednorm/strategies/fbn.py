@@ -5,6 +5,7 @@ Federated Learning", 2024, arXiv:2405.14670.
 
 Client: normalises every batch with the shared running statistics of the round before, which are
 constants for the gradient, and records the moments of each layer's input.
+
 Server: pools the moments of all clients and lets the shared statistics follow them.
 
 Deviation: clients report moments with their count instead of locally updated running statistics.

@@ -5,6 +5,7 @@ Normalization", ICLR 2021, arXiv:2102.07623.
 
 Client: keeps γ, β and the running statistics of its BatchNorm layers for itself; the rest as in
 FedAvg.
+
 Server: averages the rest. There is no global model, so accuracy is measured per client.
 """
 

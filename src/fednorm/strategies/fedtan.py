@@ -6,6 +6,7 @@ arXiv:2301.02982.
 Client: at each of the L layers it sends its batch mean and receives the global one, sends the mean
 squared deviation from it and receives the global variance, and in the backward pass sends the
 gradients with respect to both and receives their mean.
+
 Server: averages in each exchange, then aggregates the model. That makes 3L+1 exchanges a round, or
 2L+1 with `shared_message`, where mean and variance travel together.
 

@@ -4,6 +4,7 @@ Zhong, Chen and Chao, "Making Batch Normalization Great in Federated Deep Learni
 arXiv:2303.06530.
 
 Stage I, up to the freezing round: as `naive`.
+
 Stage II: clients normalise with the shared statistics, which no longer change. γ and β go on
 learning unless `freeze_affine` is set (the paper's Table H).
 

@@ -5,6 +5,7 @@ Hsieh et al., "The Non-IID Data Quagmire of Decentralized Machine Learning", 202
 
 Client: normalises each group of channels of each sample by its own moments, so no sample depends
 on another.
+
 Server: averages everything; there are no statistics. γ and β of the replaced layers are kept.
 """
 

@@ -5,6 +5,7 @@ Stylization", 2016, arXiv:1607.08022.
 
 Client: normalises each channel of each sample by its own moments, with γ and β as in the replaced
 layer. It needs more than one value per channel: on flat features it refuses.
+
 Server: averages everything; there are no statistics.
 """
 

@@ -4,6 +4,7 @@ Ba, Kiros and Hinton, "Layer Normalization", 2016, arXiv:1607.06450.
 
 Client: normalises each sample by the moments of all its channels together: GroupNorm with one
 group, γ and β per channel as in the replaced layer.
+
 Server: averages everything; there are no statistics.
 """
 

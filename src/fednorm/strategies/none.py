@@ -4,6 +4,7 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 arXiv:1602.05629.
 
 Client: trains the model with its BatchNorm layers taken out; γ and β go with them.
+
 Server: averages everything. The only strategy for a model that has no BatchNorm layers.
 """
 

@@ -4,6 +4,7 @@ Andreux, Ogier du Terrail, Beguier and Tramel, "Siloed Federated Learning for Mu
 Histopathology Datasets", 2020, arXiv:2008.07424.
 
 Client: keeps the running statistics of its BatchNorm layers for itself; the rest as in FedAvg.
+
 Server: averages the rest. There is no global model, so accuracy is measured per client.
 """
 
