@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from fednorm import Memory, broadcast, client_round, server_round
 from fednorm.algorithms import algorithm
 from fednorm.core.types import Role
 from fednorm.engines.centralized import Merged
@@ -85,8 +86,17 @@ def test_dropout_is_seeded_by_client_and_round():
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 4)
     ).double()
-    one, two = (
-        last(task_of("naive", algorithm("dsgd", lr=LR), model=model), Toy(), 3).state
-        for _ in range(2)
-    )
+    states = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        task = task_of("naive", algorithm("dsgd", lr=LR), model=model)
+        states.append(flat(last(task, Toy(), 3).state))
+    assert torch.equal(*states)
+
+
+def test_the_server_does_not_mind_the_order_of_replies():
+    task, clients = task_of("fbn", algorithm("dsgd", lr=LR)), Toy(sizes=(3, 5, 4))
+    received = broadcast(task, task.initial_state)
+    replies = [client_round(task, received, Memory(), clients.batches(c, 1))[0] for c in range(3)]
+    one, two = (server_round(task, task.initial_state, r) for r in (replies, replies[::-1]))
     assert torch.equal(flat(one), flat(two))

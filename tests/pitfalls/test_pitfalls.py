@@ -3,6 +3,8 @@
 The first five stand in the code of a widely copied tutorial; the others in the named projects.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -218,3 +220,27 @@ def test_a_norm_that_no_strategy_handles_is_named():
     model = nn.Sequential(nn.BatchNorm2d(2), nn.InstanceNorm2d(2, track_running_stats=True))
     with pytest.raises(ValueError, match=r"'1' \(InstanceNorm2d\) tracks running statistics"):
         Task.build(model, strategy("fbn"), STEP)
+
+
+def test_counters_of_clients_with_different_numbers_of_steps_are_carried_as_the_maximum():
+    class Uneven(Toy):
+        def batches(self, client, round_):
+            batches = super().batches(client, round_)
+            return replace(batches, steps=batches.steps[: client + 1])
+
+    for statistics in ("average", "pool"):
+        task = task_of("naive", algorithm("fedavg", lr=0.05), statistics=statistics)
+        running = last(task, Uneven(steps=3), 2).state.running
+        assert {r.batches for r in running.values()} == {6}
+
+
+def test_a_layer_in_two_places_has_a_role_in_both_and_travels_once():
+    norm = nn.BatchNorm1d(4)
+    layers = [nn.Flatten(), nn.Linear(64, 4), norm, nn.Linear(4, 4), norm, nn.Linear(4, 4)]
+    model = nn.Sequential(*layers).double()
+    task = task_of("fedbn", STEP, model=model)
+    assert set(task.layout.roles) == set(model.state_dict())
+    assert task.layout.roles["4.weight"] is Role.PERSONAL
+    assert "4.weight" not in task.layout.personal
+    result = last(task, Toy(), 2)
+    assert int(result.memories[0].tensors["2.num_batches_tracked"]) == 4

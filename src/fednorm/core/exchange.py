@@ -6,7 +6,7 @@ is its own adjoint, so the same operation serves the forward and the backward pa
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -27,8 +27,11 @@ class Exchange(Protocol):
 class Solo:
     """The exchange of a client that is alone: its own value is the mean."""
 
+    answers: dict[str, Tensor] = field(default_factory=dict)
+
     def mean(self, site: str, value: Tensor, weight: float) -> Tensor:  # noqa: ARG002 (protocol)
         """Return the value itself."""
+        self.answers[site] = value.detach()
         return value
 
 

@@ -19,6 +19,7 @@ class Session:
 
     exchange: Exchange = field(default_factory=Solo)
     step: int = 0  # which mini-batch of the round, counted from 0
+    sizes: tuple[int, ...] = ()  # where several clients stand in one batch: how much is whose
 
 
 class NormLayer(nn.Module):

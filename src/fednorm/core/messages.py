@@ -100,6 +100,7 @@ class Batches:
     steps: Iterable[tuple[Tensor, Tensor]]
     examples: int  # how many the client holds in all
     seed: int = 0  # for what is random inside the model, such as dropout
+    sizes: tuple[int, ...] = ()  # where several clients stand in one batch: how much is whose
 
 
 _INTEGER = 8  # bytes of a count or a counter on the wire

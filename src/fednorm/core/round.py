@@ -56,7 +56,7 @@ def client_round(
     alone. Raises NonFiniteLossError when training diverges.
     """
     load(task, received, memory)
-    session = Session(exchange or Solo())
+    session = Session(exchange or Solo(), sizes=batches.sizes)
     _begin(task, received, session)
     counted = replace(batches, steps=_Counted(batches, session))
     with _own_randomness(batches.seed, task):

@@ -4,7 +4,7 @@ It is a single client whose batches are the very batches that the clients of a f
 draw, merged. Nothing else differs, so any difference to a federated run is the method's doing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -18,7 +18,7 @@ from fednorm.engines.simulate import Clients
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """All clients of a federation as one."""
+    """All clients of a federation as one machine."""
 
     clients: Clients
 
@@ -26,24 +26,30 @@ class Merged:
         """Return the only client."""
         return [0]
 
-    def batches(self, client: ClientId, round_: int) -> Batches:
+    def batches(self, client: ClientId, round_: int) -> Batches:  # noqa: ARG002 (protocol)
         """Return the merged batches of the clients that would take part in the round."""
-        parts = [self.clients.batches(c, round_) for c in self.clients.participants(round_)]
-        return Batches(
-            client=client,
-            steps=MergedSteps(parts),
-            examples=sum(part.examples for part in parts),
-            seed=parts[0].seed,
-        )
+        return merged([self.clients.batches(c, round_) for c in self.clients.participants(round_)])
 
 
 @dataclass(frozen=True, slots=True)
 class MergedSteps:
     """Step s holds the samples of step s of every client that has one."""
 
-    parts: list[Batches]
+    parts: Sequence[Batches]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for batches in zip_longest(*(part.steps for part in self.parts)):
             present = [batch for batch in batches if batch is not None]
             yield torch.cat([x for x, _ in present]), torch.cat([y for _, y in present])
+
+
+def merged(parts: Sequence[Batches], *, boundaries: bool = False) -> Batches:
+    """Return the batches of several clients as those of one, who may know whose they are."""
+    sizes = [len(next(iter(part.steps))[1]) for part in parts] if boundaries else []
+    return Batches(
+        client=0,
+        steps=MergedSteps(parts),
+        examples=sum(part.examples for part in parts),
+        seed=parts[0].seed,
+        sizes=tuple(sizes) if len(sizes) > 1 else (),
+    )

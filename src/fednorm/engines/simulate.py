@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fednorm.core.exchange import PendingError, Replay, answer
+from fednorm.core.exchange import PendingError, Replay, Solo, answer
 from fednorm.core.messages import (
     Batches,
     Broadcast,
@@ -76,6 +76,10 @@ def _train(
     batches: Sequence[Batches],
 ) -> tuple[list[tuple[Reply, Memory]], dict[str, Tensor]]:
     """Train all clients, again and again while they wait for answers of an exchange."""
+    if len(batches) == 1:  # a client that is alone waits for nobody
+        solo, (own,) = Solo(), batches
+        memory = memories.get(own.client, Memory())
+        return [client_round(task, received, memory, own, solo)], solo.answers
     answers: dict[str, Tensor] = {}
     while True:
         results: list[tuple[Reply, Memory]] = []

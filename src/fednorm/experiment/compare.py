@@ -122,7 +122,7 @@ _shared: dict[str, Any] = {}
 
 
 def _start_worker(events: "Queue[Event]", stop: Flag) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C and sets `stop`
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it could not be blocked
     _shared.update(events=events, stop=stop)
 
 
@@ -142,13 +142,27 @@ def _in_processes(
     events: Queue[Event] = context.Queue()
     stop = context.Event()
     with ProcessPoolExecutor(workers, context, _start_worker, (events, stop)) as pool:
-        futures = {pool.submit(_work, job): i for i, job in enumerate(jobs)}
+        with _without_ctrl_c():
+            futures = {pool.submit(_work, job): i for i, job in enumerate(jobs)}
         try:
             _watch(futures, lambda: _drain(events, on_round))
         except KeyboardInterrupt:
             stop.set()
             pool.shutdown(cancel_futures=True)
     yield from ((i, f.result()) for f, i in futures.items() if not f.cancelled())
+
+
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """Start processes that never see Ctrl-C, not even while they start; it is for the parent."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _watch(futures: dict[Future[RunResult], int], look: Callable[[], None]) -> None:

@@ -71,6 +71,11 @@ class Experiment(BaseModel):
     evaluate: Literal["global", "clients"] = Field(
         default="global", description="'clients' tests a global model on each client's split too"
     )
+    engine: Literal["auto", "loop", "lockstep"] = Field(
+        default="auto",
+        description="'loop' trains client after client, 'lockstep' all in one pass; "
+        "'auto' takes lockstep where it is exact",
+    )
     device: str = Field(default="cpu", description="'cpu', 'cuda', 'cuda:1', …")
     threads: int = Field(
         default=1,

@@ -1,7 +1,8 @@
 """Builds what a run needs, and finds what would go wrong before any training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -12,9 +13,10 @@ from fednorm.core.round import NonFiniteLossError, broadcast, client_round
 from fednorm.core.task import Task
 from fednorm.data import Dataset, load
 from fednorm.data.federation import Federation, federation
+from fednorm.engines import lockstep, simulate
 from fednorm.engines.centralized import Merged
 from fednorm.engines.evaluate import is_personal
-from fednorm.engines.simulate import Clients
+from fednorm.engines.simulate import Clients, Round
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.entry import StrategyEntry
 from fednorm.experiment.load import ConfigError
@@ -31,7 +33,8 @@ class Prepared:
     entry: StrategyEntry
     seed: int
     task: Task
-    clients: Clients  # of the engine: the federation, or all of it as one client
+    rounds: Callable[[], Iterator[Round]]  # the engine, ready to run
+    clients: Clients  # the federation, or all of it as one machine
     federation: Federation
     data: Dataset
 
@@ -75,7 +78,24 @@ def _build(
             "choose a strategy that shares everything."
         )
     source = Merged(clients) if entry.centralized else clients
-    return Prepared(experiment, entry, seed, task, source, clients, data)
+    engine = lockstep if _in_lockstep(experiment, entry, task, clients) else simulate
+    rounds = partial(engine.rounds, task, source, experiment.rounds)
+    return Prepared(experiment, entry, seed, task, rounds, source, clients, data)
+
+
+def _in_lockstep(
+    experiment: Experiment, entry: StrategyEntry, task: Task, clients: Federation
+) -> bool:
+    if experiment.engine == "loop" or entry.centralized:
+        return False
+    fits = lockstep.fits(task, clients)
+    if experiment.engine == "lockstep" and not fits:
+        raise ValueError(
+            "lockstep needs one step per round (dsgd), the mean as aggregator, no personal "
+            "tensors, no dropout, and all clients in every round if they have momentum; "
+            "choose engine 'auto' or 'loop'."
+        )
+    return fits
 
 
 def _device(name: str) -> torch.device:

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from fednorm.core.round import NonFiniteLossError
 from fednorm.engines.evaluate import Score, is_personal, score_clients, score_global
-from fednorm.engines.simulate import Round, rounds
+from fednorm.engines.simulate import Round
 from fednorm.experiment.prepare import Prepared
 from fednorm.experiment.result import Evaluation, RunResult, Status
 
@@ -32,7 +32,7 @@ def run(prepared: Prepared, on_round: OnRound = lambda _: None) -> RunResult:
     tally = _Tally(prepared, time.perf_counter())
     experiment = prepared.experiment
     try:
-        for result in rounds(prepared.task, prepared.clients, experiment.rounds):
+        for result in prepared.rounds():
             number = result.state.round
             due = number % experiment.evaluation_rounds == 0 or number == experiment.rounds
             evaluation = evaluate(prepared, result) if due else None

@@ -7,7 +7,8 @@
 | `running` | the shared running ones | stay fixed | the moments of its input |
 | `frozen` | the shared running ones | stay fixed | nothing |
 
-The fifth, `exchanged`, synchronises over clients; it has a file of its own.
+The fifth, `exchanged`, synchronises over clients; it has a file of its own. Where the batches of
+several clients stand in one, "the batch's own" means each client's own part of it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch.nn import functional
+
+from fednorm.nn.grouped import grouped
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 def batch(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the batch's own statistics; the running ones follow as in torch."""
     momentum = layer.advance()
+    if layer.round.session.sizes:
+        return grouped(layer, x, momentum)
     return functional.batch_norm(
         x,
         layer.running_mean,
@@ -40,6 +45,8 @@ def batch(layer: FedBatchNorm, x: Tensor) -> Tensor:
 def recorded(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the batch's own statistics; record its moments."""
     layer.record(x)
+    if layer.round.session.sizes:
+        return grouped(layer, x, None)
     return functional.batch_norm(
         x, None, None, layer.weight, layer.bias, training=True, eps=layer.eps
     )

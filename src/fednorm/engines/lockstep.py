@@ -1,0 +1,80 @@
+"""One-step rounds: one forward and backward pass for all clients.
+
+When every client takes one step from the same weights, and the server takes a weighted mean, the
+clients can stand in one batch: the gradient of its mean loss is the mean of their gradients, and
+pooled moments are the moments of the whole. Only a layer that normalises by each client's own
+batch must know where one client ends and the next begins.
+
+Equal to the loop within rounding. Where it does not apply, `fits` says so.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch.nn.modules.dropout import _DropoutNd
+
+from fednorm.algorithms.dsgd import DSGD
+from fednorm.core.aggregator import weighted_mean
+from fednorm.core.messages import Batches, Memory
+from fednorm.core.round import NonFiniteLossError, broadcast, client_round
+from fednorm.core.task import Task
+from fednorm.core.types import ClientId
+from fednorm.data.federation import Federation
+from fednorm.engines.centralized import merged
+from fednorm.engines.evaluate import is_personal
+from fednorm.engines.simulate import Clients, Round
+from fednorm.engines.simulate import rounds as rounds_in_turn
+from fednorm.nn import rules
+
+
+def fits(task: Task, clients: Federation) -> bool:
+    """Return whether a run can be made in lockstep."""
+    aggregators = (task.aggregate, task.aggregate_statistics)
+    momentum = isinstance(task.algorithm, DSGD) and task.algorithm.momentum > 0
+    return (
+        isinstance(task.algorithm, DSGD)
+        and all(aggregator is weighted_mean for aggregator in aggregators)
+        and not is_personal(task)
+        and not task.layout.buffers  # each client would change them by itself
+        and not any(isinstance(m, _DropoutNd) for m in task.model.modules())  # each its own mask
+        # The mean of the clients' momenta follows the mean gradient only if nobody is ever absent.
+        and not (momentum and clients.participation < 1)
+        and _statistics_fit(task)
+    )
+
+
+def _statistics_fit(task: Task) -> bool:
+    """Moments of the whole are pooled moments; an average needs each client's own."""
+    if task.strategy.statistics == "pool" or not task.layout.sharing:
+        return True
+    return task.strategy.rule(broadcast(task, task.initial_state)) is rules.batch
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """All clients of a round as one, in a batch that knows whose samples are whose."""
+
+    clients: Clients
+
+    def participants(self, round_: int) -> list[ClientId]:  # noqa: ARG002 (protocol)
+        """Return the one that stands for all."""
+        return [0]
+
+    def batches(self, client: ClientId, round_: int) -> Batches:  # noqa: ARG002 (protocol)
+        """Return the batches of all clients that take part, side by side."""
+        parts = [self.clients.batches(c, round_) for c in self.clients.participants(round_)]
+        return merged(parts, boundaries=True)
+
+
+def rounds(task: Task, clients: Clients, count: int) -> Iterator[Round]:
+    """Run federated rounds in lockstep."""
+    state = task.initial_state
+    try:
+        for result in rounds_in_turn(task, Together(clients), count):
+            state = result.state
+            yield result
+    except NonFiniteLossError:
+        received = broadcast(task, state)
+        for client in clients.participants(received.round):  # to say whose loss it was
+            client_round(task, received, Memory(), clients.batches(client, received.round))
+        raise

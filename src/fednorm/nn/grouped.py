@@ -1,0 +1,79 @@
+"""BatchNorm where the batches of several clients stand in one: each part by its own statistics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from fednorm.core.aggregator import weighted_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fednorm.nn.batch_norm import FedBatchNorm
+
+
+def grouped(layer: FedBatchNorm, x: Tensor, momentum: float | None) -> Tensor:
+    """Normalise each client's part by itself.
+
+    With a momentum, the running statistics become the mean of those that the clients would have,
+    weighted by the sizes of their parts; with None they stay fixed.
+    """
+    sizes = layer.round.session.sizes
+    mean, var = layer.running_mean, layer.running_var
+    if momentum is None or mean is None or var is None:
+        return _normalise(layer, x, None, None, 0.0)
+    means, variances = mean.repeat(len(sizes), 1), var.repeat(len(sizes), 1)  # a row per client
+    y = _normalise(layer, x, means, variances, momentum)
+    weights = torch.tensor(sizes, dtype=torch.float64)
+    mean.copy_(weighted_mean(means, weights))
+    var.copy_(weighted_mean(variances, weights))
+    return y
+
+
+def _normalise(
+    layer: FedBatchNorm, x: Tensor, means: Tensor | None, variances: Tensor | None, momentum: float
+) -> Tensor:
+    """Normalise the parts; torch updates the clients' rows of `means` and `variances`."""
+    sizes = layer.round.session.sizes
+    if len(set(sizes)) == 1:
+        return _as_channels(layer, x, means, variances, momentum)
+    parts = [
+        functional.batch_norm(
+            part,
+            _row(means, i),
+            _row(variances, i),
+            layer.weight,
+            layer.bias,
+            training=True,
+            momentum=momentum,
+            eps=layer.eps,
+        )
+        for i, part in enumerate(torch.split(x, list(sizes)))
+    ]
+    return torch.cat(parts)
+
+
+def _row(rows: Tensor | None, i: int) -> Tensor | None:
+    return None if rows is None else rows[i]
+
+
+def _as_channels(
+    layer: FedBatchNorm, x: Tensor, means: Tensor | None, variances: Tensor | None, momentum: float
+) -> Tensor:
+    """Treat clients with parts of one size as further channels: one call for all of them."""
+    count = len(layer.round.session.sizes)
+    each, shape = len(x) // count, x.shape[1:]
+    y = functional.batch_norm(
+        x.view(count, each, *shape).transpose(0, 1).reshape(each, -1, *shape[1:]),
+        None if means is None else means.view(-1),
+        None if variances is None else variances.view(-1),
+        None if layer.weight is None else layer.weight.repeat(count),
+        None if layer.bias is None else layer.bias.repeat(count),
+        training=True,
+        momentum=momentum,
+        eps=layer.eps,
+    )
+    return y.view(each, count, *shape).transpose(0, 1).reshape(x.shape)

@@ -1,0 +1,114 @@
+"""Lockstep equals the loop within rounding, for every strategy it takes."""
+
+import pytest
+import torch
+from torch import nn
+
+from fednorm import strategy
+from fednorm.algorithms import algorithm
+from fednorm.core.round import NonFiniteLossError
+from fednorm.core.task import Task
+from fednorm.data import load
+from fednorm.data.batches import Plan
+from fednorm.data.federation import federation
+from fednorm.engines import lockstep
+from fednorm.models import build
+from fednorm.strategies import STRATEGIES
+from support import Toy, last, nested_model, task_of
+
+STEP = algorithm("dsgd", lr=0.05, momentum=0.9, weight_decay=1e-3)
+SHARING = sorted(set(STRATEGIES) - {"fedbn", "silobn"})
+
+
+def together(task, clients, count=8):
+    *_, result = lockstep.rounds(task, clients, count)
+    return result
+
+
+def assert_equal(one, two):
+    for name, value in one.state.weights.items():
+        torch.testing.assert_close(two.state.weights[name], value, rtol=0, atol=1e-11)
+    for path, running in one.state.running.items():
+        torch.testing.assert_close(two.state.running[path].mean, running.mean, rtol=0, atol=1e-11)
+        torch.testing.assert_close(two.state.running[path].var, running.var, rtol=0, atol=1e-11)
+        assert two.state.running[path].batches == running.batches
+    assert two.exchanges == one.exchanges
+    assert two.bytes_up == one.bytes_up
+    assert two.bytes_down == one.bytes_down
+
+
+@pytest.mark.parametrize("name", SHARING)
+@pytest.mark.parametrize("sizes", [(4, 4, 4), (2, 7, 3), (5,)])
+def test_equals_the_loop(name, sizes):
+    clients = Toy(sizes=sizes)
+    loop = last(task_of(name, STEP, count=8), clients, 8)
+    locked = together(task_of(name, STEP, count=8), clients)
+    assert_equal(loop, locked)
+    if len(set(sizes)) == 1:
+        assert locked.train_loss == pytest.approx(loop.train_loss)
+
+
+@pytest.mark.parametrize("name", ["naive", "fixbn", "fbn", "fedtan"])
+@pytest.mark.parametrize("statistics", ["average", "pool"])
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_equals_the_loop_with_every_switch(name, statistics, momentum):
+    fields = {"statistics": statistics, "momentum": momentum, "count": 8}
+    clients = Toy(sizes=(3, 5))
+    if (name, statistics) in {("fbn", "average"), ("fedtan", "average")}:
+        assert not lockstep.fits(task_of(name, STEP, **fields), _digits())
+        return
+    assert lockstep.fits(task_of(name, STEP, **fields), _digits())
+    assert_equal(
+        last(task_of(name, STEP, **fields), clients, 8),
+        together(task_of(name, STEP, **fields), clients),
+    )
+
+
+def test_partial_participation_without_momentum():
+    clients = Toy(absent={2: (1,), 5: (0, 2)})
+    step = algorithm("dsgd", lr=0.05)
+    for name in ("naive", "fbn"):
+        assert_equal(last(task_of(name, step), clients, 8), together(task_of(name, step), clients))
+
+
+def test_layers_without_affine_or_statistics():
+    for fields in ({"affine": False}, {"track_running_stats": False}):
+        torch.manual_seed(0)
+        layers = [nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6, **fields), nn.Linear(6, 4)]
+        model = nn.Sequential(*layers).double()
+        for sizes in ((4, 4), (3, 6)):
+            clients = Toy(sizes=sizes)
+            loop = last(task_of("naive", STEP, model=model), clients, 4)
+            assert_equal(loop, together(task_of("naive", STEP, model=model), clients, 4))
+
+
+def _digits(participation=1.0):
+    plan = Plan(20)
+    data = load("digits", 0)
+    return federation(data, "iid", plan, clients=4, seed=0, participation=participation)
+
+
+def test_fits_only_where_it_is_exact():
+    model = nested_model()
+    assert lockstep.fits(task_of("naive", STEP), _digits())
+    assert not lockstep.fits(task_of("naive", algorithm("fedavg")), _digits())
+    assert not lockstep.fits(task_of("fedbn", STEP), _digits())
+    assert not lockstep.fits(task_of("silobn", STEP), _digits())
+    assert not lockstep.fits(task_of("naive", STEP), _digits(participation=0.5))
+    assert lockstep.fits(task_of("naive", algorithm("dsgd")), _digits(participation=0.5))
+    robust = Task.build(model, strategy("fbn"), STEP, aggregate=lambda v, _w: v.median(0).values)
+    assert not lockstep.fits(robust, _digits())
+    dropping = build("fbn_cnn", (1, 8, 8), 10, 0)
+    assert not lockstep.fits(task_of("naive", STEP, model=dropping), _digits())
+    model.register_buffer("level", torch.zeros(()))
+    assert not lockstep.fits(task_of("naive", STEP, model=model), _digits())
+
+
+def test_a_loss_that_is_not_finite_names_its_client():
+    class Broken(Toy):
+        def _batch(self, client, generator):
+            x, y = super()._batch(client, generator)
+            return (x * float("nan") if client == 1 else x), y
+
+    with pytest.raises(NonFiniteLossError, match="round 1 at client 1"):
+        together(task_of("fbn", STEP), Broken())
