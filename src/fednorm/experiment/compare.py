@@ -149,6 +149,7 @@ def _in_processes(
         except KeyboardInterrupt:
             stop.set()
             pool.shutdown(cancel_futures=True)
+    _drain(events, on_round)  # what arrived while the workers ended
     yield from ((i, f.result()) for f, i in futures.items() if not f.cancelled())
 
 
