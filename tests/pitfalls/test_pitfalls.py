@@ -121,9 +121,7 @@ def test_nested_layers_keep_their_whole_path():
     """A type test that loses the parent's prefix: fluke keeps 1 of 20 layers local."""
     model = nested_model()
     personal = [
-        key
-        for key, role in roles(model, STRATEGIES["fedbn"].roles).items()
-        if role is Role.PERSONAL
+        key for key, role in roles(model, strategy("fedbn").role).items() if role is Role.PERSONAL
     ]
     layers = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     assert len(personal) == 5 * len(layers)

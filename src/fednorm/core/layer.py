@@ -10,6 +10,7 @@ from fednorm.core.exchange import Exchange, Solo
 from fednorm.core.messages import Report, Running
 
 Statistics: TypeAlias = Literal["average", "pool"]
+Survey: TypeAlias = Literal["never", "rounds", "evaluation"]  # before each of these
 NormRule: TypeAlias = Callable[[Any, Tensor], Tensor]  # (layer, batch) -> normalised batch
 
 

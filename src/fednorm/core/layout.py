@@ -4,11 +4,12 @@ Never by a name: torchvision's ResNet-18 has 20 BatchNorm layers, and three of t
 their path.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.batchnorm import _NormBase
 
 from fednorm.core.layer import NormLayer
 from fednorm.core.types import Kind, Role
@@ -60,23 +61,23 @@ def kinds(model: nn.Module) -> dict[str, Kind]:
     return {key: kind_of(module, tensor) for key, module, tensor in _owned(model)}
 
 
-def roles(model: nn.Module, rule: Mapping[Kind, Role]) -> dict[str, Role]:
-    """Return the role of every entry: `rule` speaks for BatchNorm layers, the rest is shared."""
-    return {
-        key: rule[kind_of(module, tensor)] if isinstance(module, _BatchNorm) else Role.SHARED
-        for key, module, tensor in _owned(model)
-    }
+RoleOf: TypeAlias = Callable[[nn.Module, Kind], Role]
 
 
-def layout(model: nn.Module, rule: Mapping[Kind, Role]) -> Layout:
+def roles(model: nn.Module, role: RoleOf) -> dict[str, Role]:
+    """Return the role of every entry of a model's state_dict."""
+    return {key: role(module, kind_of(module, tensor)) for key, module, tensor in _owned(model)}
+
+
+def layout(model: nn.Module, role: RoleOf) -> Layout:
     """Sort the tensors of a converted model by role; a tied tensor appears once."""
     _refuse_foreign_statistics(model)
-    by_role = roles(model, rule)
+    by_role = roles(model, role)
     parameters = dict(model.named_parameters())
     buffers = {name: b for name, b in model.named_buffers() if name in by_role}
     personal = {n: p for n, p in parameters.items() if by_role[n] is Role.PERSONAL}
     norms = {path: m for path, m in model.named_modules() if isinstance(m, NormLayer)}
-    shares = rule[Kind.STATISTIC] is Role.STATISTIC
+    tracking = {path: m for path, m in norms.items() if m.running() is not None}
     return Layout(
         roles=by_role,
         shared={n: p for n, p in parameters.items() if by_role[n] is Role.SHARED},
@@ -84,7 +85,9 @@ def layout(model: nn.Module, rule: Mapping[Kind, Role]) -> Layout:
         personal=personal | {n: b for n, b in buffers.items() if by_role[n] is Role.PERSONAL},
         buffers={n: b for n, b in buffers.items() if by_role[n] is Role.SHARED},
         norms=norms,
-        sharing={path: m for path, m in norms.items() if shares and m.running() is not None},
+        sharing={
+            path: m for path, m in tracking.items() if role(m, Kind.STATISTIC) is Role.STATISTIC
+        },
         affine=tuple(p for m in norms.values() for p in m.parameters(recurse=False)),
     )
 

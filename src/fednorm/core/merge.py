@@ -1,4 +1,4 @@
-"""The two ways in which the statistics of many clients become one."""
+"""The ways in which the statistics of many clients become one."""
 
 import torch
 
@@ -29,10 +29,16 @@ def follow(previous: Running, merge: Merge) -> Running:
     """
     batches = max(r.batches for r in merge.reports)
     pooled = pool([r.moments for r in merge.reports], merge.aggregate)
-    steps = batches - previous.batches
-    rate = steps / batches if merge.momentum is None else 1 - (1 - merge.momentum) ** steps
+    steps, momentum = batches - previous.batches, merge.layer.momentum
+    rate = steps / batches if momentum is None else 1 - (1 - momentum) ** steps
     return Running(
         mean=torch.lerp(previous.mean, pooled.mean, rate),
         var=torch.lerp(previous.var, pooled.unbiased_var, rate),
         batches=batches,
     )
+
+
+def replaced(merge: Merge) -> Running:
+    """Pool the clients' moments and forget what was before."""
+    pooled = pool([r.moments for r in merge.reports], merge.aggregate)
+    return Running(pooled.mean, pooled.unbiased_var, max(r.batches for r in merge.reports))

@@ -178,6 +178,6 @@ def _merged(task: Task, state: ServerState, path: str, replies: Sequence[Reply])
             reports=[reply.stats[path] for reply in heard],
             examples=[reply.examples for reply in heard],
             aggregate=task.aggregate_statistics,
-            momentum=task.layout.sharing[path].momentum,
+            layer=task.layout.sharing[path],
         ),
     )

@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import nn
 
 from fednorm.core.aggregator import Aggregator
-from fednorm.core.layer import NormRule, Statistics
+from fednorm.core.layer import NormLayer, NormRule, Statistics, Survey
 from fednorm.core.messages import Broadcast, Report, Running, ServerState
 from fednorm.core.types import Kind, Role, Tensors
 
@@ -40,7 +40,7 @@ class Merge:
     reports: Sequence[Report]
     examples: Sequence[int]  # one for each report
     aggregate: Aggregator
-    momentum: float | None  # of the layer; None is the cumulative average
+    layer: NormLayer
 
 
 class NormStrategy(Protocol):
@@ -52,8 +52,17 @@ class NormStrategy(Protocol):
         ...
 
     @property
-    def roles(self) -> Mapping[Kind, Role]:
-        """What is done with the tensors of a BatchNorm layer; all others are shared."""
+    def lockstep(self) -> bool:
+        """Whether rounds are exact with the batches of all clients in one."""
+        ...
+
+    @property
+    def survey(self) -> Survey:
+        """When the clients' statistics are measured in a pass without training."""
+        ...
+
+    def role(self, module: nn.Module, kind: Kind) -> Role:
+        """Return what is done with a tensor of this kind, owned by this module."""
         ...
 
     @property
@@ -75,6 +84,14 @@ class NormStrategy(Protocol):
 
     def merge(self, previous: Running, merge: Merge) -> Running:
         """Return a layer's shared running statistics after a round."""
+        ...
+
+    def survey_rule(self) -> NormRule:
+        """Return how layers treat batches while the clients' statistics are surveyed."""
+        ...
+
+    def adopt(self, previous: Running, merge: Merge) -> Running:
+        """Return a layer's shared running statistics after a survey."""
         ...
 
     def remember(self, before: ServerState, running: Mapping[str, Running]) -> Tensors:

@@ -47,7 +47,7 @@ class Task:
     ) -> "Task":
         """Convert a copy of `model` for `strategy` and read the initial state off it."""
         conversion = strategy.convert(model)
-        tensors = layout(conversion.model, strategy.roles)
+        tensors = layout(conversion.model, strategy.role)
         return cls(
             model=conversion.model,
             strategy=strategy,

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from fednorm.core.algorithm import Loss
+from fednorm.core.layout import kinds
 from fednorm.core.messages import Memory, ServerState
 from fednorm.core.task import Task, export
-from fednorm.core.types import ClientId, Role
+from fednorm.core.types import ClientId, Kind
 
 _BATCH = 1000
 
@@ -38,8 +39,9 @@ class TestSplits(Protocol):
 
 
 def is_personal(task: Task) -> bool:
-    """Return whether some tensors never leave their client, so that there is no global model."""
-    return Role.PERSONAL in task.layout.roles.values()
+    """Return whether BatchNorm layers are the clients' own, so that there is no global model."""
+    kind = kinds(task.model)
+    return any(kind[key] in (Kind.AFFINE, Kind.STATISTIC) for key in task.layout.personal)
 
 
 @torch.no_grad()

@@ -21,7 +21,6 @@ from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.data.federation import Federation
 from fednorm.engines.centralized import merged
-from fednorm.engines.evaluate import is_personal
 from fednorm.engines.simulate import Clients, Round
 from fednorm.engines.simulate import rounds as rounds_in_turn
 from fednorm.nn import rules
@@ -32,9 +31,10 @@ def fits(task: Task, clients: Federation) -> bool:
     aggregators = (task.aggregate, task.aggregate_statistics)
     momentum = isinstance(task.algorithm, DSGD) and task.algorithm.momentum > 0
     return (
-        isinstance(task.algorithm, DSGD)
+        task.strategy.lockstep
+        and isinstance(task.algorithm, DSGD)
         and all(aggregator is weighted_mean for aggregator in aggregators)
-        and not is_personal(task)
+        and not task.layout.personal
         and not task.layout.buffers  # each client would change them by itself
         and not any(isinstance(m, _DropoutNd) for m in task.model.modules())  # each its own mask
         # The mean of the clients' momenta follows the mean gradient only if nobody is ever absent.

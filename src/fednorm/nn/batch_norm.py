@@ -72,6 +72,13 @@ class FedBatchNorm(NormLayer, _BatchNorm):
             moments = log.moments.scaled(1 - new).merge(moments.scaled(new))
         log.moments, log.mass = moments, mass
 
+    def watch(self, batch: Tensor) -> None:
+        """Add a batch to the moments of a survey; here every value weighs the same."""
+        moments = Moments.of(batch.detach())
+        log = self.round
+        log.moments = moments if log.moments is None else log.moments.merge(moments)
+        log.seen += 1
+
     def running(self) -> Running | None:
         """Return a copy of the running statistics, or None if the layer tracks none."""
         if self.running_mean is None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
+
+from fednorm.nn.rules import untracked
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,9 +31,7 @@ def exchanged(*, shared_message: bool = False) -> NormRule:
         site = f"{layer.round.site}#{layer.round.seen}"  # a layer may be called twice in a step
         layer.record(x)
         if layer.round.session.step > 0:
-            return functional.batch_norm(
-                x, None, None, layer.weight, layer.bias, training=True, eps=layer.eps
-            )
+            return untracked(layer, x)
         around = layer.running_mean if shared_message else None
         exchange = layer.round.session.exchange
         normalised: Tensor = _Synchronised.apply(x, around, layer.eps, exchange, site)  # type: ignore[no-untyped-call]

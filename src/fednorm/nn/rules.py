@@ -6,8 +6,11 @@
 | `recorded` | the batch's own | stay fixed | the moments of its input |
 | `running` | the shared running ones | stay fixed | the moments of its input |
 | `frozen` | the shared running ones | stay fixed | nothing |
+| `untracked` | the batch's own | stay fixed | nothing |
+| `surveyed` | the batch's own | stay fixed | the moments of all it sees in a survey |
+| `watched` | the shared running ones | stay fixed | the moments of all it sees in a survey |
 
-The fifth, `exchanged`, synchronises over clients; it has a file of its own. Where the batches of
+Another, `exchanged`, synchronises over clients; it has a file of its own. Where the batches of
 several clients stand in one, "the batch's own" means each client's own part of it.
 """
 
@@ -45,11 +48,28 @@ def batch(layer: FedBatchNorm, x: Tensor) -> Tensor:
 def recorded(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the batch's own statistics; record its moments."""
     layer.record(x)
+    return untracked(layer, x)
+
+
+def untracked(layer: FedBatchNorm, x: Tensor) -> Tensor:
+    """Normalise with the batch's own statistics; record nothing."""
     if layer.round.session.sizes:
         return grouped(layer, x, None)
     return functional.batch_norm(
         x, None, None, layer.weight, layer.bias, training=True, eps=layer.eps
     )
+
+
+def surveyed(layer: FedBatchNorm, x: Tensor) -> Tensor:
+    """Normalise with the batch's own statistics; add it to the survey."""
+    layer.watch(x)
+    return untracked(layer, x)
+
+
+def watched(layer: FedBatchNorm, x: Tensor) -> Tensor:
+    """Normalise with the shared statistics; add the batch to the survey."""
+    layer.watch(x)
+    return frozen(layer, x)
 
 
 def running(layer: FedBatchNorm, x: Tensor) -> Tensor:

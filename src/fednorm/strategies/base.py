@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from fednorm.core.layer import NormRule, Statistics
-from fednorm.core.merge import average, follow
+from fednorm.core.layer import NormRule, Statistics, Survey
+from fednorm.core.merge import average, follow, replaced
 from fednorm.core.messages import Broadcast, Running, ServerState
 from fednorm.core.registry import param
 from fednorm.core.strategy import Conversion, Merge
@@ -41,6 +42,13 @@ class Strategy:
     statistics: Statistics = "average"
     roles: ClassVar[Mapping[Kind, Role]] = SHARED
     needs_batch_statistics: ClassVar[bool] = False
+    lockstep: ClassVar[bool] = False  # whether it is exact with all clients in one batch
+    survey: ClassVar[Survey] = "never"
+    warmup: ClassVar[int] = 0  # rounds of learning-rate warm-up, unless the algorithm says else
+
+    def role(self, module: nn.Module, kind: Kind) -> Role:
+        """Return what is done with a tensor of this kind, owned by this module."""
+        return self.roles[kind] if isinstance(module, _BatchNorm) else Role.SHARED
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a converted copy of a model."""
@@ -57,6 +65,14 @@ class Strategy:
     def merge(self, previous: Running, merge: Merge) -> Running:
         """Return a layer's shared running statistics after a round."""
         return follow(previous, merge) if self.statistics == "pool" else average(merge)
+
+    def survey_rule(self) -> NormRule:
+        """Return how layers treat batches while the clients' statistics are surveyed."""
+        return rules.surveyed
+
+    def adopt(self, previous: Running, merge: Merge) -> Running:  # noqa: ARG002 (as above)
+        """Return a layer's shared running statistics after a survey."""
+        return replaced(merge)
 
     def remember(
         self,

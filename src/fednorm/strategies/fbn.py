@@ -15,6 +15,7 @@ statistics stay fixed within the round, and step s weighs β(1-β)^(E-s).
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fednorm.core.layer import NormRule, Statistics
 from fednorm.core.messages import Broadcast
@@ -26,6 +27,8 @@ from fednorm.strategies.base import SharedStatisticsStrategy
 @dataclass(frozen=True)
 class FBN(SharedStatisticsStrategy):
     """All clients normalise with the same running statistics, pooled over all of them."""
+
+    lockstep: ClassVar[bool] = True
 
     statistics: Statistics = param(
         "pool",

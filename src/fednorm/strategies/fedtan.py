@@ -28,6 +28,7 @@ from fednorm.strategies.base import SharedStatisticsStrategy
 class FedTAN(SharedStatisticsStrategy):
     """BatchNorm over all clients' batches at once, at the price of many exchanges."""
 
+    lockstep: ClassVar[bool] = True
     needs_batch_statistics: ClassVar[bool] = True
 
     statistics: Statistics = param(

@@ -10,6 +10,7 @@ Server: averages everything; there are no statistics. γ and β of the replaced 
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
@@ -22,6 +23,8 @@ from fednorm.strategies.base import Strategy, require_batch_norm
 @dataclass(frozen=True)
 class GN(Strategy):
     """GroupNorm in the place of BatchNorm."""
+
+    lockstep: ClassVar[bool] = True
 
     groups: int = param(2, "groups of channels; must divide the channels of every layer")
 

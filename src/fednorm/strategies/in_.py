@@ -10,6 +10,7 @@ Server: averages everything; there are no statistics.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
@@ -21,6 +22,8 @@ from fednorm.strategies.base import Strategy, require_batch_norm
 @dataclass(frozen=True)
 class IN(Strategy):
     """InstanceNorm (one group per channel) in the place of BatchNorm."""
+
+    lockstep: ClassVar[bool] = True
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy with one group per channel."""

@@ -9,6 +9,7 @@ Server: averages everything; there are no statistics.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
@@ -20,6 +21,8 @@ from fednorm.strategies.base import Strategy, require_batch_norm
 @dataclass(frozen=True)
 class LN(Strategy):
     """LayerNorm (GroupNorm with one group) in the place of BatchNorm."""
+
+    lockstep: ClassVar[bool] = True
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy with one group per layer."""

@@ -9,6 +9,7 @@ Server: averages everything. The only strategy for a model that has no BatchNorm
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
@@ -20,6 +21,8 @@ from fednorm.strategies.base import Strategy
 @dataclass(frozen=True)
 class NoNorm(Strategy):
     """BatchNorm layers are taken out."""
+
+    lockstep: ClassVar[bool] = True
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy without BatchNorm layers."""

@@ -1,0 +1,57 @@
+"""A survey: the clients' statistics measured in a pass over their data, without training."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fednorm.core.layer import NormRule, Session
+from fednorm.core.messages import Batches, Broadcast, Memory, Report, Running, ServerState
+from fednorm.core.strategy import Merge
+from fednorm.core.task import Task, load
+from fednorm.core.types import ClientId
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """What one client's layers saw."""
+
+    client: ClientId
+    examples: int
+    stats: Mapping[str, Report]
+
+
+@torch.no_grad()
+def client_survey(
+    task: Task, received: Broadcast, memory: Memory, batches: Batches, rule: NormRule
+) -> Surveyed:
+    """Send a client's batches through the received model; labels are not looked at."""
+    load(task, received, memory)
+    task.model.train()
+    for path, layer in task.layout.norms.items():
+        layer.begin(rule, Session(), path)
+    for x, _ in batches.steps:
+        task.model(x)
+    reports = {path: layer.report("pool") for path, layer in task.layout.sharing.items()}
+    stats = {path: report for path, report in reports.items() if report is not None}
+    return Surveyed(batches.client, batches.examples, stats)
+
+
+def server_survey(task: Task, state: ServerState, surveyed: Sequence[Surveyed]) -> ServerState:
+    """Let the strategy adopt what all clients saw."""
+    ordered = sorted(surveyed, key=lambda s: s.client)
+    running = {path: _adopted(task, state, path, ordered) for path in state.running}
+    return replace(state, running=running)
+
+
+def _adopted(task: Task, state: ServerState, path: str, surveyed: Sequence[Surveyed]) -> Running:
+    heard = [s for s in surveyed if path in s.stats]
+    if not heard:
+        return state.running[path]
+    merge = Merge(
+        reports=[s.stats[path] for s in heard],
+        examples=[s.examples for s in heard],
+        aggregate=task.aggregate_statistics,
+        layer=task.layout.sharing[path],
+    )
+    return task.strategy.adopt(state.running[path], merge)
