@@ -33,6 +33,13 @@ class Toy:
     def clients(self):
         return len(self.sizes)
 
+    def all(self):
+        return list(range(self.clients))
+
+    def everything(self, client):
+        steps = [self.batches(client, round_).steps[0] for round_ in (101, 102, 103)]
+        return Batches(client, steps, 3 * self.sizes[client])
+
     def participants(self, round_):
         gone = self.absent.get(round_, ())
         return [client for client in range(self.clients) if client not in gone]

@@ -110,12 +110,16 @@ def _size(tensors: Iterable[Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
+def report_bytes(stats: Mapping[str, Report]) -> int:
+    """Return the payload of reported statistics in bytes."""
+    moments = [report.moments for report in stats.values()]
+    return _size(t for m in moments for t in (m.mean, m.var)) + 2 * _INTEGER * len(moments)
+
+
 def bytes_up(reply: Reply) -> int:
     """Return the payload of a reply in bytes, without the envelope of any transport."""
-    moments = [r.moments for r in reply.stats.values()]
     tensors = [*reply.update.values(), *reply.buffers.values(), *reply.momentum.values()]
-    stats = _size(t for m in moments for t in (m.mean, m.var)) + 2 * _INTEGER * len(moments)
-    return _size(tensors) + stats + _INTEGER
+    return _size(tensors) + report_bytes(reply.stats) + _INTEGER
 
 
 def bytes_down(broadcast: Broadcast) -> int:

@@ -34,6 +34,10 @@ class Federation:
         """How many clients there are."""
         return len(self.parts)
 
+    def all(self) -> list[ClientId]:
+        """Return every client."""
+        return list(range(self.clients))
+
     def participants(self, round_: int) -> list[ClientId]:
         """Return who takes part in a round."""
         return participants(self.clients, self.participation, seed=self.seed, round_=round_)
@@ -46,6 +50,11 @@ class Federation:
             examples=len(self.parts[client]),
             seed=_dropout_seed(self.seed, client, round_),
         )
+
+    def everything(self, client: ClientId) -> Batches:
+        """Return all of a client's data once, in batches."""
+        once = replace(self, plan=Plan(self.plan.batch, steps=None, epochs=1))
+        return once.batches(client, 0)
 
     def test(self, client: ClientId) -> tuple[Tensor, Tensor]:
         """Return a client's own test split."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fednorm.core.messages import Batches
 from fednorm.core.types import ClientId
-from fednorm.engines.simulate import Clients
+from fednorm.engines.clients import Clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,10 @@ class Merged:
 
     clients: Clients
 
+    def all(self) -> list[ClientId]:
+        """Return the only client."""
+        return [0]
+
     def participants(self, round_: int) -> list[ClientId]:  # noqa: ARG002 (protocol)
         """Return the only client."""
         return [0]
@@ -29,6 +33,10 @@ class Merged:
     def batches(self, client: ClientId, round_: int) -> Batches:  # noqa: ARG002 (protocol)
         """Return the merged batches of the clients that would take part in the round."""
         return merged([self.clients.batches(c, round_) for c in self.clients.participants(round_)])
+
+    def everything(self, client: ClientId) -> Batches:  # noqa: ARG002 (protocol)
+        """Return all data once."""
+        return merged([self.clients.everything(c) for c in self.clients.all()])
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ Equal to the loop within rounding. Where it does not apply, `fits` says so.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -20,8 +19,9 @@ from fednorm.core.round import NonFiniteLossError, broadcast, client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.data.federation import Federation
-from fednorm.engines.centralized import merged
-from fednorm.engines.simulate import Clients, Round
+from fednorm.engines.centralized import Merged, merged
+from fednorm.engines.clients import Clients
+from fednorm.engines.simulate import Round
 from fednorm.engines.simulate import rounds as rounds_in_turn
 from fednorm.nn import rules
 
@@ -50,15 +50,8 @@ def _statistics_fit(task: Task) -> bool:
     return task.strategy.rule(broadcast(task, task.initial_state)) is rules.batch
 
 
-@dataclass(frozen=True, slots=True)
-class Together:
+class Together(Merged):
     """All clients of a round as one, in a batch that knows whose samples are whose."""
-
-    clients: Clients
-
-    def participants(self, round_: int) -> list[ClientId]:  # noqa: ARG002 (protocol)
-        """Return the one that stands for all."""
-        return [0]
 
     def batches(self, client: ClientId, round_: int) -> Batches:  # noqa: ARG002 (protocol)
         """Return the batches of all clients that take part, side by side."""

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Protocol
 
 from torch import Tensor
 
@@ -20,18 +19,8 @@ from fednorm.core.messages import (
 from fednorm.core.round import broadcast, client_round, server_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
-
-
-class Clients(Protocol):
-    """Where an engine gets clients and their batches from."""
-
-    def participants(self, round_: int) -> list[ClientId]:
-        """Return who takes part in a round."""
-        ...
-
-    def batches(self, client: ClientId, round_: int) -> Batches:
-        """Return a client's batches of a round."""
-        ...
+from fednorm.engines.clients import Clients
+from fednorm.engines.survey import Asked, survey
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +33,7 @@ class Round:
     exchanges: int
     bytes_up: float  # of one client, in the mean
     bytes_down: float
+    replies: Sequence[Reply] = ()
 
 
 def rounds(task: Task, clients: Clients, count: int) -> Iterator[Round]:
@@ -51,8 +41,11 @@ def rounds(task: Task, clients: Clients, count: int) -> Iterator[Round]:
     state = task.initial_state
     memories: dict[ClientId, Memory] = {}
     for _ in range(count):
+        taking_part = clients.participants(state.round + 1)
+        asked = Asked(0, 0.0, 0.0)
+        if task.strategy.survey == "rounds":
+            state, asked = survey(task, state, memories, clients, taking_part)
         received = broadcast(task, state)
-        taking_part = clients.participants(received.round)
         batches = [clients.batches(client, received.round) for client in taking_part]
         results, answers = _train(task, received, memories, batches)
         replies = sorted((reply for reply, _ in results), key=lambda reply: reply.client)
@@ -63,9 +56,10 @@ def rounds(task: Task, clients: Clients, count: int) -> Iterator[Round]:
             state=state,
             memories=memories,
             train_loss=fmean(reply.metrics["loss"] for reply in replies),
-            exchanges=1 + len(answers),
-            bytes_up=fmean(bytes_up(reply) for reply in replies) + exchanged,
-            bytes_down=bytes_down(received) + exchanged,
+            exchanges=1 + len(answers) + asked.exchanges,
+            bytes_up=fmean(bytes_up(reply) for reply in replies) + exchanged + asked.bytes_up,
+            bytes_down=bytes_down(received) + exchanged + asked.bytes_down,
+            replies=replies,
         )
 
 

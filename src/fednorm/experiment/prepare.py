@@ -15,8 +15,9 @@ from fednorm.data import Dataset, load
 from fednorm.data.federation import Federation, federation
 from fednorm.engines import lockstep, simulate
 from fednorm.engines.centralized import Merged
+from fednorm.engines.clients import Clients
 from fednorm.engines.evaluate import is_personal
-from fednorm.engines.simulate import Clients, Round
+from fednorm.engines.simulate import Round
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.entry import StrategyEntry
 from fednorm.experiment.load import ConfigError

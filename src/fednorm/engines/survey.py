@@ -1,0 +1,38 @@
+"""Asks clients for the statistics of their data under the shared weights."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from fednorm.core.messages import Memory, ServerState, bytes_down, report_bytes
+from fednorm.core.round import broadcast
+from fednorm.core.survey import client_survey, server_survey
+from fednorm.core.task import Task
+from fednorm.core.types import ClientId
+from fednorm.engines.clients import Clients
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a survey cost: exchanges, and bytes of one client."""
+
+    exchanges: int
+    bytes_up: float
+    bytes_down: float
+
+
+def survey(
+    task: Task,
+    state: ServerState,
+    memories: Mapping[ClientId, Memory],
+    clients: Clients,
+    asked: Sequence[ClientId],
+) -> tuple[ServerState, Asked]:
+    """Survey all data of the asked clients and let the strategy adopt the result."""
+    received, rule = broadcast(task, state), task.strategy.survey_rule()
+    surveyed = [
+        client_survey(task, received, memories.get(c, Memory()), clients.everything(c), rule)
+        for c in asked
+    ]
+    cost = Asked(1, fmean(report_bytes(s.stats) for s in surveyed), bytes_down(received))
+    return server_survey(task, state, surveyed), cost
