@@ -9,13 +9,17 @@ from rich.console import Console
 
 from fednorm import catalogue
 from fednorm.core.registry import UnknownNameError
+from fednorm.doctor import examine, read_shape, save
+from fednorm.doctor import show as show_report
 from fednorm.experiment.compare import run_all
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.environment import cores
-from fednorm.experiment.load import ConfigError, build, override, read
+from fednorm.experiment.load import ConfigError, build, override, read, sweep
 from fednorm.experiment.record import clear
+from fednorm.experiment.ring import ring as on_the_ring
 from fednorm.report import table, write
 from fednorm.report.progress import progress
+from fednorm.report.ring import ring_table, write_ring
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -83,10 +87,17 @@ def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
     ] = None,
     eval_every: Annotated[int | None, typer.Option(help=_help("eval_every"))] = None,
     evaluate: Annotated[str | None, typer.Option(help=_help("evaluate"))] = None,
+    diagnose: Annotated[
+        bool | None, typer.Option("--diagnose", help=_help("diagnose"), show_default=False)
+    ] = None,
     device: Annotated[str | None, typer.Option(help=_help("device"))] = None,
     threads: Annotated[int | None, typer.Option(help=_help("threads"))] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file to start from")] = None,
     settings: Set = None,
+    swept: Annotated[
+        str | None,
+        typer.Option("--sweep", help="several values of a field, e.g. strategy.momentum=0.1,none"),
+    ] = None,
     out: Out = Path("results/compare"),
     workers: Workers = None,
     fresh: Fresh = False,
@@ -109,7 +120,8 @@ def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
     parts = {"name": given.pop("algorithm", None), "lr": lr, "momentum": momentum}
     extra = [f"algorithm.{key}={value}" for key, value in parts.items() if value is not None]
     values = {**(read(config) if config else {}), **given}
-    _run(override(values, [*extra, *(settings or [])]), out, workers, fresh=fresh)
+    values = override(values, [*extra, *(settings or [])])
+    _run(sweep(values, swept) if swept else values, out, workers, fresh=fresh)
 
 
 @app.command()
@@ -149,6 +161,75 @@ def _run(values: dict[str, Any], out: Path, workers: int | None, *, fresh: bool)
 
 def _workers(experiment: Experiment) -> int:
     return max(1, cores() // experiment.threads) if experiment.device == "cpu" else 1
+
+
+@app.command()
+def ring(
+    out: Annotated[
+        Path, typer.Option(help="folder for ring.json, figure1.png, figure2.png")
+    ] = Path("results/ring"),
+    rounds: Annotated[int, typer.Option(min=2, help="rounds of normalization")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the points")] = 0,
+) -> None:
+    """Draw Figures 1 and 2 of the paper on FBN: points on a ring under one layer.
+
+    Ten clients, one class each; how far from centralized BatchNorm does each method normalise?
+    """
+    result = on_the_ring(rounds, seed)
+    paths = write_ring(result, out)
+    console.print(ring_table(result))
+    console.print(f"Written: {', '.join(str(path) for path in paths)}", soft_wrap=True)
+
+
+@app.command()
+def doctor(  # noqa: PLR0913, PLR0917 (most options are keys of the schema)
+    model: Annotated[str, typer.Argument(help="a model's name, or package.module:function")],
+    data: Annotated[
+        str | None, typer.Option(help="measure the clients on this data; see `fednorm list data`")
+    ] = None,
+    partition: Annotated[str | None, typer.Option(help=_help("partition"))] = None,
+    clients: Annotated[int | None, typer.Option(help=_help("clients"))] = None,
+    participation: Annotated[float | None, typer.Option(help=_help("participation"))] = None,
+    batch: Annotated[int | None, typer.Option(help=_help("batch"))] = None,
+    batches: Annotated[int, typer.Option(help="batches of each client that are measured")] = 4,
+    evaluate: Annotated[
+        str | None, typer.Option(help="'clients' if each client is tested on its own data")
+    ] = None,
+    shape: Annotated[str | None, typer.Option(help="of a sample, without data: 3,32,32")] = None,
+    classes: Annotated[int | None, typer.Option(min=1, help="how many, without data")] = None,
+    seed: Annotated[int, typer.Option(help="of data, partition and initial weights")] = 0,
+    settings: Set = None,
+    json: Annotated[
+        str | None, typer.Option(metavar="FILE", help="write the report as JSON; - prints it")
+    ] = None,
+) -> None:
+    """Tell in numbers what will happen to a model in federated learning.
+
+    For example:
+
+    - `fednorm doctor resnet`
+
+    - `fednorm doctor resnet --data digits --partition dirichlet=0.1 --clients 20`
+
+    - `fednorm doctor mine.models:net --shape 3,32,32 --json report.json`
+    """
+    options = {key: value for key, value in locals().items() if key in Experiment.model_fields}
+    given = {key: value for key, value in options.items() if value is not None}
+    values = override(given, settings or [])
+    report = examine(
+        values.pop("model"),
+        shape=read_shape(shape) if shape else None,
+        classes=classes,
+        batches=batches,
+        seed=seed,
+        **values,
+    )
+    if json == "-":
+        typer.echo(report.to_json())
+        return
+    console.print(show_report(report))
+    if json:
+        save(report, Path(json))
 
 
 @app.command("list")

@@ -91,6 +91,16 @@ def test_flags_win_over_the_file_and_set_over_flags(tmp_path):
     assert config["algorithm"] == {"name": "fedavg", "lr": 0.3}
 
 
+def test_sweep_compares_values_of_a_field(tmp_path):
+    sweep = ["--sweep", "strategy.momentum=0.05,none", "--strategies", "fbn,gn"]
+    result = inside("compare", *QUICK, *sweep, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    runs = json.loads((tmp_path / "results.json").read_text())["runs"]
+    assert [run["strategy"] for run in runs] == ["fbn momentum=0.05", "fbn momentum=none", "gn"]
+    assert runs[0]["final"]["loss"] != runs[1]["final"]["loss"]
+    assert inside("run", tmp_path / "config.toml", "--out", tmp_path / "again").exit_code == 0
+
+
 def test_fresh_starts_over(tmp_path):
     arguments = ["compare", "--strategies", "gn", "--out", tmp_path]
     assert inside(*arguments, *QUICK).exit_code == 0
@@ -108,6 +118,8 @@ def test_fresh_starts_over(tmp_path):
         (["show", "strategy", "fb"], "did you mean 'fbn'"),
         (["list", "strategie"], "did you mean 'strategies'"),
         (["compare", "--set", "rouns=3"], "did you mean 'rounds'"),
+        (["compare", "--sweep", "algorithm.lr=1,2"], "--sweep takes strategy.FIELD"),
+        (["compare", "--sweep", "strategy.groupz=1,2"], "none of the chosen strategies"),
     ],
 )
 def test_a_mistake_gets_a_message_and_no_traceback(call, tmp_path, arguments, message):

@@ -17,7 +17,7 @@ from fednorm.strategies import STRATEGIES
 from support import Toy, last, nested_model, task_of
 
 STEP = algorithm("dsgd", lr=0.05, momentum=0.9, weight_decay=1e-3)
-SHARING = sorted(set(STRATEGIES) - {"fedbn", "silobn"})
+LOCKSTEP = sorted(name for name in STRATEGIES if strategy(name).lockstep)
 
 
 def together(task, clients, count=8):
@@ -37,7 +37,7 @@ def assert_equal(one, two):
     assert two.bytes_down == one.bytes_down
 
 
-@pytest.mark.parametrize("name", SHARING)
+@pytest.mark.parametrize("name", LOCKSTEP)
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (2, 7, 3), (5,)])
 def test_equals_the_loop(name, sizes):
     clients = Toy(sizes=sizes)
@@ -86,6 +86,11 @@ def _digits(participation=1.0):
     plan = Plan(20)
     data = load("digits", 0)
     return federation(data, "iid", plan, clients=4, seed=0, participation=participation)
+
+
+@pytest.mark.parametrize("name", sorted(set(STRATEGIES) - set(LOCKSTEP)))
+def test_other_strategies_are_left_to_the_loop(name):
+    assert not lockstep.fits(task_of(name, STEP), _digits())
 
 
 def test_fits_only_where_it_is_exact():

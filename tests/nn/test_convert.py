@@ -5,8 +5,10 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednorm import strategy
+from fednorm.core.layer import NormLayer
 from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.convert import ConversionError, federate
 from fednorm.nn.sample_norm import SampleNorm
@@ -25,9 +27,17 @@ class MyNorm(nn.BatchNorm2d):
     """A subclass that changes nothing of the forward pass."""
 
 
-class Activated(nn.BatchNorm2d):
-    def forward(self, input):  # noqa: A002
-        return torch.relu(super().forward(input))
+every = pytest.mark.parametrize("name", sorted(STRATEGIES))
+
+
+def converted_or_refused(name, model):
+    """Convert a model; only strategies that look for more than BatchNorm may refuse it."""
+    try:
+        return strategy(name).convert(model)
+    except (ConversionError, ValueError):
+        if name not in {"fixup", "fedfn"}:
+            raise
+        return None
 
 
 def layer_of(cls, **fields):
@@ -40,7 +50,16 @@ def layer_of(cls, **fields):
 
 
 @pytest.mark.parametrize("cls", INPUTS)
-@pytest.mark.parametrize("fields", [{}, {"affine": False}, {"eps": 0.1, "momentum": None}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"affine": False},
+        {"track_running_stats": False},
+        {"affine": False, "track_running_stats": False},
+        {"eps": 0.1, "momentum": None},
+    ],
+)
 def test_a_converted_layer_is_the_layer(cls, fields):
     layer = layer_of(cls, **fields)
     converted = federate(layer).model
@@ -91,7 +110,7 @@ def test_finds_every_layer_whatever_its_name_and_place():
 
     replaced = federate(Odd()).replaced
     assert {(r.path, r.before, r.after) for r in replaced} == {
-        ("tail", "MyNorm", "FedBatchNorm2d"),
+        ("tail", "MyNorm", "FedMyNorm"),
         ("x.0.y.0", "BatchNorm1d", "FedBatchNorm1d"),
     }
     paths = {r.path for r in federate(nested_model()).replaced}
@@ -99,12 +118,66 @@ def test_finds_every_layer_whatever_its_name_and_place():
     assert len(paths) == 6
 
 
-def test_a_layer_in_two_places_is_converted_once_and_stays_shared():
-    norm = nn.BatchNorm1d(3)
-    conversion = federate(nn.Sequential(norm, nn.Linear(3, 3), norm))
-    assert len(conversion.replaced) == 1
-    assert conversion.model[0] is conversion.model[2]
-    assert isinstance(conversion.model[2], FedBatchNorm)
+def is_converted(module):
+    return isinstance(module, NormLayer) or not isinstance(module, _BatchNorm)
+
+
+@every
+def test_a_layer_in_two_places_is_converted_once_and_stays_shared(name):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.fc = nn.BatchNorm2d(4), nn.Linear(4, 4)
+            self.parts = nn.Sequential(nn.Conv2d(3, 4, 3), self.norm, nn.ReLU(), self.norm)
+
+        def forward(self, x):
+            return self.fc(self.parts(x).mean((2, 3)))
+
+    conversion = converted_or_refused(name, Twice())
+    if conversion is not None:
+        model = conversion.model
+        assert [r.path for r in conversion.replaced].count("norm") == 1
+        assert "parts.1" not in [r.path for r in conversion.replaced]
+        assert model.norm is model.parts[1] is model.parts[3]
+        assert is_converted(model.norm)
+
+
+@every
+def test_layers_in_plain_lists_beside_the_registered_ones_follow(name):
+    class Legacy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 4)
+            self.norms, self.by_name = [], {"pair": ()}
+            for i in range(2):
+                norm = nn.BatchNorm2d(4)
+                self.add_module(f"norm{i}", norm)
+                self.norms.append(norm)
+            self.by_name["pair"] = tuple(self.norms)
+
+        def forward(self, x):
+            return self.fc(self.norms[1](self.norms[0](self.conv(x))).mean((2, 3)))
+
+    conversion = converted_or_refused(name, Legacy())
+    if conversion is not None:
+        model = conversion.model
+        assert model.norms == [model.norm0, model.norm1] == list(model.by_name["pair"])
+        assert all(is_converted(norm) for norm in model.norms)
+        assert conversion.kept == ()
+
+
+def test_a_layer_that_torch_does_not_know_is_kept_and_reported():
+    class Hiding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(2)
+            self.teacher = [nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))]
+
+    conversion = federate(Hiding())
+    (kept,) = conversion.kept
+    assert (kept.path, kept.type) == ("teacher", "BatchNorm1d")
+    assert "not registered" in kept.reason
+    assert [r.path for r in conversion.replaced] == ["norm"]
 
 
 def test_keeps_training_flag_gradient_flag_dtype_and_hooks():
@@ -118,6 +191,28 @@ def test_keeps_training_flag_gradient_flag_dtype_and_hooks():
     assert converted.weight.dtype is torch.float16
     converted.float()(torch.zeros(2, 3))
     assert calls == [1]
+
+
+@every
+def test_hooks_and_flags_of_every_module_are_kept(name):
+    model = nested_model()
+    calls = []
+    norm = model.get_submodule("blocks.1.downsample.1")
+    norm.register_forward_hook(lambda *_: calls.append("after"))
+    norm.register_forward_pre_hook(lambda *_: calls.append("before"))
+    norm.weight.requires_grad_(requires_grad=False)
+    model.blocks[0].eval()
+    model.stem[0].requires_grad_(requires_grad=False)
+    converted = strategy(name).convert(model).model
+    for path, module in model.named_modules():
+        assert converted.get_submodule(path).training == module.training, path
+    learning = dict(converted.named_parameters())
+    for path, parameter in model.named_parameters():
+        if path in learning:
+            assert learning[path].requires_grad == parameter.requires_grad, path
+    assert all(p.dtype is torch.float64 for p in learning.values())
+    converted.eval()(torch.randn(2, 1, 8, 8, dtype=torch.float64))
+    assert calls == ["before", "after"]
 
 
 @pytest.mark.parametrize("name", ["gn", "ln", "in"])
@@ -149,8 +244,31 @@ def test_replacements_are_the_norms_they_say():
 
 
 def test_groups_must_divide_the_channels():
-    with pytest.raises(ConversionError, match=r"'0' has 6 channels, which 4 groups"):
+    with pytest.raises(ConversionError, match=r"'0' has 6 channels, which 4 groups .* fit=True"):
         strategy("gn", groups=4).convert(nn.Sequential(nn.BatchNorm2d(6)))
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "taken"), [(6, 4, 3), (7, 4, 1), (8, 4, 4), (3, 8, 3), (1, 2, 1)]
+)
+def test_groups_may_be_fitted_and_the_report_says_so(channels, groups, taken):
+    model = nn.Sequential(nn.BatchNorm2d(channels))
+    conversion = strategy("gn", groups=groups, fit=True).convert(model)
+    assert conversion.model[0].num_groups == taken
+    (replacement,) = conversion.replaced
+    said = "" if taken == groups else f"as {groups} do not divide {channels} channels"
+    assert said in replacement.note
+    assert bool(said) == bool(replacement.note)
+
+
+def test_the_report_says_where_gamma_and_beta_are_lost():
+    layers = [layer_of(nn.BatchNorm2d), nn.BatchNorm2d(4, affine=False), layer_of(nn.BatchNorm2d)]
+    layers[2].bias = None
+    model = nn.Sequential(*layers)
+    notes = [r.note for r in strategy("none").convert(model).replaced]
+    assert notes == ["γ and β are dropped", "", "γ is dropped"]
+    for name in ("naive", "gn", "ln", "in"):
+        assert [r.note for r in strategy(name).convert(model).replaced] == ["", "", ""]
 
 
 @pytest.mark.parametrize(("name", "fields"), [("in", {}), ("gn", {"groups": 4})])
@@ -160,16 +278,28 @@ def test_one_value_per_group_is_refused_not_erased(name, fields):
         model(torch.randn(5, 4))
 
 
-@pytest.mark.parametrize("name", sorted(set(STRATEGIES)))
-def test_a_layer_with_its_own_forward_pass_is_refused_by_name(name):
-    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Sequential(Activated(2)))
-    with pytest.raises(ConversionError, match=r"'1\.0' \(Activated\)"):
-        strategy(name).convert(model)
-
-
 def test_a_lazy_layer_is_refused_by_name():
     with pytest.raises(ConversionError, match=r"'0' \(LazyBatchNorm1d\) has no shape yet"):
         federate(nn.Sequential(nn.LazyBatchNorm1d()))
+
+
+def test_a_lazy_layer_without_tensors_is_refused_too():
+    lazy = nn.LazyBatchNorm1d(affine=False, track_running_stats=False)
+    with pytest.raises(ConversionError, match="no shape yet"):
+        federate(nn.Sequential(lazy))
+
+
+def test_a_lazy_layer_that_has_run_is_converted():
+    model = nn.Sequential(nn.LazyBatchNorm1d())
+    model(torch.randn(3, 2))
+    assert isinstance(federate(model).model[0], FedBatchNorm)
+
+
+def test_a_model_that_cannot_be_copied_is_refused():
+    model = nn.Sequential(nn.BatchNorm1d(2))
+    model.cached = model[0].weight * 2
+    with pytest.raises(ConversionError, match="Sequential cannot be copied"):
+        federate(model)
 
 
 @pytest.mark.parametrize("name", ["fbn", "fixbn", "fedtan"])

@@ -17,7 +17,13 @@ class SGD:
         "constant", "'constant', 'step' (÷10 after 50 % and 75 %), or 'inverse' (η/(1+⌊t/1000⌋))"
     )
 
+    warmup: int | None = param(
+        None, "rounds of linear warm-up; 'none' leaves it to the strategy (50 for dualbn, else 0)"
+    )
+
     def __post_init__(self) -> None:
+        if self.warmup is not None and self.warmup < 0:
+            raise ValueError(f"warmup must not be negative, but is {self.warmup}.")
         if not self.lr > 0:
             raise ValueError(f"lr must be positive, not {self.lr}.")
         if not 0 <= self.momentum < 1:
@@ -31,4 +37,5 @@ class SGD:
 
     def rate(self, round_: int, rounds: int | None) -> float:
         """Return the learning rate of a round, counted from 1."""
-        return learning_rate(self.lr, self.schedule, round_, rounds)
+        warm = min(1.0, round_ / self.warmup) if self.warmup else 1.0
+        return warm * learning_rate(self.lr, self.schedule, round_, rounds)

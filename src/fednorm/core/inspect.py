@@ -26,7 +26,7 @@ def fault(reply: Reply) -> str | None:
     moments = {path: report.moments for path, report in reply.stats.items()}
     if (path := _not_finite({path: m.mean for path, m in moments.items()})) is not None:
         return f"the mean of layer {path!r} is not finite"
-    variances = {path: m.var for path, m in moments.items()}
+    variances = {path: m.var for path, m in moments.items() if m.var.numel()}
     if (path := _not_finite(variances)) is not None:
         return f"the variance of layer {path!r} is not finite"
     for path, var in variances.items():

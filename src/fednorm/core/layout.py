@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fednorm.core.layer import NormLayer
 from fednorm.core.types import Kind, Role
@@ -94,7 +94,8 @@ def layout(model: nn.Module, role: RoleOf) -> Layout:
 
 def _refuse_foreign_statistics(model: nn.Module) -> None:
     for path, module in model.named_modules():
-        foreign = isinstance(module, _NormBase) and not isinstance(module, NormLayer)
+        # InstanceNorm is no strategy's business: its statistics are buffers, averaged like others.
+        foreign = isinstance(module, _BatchNorm) and not isinstance(module, NormLayer)
         if foreign and module.running_mean is not None:
             raise ValueError(
                 f"layer {path!r} ({type(module).__name__}) tracks running statistics that no "

@@ -23,14 +23,25 @@ class Replacement:
     path: str
     before: str
     after: str
+    note: str = ""  # what the replacement lacks or does otherwise, if anything
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A layer with running statistics that a conversion left alone, and why."""
+
+    path: str
+    type: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A converted copy of a model, and what was replaced in it."""
+    """A converted copy of a model, what was replaced in it, and what was not."""
 
     model: nn.Module
     replaced: tuple[Replacement, ...]
+    kept: tuple[Kept, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

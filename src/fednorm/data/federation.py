@@ -28,6 +28,7 @@ class Federation:
     plan: Plan
     seed: int
     participation: float = 1.0
+    unseen: int = 0  # the last so many clients never train
 
     @property
     def clients(self) -> int:
@@ -35,12 +36,13 @@ class Federation:
         return len(self.parts)
 
     def all(self) -> list[ClientId]:
-        """Return every client."""
-        return list(range(self.clients))
+        """Return every client that trains."""
+        return list(range(self.clients - self.unseen))
 
     def participants(self, round_: int) -> list[ClientId]:
         """Return who takes part in a round."""
-        return participants(self.clients, self.participation, seed=self.seed, round_=round_)
+        trained = self.clients - self.unseen
+        return participants(trained, self.participation, seed=self.seed, round_=round_)
 
     def batches(self, client: ClientId, round_: int) -> Batches:
         """Return a client's batches of a round."""
@@ -85,13 +87,22 @@ def _dropout_seed(seed: int, client: int, round_: int) -> int:
     return int(entropy.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def federation(
-    data: Dataset, rule: str, plan: Plan, *, clients: int, seed: int, participation: float = 1.0
+def federation(  # noqa: PLR0913 (what a federation is)
+    data: Dataset,
+    rule: str,
+    plan: Plan,
+    *,
+    clients: int,
+    seed: int,
+    participation: float = 1.0,
+    unseen: int = 0,
 ) -> Federation:
     """Divide a data set among clients; each gets a test split of its own mix as well.
 
     `rule` is a partition such as "gamma=0" or "natural".
     """
+    if not 0 <= unseen < clients:
+        raise ValueError(f"of {clients} clients, {unseen} cannot be unseen; some must train.")
     participants(clients, participation, seed=seed, round_=1)  # refuses an impossible share
     labels = data.y.cpu().numpy()
     parts = partition(rule, labels, clients=clients, seed=seed, groups=data.groups)
@@ -103,6 +114,7 @@ def federation(
         plan=plan,
         seed=seed,
         participation=participation,
+        unseen=unseen,
     )
 
 

@@ -46,11 +46,11 @@ class Ring:
         """
         rng = random_generator(seed, TAG)
         y = np.repeat(np.arange(self.classes), self.samples_per_class)
-        x, x_test = self._points(y, rng), self._points(y, rng)
+        x, x_test = self.points(y, rng), self.points(y, rng)
         labels = torch.tensor(y)
         return Dataset("ring", x, labels, x_test, labels, self.classes, groups=y, groups_test=y)
 
-    def _points(self, y: np.ndarray, rng: np.random.Generator) -> Tensor:
+    def points(self, y: np.ndarray, rng: np.random.Generator) -> Tensor:
         """Draw one point per label."""
         angle = 2 * np.pi * y / self.classes
         centre = self.radius * np.stack([np.cos(angle), np.sin(angle)], axis=1)

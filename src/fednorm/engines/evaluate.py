@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from fednorm.core.algorithm import Loss
 from fednorm.core.layout import kinds
-from fednorm.core.messages import Memory, ServerState
+from fednorm.core.messages import Batches, Memory, ServerState
 from fednorm.core.task import Task, export
 from fednorm.core.types import ClientId, Kind
+from fednorm.engines.adapt import adapt_statistics
 
 _BATCH = 1000
 
@@ -25,16 +26,15 @@ class Score:
     examples: int
 
 
-class TestSplits(Protocol):
-    """Where each client's own test split comes from."""
-
-    @property
-    def clients(self) -> int:
-        """How many clients there are."""
-        ...
+class Tested(Protocol):
+    """Where each client's own data comes from."""
 
     def test(self, client: ClientId) -> tuple[Tensor, Tensor]:
         """Return a client's own test split."""
+        ...
+
+    def everything(self, client: ClientId) -> Batches:
+        """Return all of a client's training data once, in batches."""
         ...
 
 
@@ -62,11 +62,24 @@ def score_global(task: Task, state: ServerState, x: Tensor, y: Tensor) -> Score:
 
 
 def score_clients(
-    task: Task, state: ServerState, memories: Mapping[ClientId, Memory], splits: TestSplits
+    task: Task,
+    state: ServerState,
+    memories: Mapping[ClientId, Memory],
+    data: Tested,
+    clients: Iterable[ClientId],
+    *,
+    adapt: float = 0.0,
 ) -> list[Score]:
-    """Test every client's model on the client's own test split, where it has one."""
-    tested: Iterable[ClientId] = (c for c in range(splits.clients) if len(splits.test(c)[1]))
-    return [
-        score(export(task, state, memories.get(client)), *splits.test(client), task.loss)
-        for client in tested
-    ]
+    """Test clients' models on the clients' own test splits, where they have one.
+
+    With `adapt`, each client first re-estimates the statistics on its own data, without labels.
+    """
+    scores = []
+    for client in clients:
+        x, y = data.test(client)
+        if len(y):
+            model = export(task, state, memories.get(client))
+            if adapt:
+                adapt_statistics(task, data.everything(client), adapt)
+            scores.append(score(model, x, y, task.loss))
+    return scores

@@ -36,3 +36,12 @@ def survey(
     ]
     cost = Asked(1, fmean(report_bytes(s.stats) for s in surveyed), bytes_down(received))
     return server_survey(task, state, surveyed), cost
+
+
+def surveyed(
+    task: Task, state: ServerState, memories: Mapping[ClientId, Memory], clients: Clients
+) -> ServerState:
+    """Return the state that is tested: strategies may ask all clients before an evaluation."""
+    if task.strategy.survey != "evaluation":
+        return state
+    return survey(task, state, memories, clients, clients.all())[0]

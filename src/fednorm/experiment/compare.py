@@ -75,7 +75,7 @@ def _recorded(job: Job) -> RunResult | None:
 
 def execute(job: Job, on_round: OnRound, model: ModelSource | None = None) -> RunResult:
     """Make one run and record it."""
-    with _threads(job.experiment.threads):
+    with threads(job.experiment.threads):
         prepared = prepare(job.experiment, job.entry, job.seed, model)
         if job.folder is None:
             return run(prepared, on_round)
@@ -83,7 +83,7 @@ def execute(job: Job, on_round: OnRound, model: ModelSource | None = None) -> Ru
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads(count: int) -> Iterator[None]:
     """Compute with so many threads, and leave the process as it was."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)

@@ -71,10 +71,29 @@ class Experiment(BaseModel):
     evaluate: Literal["global", "clients"] = Field(
         default="global", description="'clients' tests a global model on each client's split too"
     )
+    adapt: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="at evaluation, share of statistics that each client re-estimates on its own "
+        "unlabelled data",
+    )
+    unseen: int = Field(
+        default=0, ge=0, description="how many clients never train and are only tested"
+    )
+    newcomers: Literal["average", "initial"] = Field(
+        default="average",
+        description="personal layers of an unseen client: the mean of the trained ones, or as "
+        "they were at the start",
+    )
     engine: Literal["auto", "loop", "lockstep"] = Field(
         default="auto",
         description="'loop' trains client after client, 'lockstep' all in one pass; "
         "'auto' takes lockstep where it is exact",
+    )
+    diagnose: bool = Field(
+        default=False,
+        description="record every round's drift, deviation and cost; trains client after client",
     )
     device: str = Field(default="cpu", description="'cpu', 'cuda', 'cuda:1', …")
     threads: int = Field(
@@ -104,7 +123,7 @@ class Experiment(BaseModel):
         return self
 
     def _check_strategy_fields(self) -> None:
-        known = {f for e in self.strategies for f in _fields(e.strategy)}
+        known = {f for e in self.strategies for f in entry_fields(e)}
         for key in self.strategy:
             if key not in known:
                 raise ValueError(
@@ -129,17 +148,21 @@ class Experiment(BaseModel):
         """Rounds between evaluations."""
         return self.eval_every or max(1, self.rounds // 60)
 
-    def make_algorithm(self) -> Any:
-        """Return the training algorithm."""
-        return make("algorithm", ALGORITHMS, self.algorithm.name, self.algorithm.fields)
+    def make_algorithm(self, strategy: Strategy | None = None) -> Any:
+        """Return the training algorithm, warmed up as the strategy asks unless it is said here."""
+        made = make("algorithm", ALGORITHMS, self.algorithm.name, self.algorithm.fields)
+        if strategy is None or made.warmup is not None:
+            return made
+        return dataclasses.replace(made, warmup=strategy.warmup)
 
     def make_strategy(self, entry: StrategyEntry) -> Strategy:
         """Return the strategy of an entry."""
         common = Entry(name="strategy", **self.strategy).fields
-        fields = {k: v for k, v in common.items() if k in _fields(entry.strategy)} | entry.fields
+        fields = {k: v for k, v in common.items() if k in entry_fields(entry)} | entry.fields
         return make("strategy", STRATEGIES, entry.strategy, fields)
 
 
-def _fields(strategy: str) -> set[str]:
-    cls = find("strategy", STRATEGIES, strategy)
+def entry_fields(entry: StrategyEntry) -> set[str]:
+    """Return the fields that the strategy of an entry has."""
+    cls = find("strategy", STRATEGIES, entry.strategy)
     return {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # all are

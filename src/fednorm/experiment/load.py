@@ -9,7 +9,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from fednorm.core.registry import UnknownNameError, unknown
-from fednorm.experiment.config import Experiment
+from fednorm.experiment.config import Experiment, entry_fields
 
 _TABLES = ("data", "model", "algorithm")  # may be written as a name alone
 
@@ -64,6 +64,31 @@ def literal(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text.strip()
+
+
+def sweep(values: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """Return the values with one entry of each strategy for each value of one of its fields.
+
+    >>> swept = sweep({"strategies": ["fbn", "gn"]}, "strategy.momentum=0.1,none")
+    >>> [entry.get("label", entry["name"]) for entry in swept["strategies"]]
+    ['fbn momentum=0.1', 'fbn momentum=none', 'gn']
+    """
+    key, equals, choices = text.partition("=")
+    table, _, field = key.strip().partition(".")
+    if not equals or table != "strategy" or not field:
+        raise ConfigError(f"--sweep takes strategy.FIELD=VALUE,VALUE,…, not {text!r}.")
+    entries: list[dict[str, Any]] = []
+    for entry in build(values).strategies:
+        plain = entry.model_dump(exclude_defaults=True)
+        if field not in entry_fields(entry):
+            entries.append(plain)
+            continue
+        for choice in choices.split(","):
+            label = f"{entry.title} {field}={choice.strip()}"
+            entries.append({**plain, field: literal(choice), "label": label})
+    if not any(field in entry for entry in entries):
+        raise ConfigError(f"none of the chosen strategies has a field {field!r} to sweep.")
+    return {**values, "strategies": entries}
 
 
 def build(values: Mapping[str, Any]) -> Experiment:

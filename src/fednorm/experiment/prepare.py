@@ -66,11 +66,13 @@ def _build(
         clients=experiment.clients,
         seed=seed,
         participation=experiment.participation,
+        unseen=experiment.unseen,
     )
+    strategy = experiment.make_strategy(entry)
     task = Task.build(
         _model(experiment, data, seed, model).to(device, dtype),
-        experiment.make_strategy(entry),
-        experiment.make_algorithm(),
+        strategy,
+        experiment.make_algorithm(strategy),
         rounds=experiment.rounds,
     )
     if entry.centralized and is_personal(task):
@@ -87,7 +89,7 @@ def _build(
 def _in_lockstep(
     experiment: Experiment, entry: StrategyEntry, task: Task, clients: Federation
 ) -> bool:
-    if experiment.engine == "loop" or entry.centralized:
+    if experiment.engine == "loop" or experiment.diagnose or entry.centralized:
         return False
     fits = lockstep.fits(task, clients)
     if experiment.engine == "lockstep" and not fits:

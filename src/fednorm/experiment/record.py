@@ -48,7 +48,9 @@ def run_folder(folder: Path, entry: StrategyEntry, seed: int) -> Path:
 
 
 def _key(experiment: Experiment, entry: StrategyEntry, seed: int) -> dict[str, Any]:
-    settings = experiment.model_dump(mode="json", exclude=_AXES)
+    # Runs that were recorded before there were diagnostics are as good as those without.
+    left_out = _AXES if experiment.diagnose else _AXES | {"diagnose"}
+    settings = experiment.model_dump(mode="json", exclude=left_out)
     return {"settings": settings, "strategy": entry.model_dump(mode="json"), "seed": seed}
 
 
@@ -63,7 +65,8 @@ def recorded(
             return None
         values = content["result"]
         history = tuple(_evaluation(e) for e in values.pop("history"))
-        return RunResult(**values, history=history)
+        diagnostics = tuple(values.pop("diagnostics", ()))
+        return RunResult(**values, history=history, diagnostics=diagnostics)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # absent, or not readable: the run is made again
 
@@ -98,6 +101,8 @@ def metrics(folder: Path, entry: StrategyEntry, seed: int) -> Iterator[OnRound]:
             line: dict[str, Any] = {"round": event.round, "train_loss": event.train_loss}
             if event.rejected:
                 line["rejected"] = event.rejected
+            if event.diagnostics is not None:
+                line |= event.diagnostics
             if event.evaluation is not None:
                 values = asdict(event.evaluation)
                 line |= {key: value for key, value in values.items() if value is not None}

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 Status: TypeAlias = Literal["finished", "diverged", "interrupted"]
 
 SCHEMA = 1
+_BY_ROUND = {"history", "diagnostics"}  # too much for results.json
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Evaluation:
     per_client: tuple[float, ...] | None = None  # on each client's own test split
     worst: float | None = None
     weighted: float | None = None  # by the size of the clients' test splits
+    unseen: float | None = None  # mean over clients that never trained
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class RunResult:
     personal: bool = False  # accuracy is the mean over clients
     rejected: int = 0  # replies that were not used
     error: str | None = None
+    diagnostics: tuple[dict[str, float | None], ...] = ()  # one for each round, if asked for
 
     @property
     def final(self) -> Evaluation | None:
@@ -56,7 +59,7 @@ class RunResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as it stands in results.json."""
-        record = {k: v for k, v in asdict(self).items() if k != "history"}
+        record = {k: v for k, v in asdict(self).items() if k not in _BY_ROUND}
         final = asdict(self.final) if self.final else {}
         known = {k: v for k, v in final.items() if k != "round" and v is not None}
         record["final"] = {"accuracy": None, "loss": None, **known}

@@ -27,6 +27,18 @@ class Round:
     mass: float = 0.0  # how much of the running statistics this round's batches would replace
     seen: int = 0  # batches
 
+    def add(self, moments: Moments, momentum: float) -> None:
+        """Add a batch that replaces `momentum` of what the running statistics hold.
+
+        Step s of E weighs β(1-β)^(E-s), as it would in the running statistics; the weights are
+        kept normalised to sum 1, so that the count of a round is that of one step.
+        """
+        mass = 1 - (1 - self.mass) * (1 - momentum)
+        if self.moments is not None and mass:
+            new = momentum / mass
+            moments = self.moments.scaled(1 - new).merge(moments.scaled(new))
+        self.moments, self.mass = moments, mass
+
 
 _PLAIN = Round(rules.batch, Session(), "")  # a layer that has taken part in no round is BatchNorm
 
@@ -58,19 +70,8 @@ class FedBatchNorm(NormLayer, _BatchNorm):
         return self.momentum
 
     def record(self, batch: Tensor) -> None:
-        """Add a batch to the moments of this round.
-
-        Step s of E weighs β(1-β)^(E-s), as it would in the running statistics; the weights are
-        kept normalised to sum 1, so that the count of a round is that of one step.
-        """
-        momentum = self.advance()
-        log = self.round
-        mass = 1 - (1 - log.mass) * (1 - momentum)
-        moments = Moments.of(batch.detach())
-        if log.moments is not None and mass:
-            new = momentum / mass
-            moments = log.moments.scaled(1 - new).merge(moments.scaled(new))
-        log.moments, log.mass = moments, mass
+        """Add a batch to the moments of this round."""
+        self.round.add(Moments.of(batch.detach()), self.advance())
 
     def watch(self, batch: Tensor) -> None:
         """Add a batch to the moments of a survey; here every value weighs the same."""
@@ -83,12 +84,12 @@ class FedBatchNorm(NormLayer, _BatchNorm):
         """Return a copy of the running statistics, or None if the layer tracks none."""
         if self.running_mean is None:
             return None
-        mean, var, batches = self._buffers_of_tracking()
+        mean, var, batches = self.tracked()
         return Running(mean.clone(), var.clone(), int(batches))
 
     def load(self, running: Running) -> None:
         """Overwrite the running statistics."""
-        mean, var, batches = self._buffers_of_tracking()
+        mean, var, batches = self.tracked()
         with torch.no_grad():
             mean.copy_(running.mean)
             var.copy_(running.var)
@@ -99,7 +100,7 @@ class FedBatchNorm(NormLayer, _BatchNorm):
         log = self.round
         if not log.seen:
             return None
-        mean, var, batches = self._buffers_of_tracking()
+        mean, var, batches = self.tracked()
         if statistics == "pool" and log.moments is not None:
             return Report(log.moments, int(batches))
         mean, var = mean.clone(), var.clone()
@@ -108,7 +109,8 @@ class FedBatchNorm(NormLayer, _BatchNorm):
             var.lerp_(log.moments.unbiased_var, log.mass)
         return Report(Moments(float(log.seen), mean, var), int(batches))
 
-    def _buffers_of_tracking(self) -> tuple[Tensor, Tensor, Tensor]:
+    def tracked(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the live running mean, running variance and counter."""
         mean, var, batches = self.running_mean, self.running_var, self.num_batches_tracked
         if mean is None or var is None or batches is None:
             raise ValueError(

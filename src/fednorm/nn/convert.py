@@ -1,14 +1,17 @@
 """Replaces the BatchNorm layers in a copy of a model, and says what it replaced."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace as with_fields
 from typing import TypeAlias
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from fednorm.core.strategy import Conversion, Replacement
+from fednorm.nn import held
 from fednorm.nn.batch_norm import (
     FedBatchNorm,
     FedBatchNorm1d,
@@ -16,7 +19,13 @@ from fednorm.nn.batch_norm import (
     FedBatchNorm3d,
     FedSyncBatchNorm,
 )
+from fednorm.nn.errors import ConversionError
+from fednorm.nn.hooks import move_hooks
+from fednorm.nn.outer import dress, peel
+from fednorm.nn.removed import Removed
 from fednorm.nn.sample_norm import SampleNorm
+
+__all__ = ["ConversionError", "Make", "federate", "remove", "replace", "to_sample_norm"]
 
 Make: TypeAlias = Callable[[str, _BatchNorm], nn.Module]
 
@@ -25,43 +34,82 @@ _FEDERATED: dict[type[_BatchNorm], type[FedBatchNorm]] = {
     nn.BatchNorm2d: FedBatchNorm2d,
     nn.BatchNorm3d: FedBatchNorm3d,
     nn.SyncBatchNorm: FedSyncBatchNorm,
+    _BatchNorm: FedBatchNorm,  # of users' classes that take any number of dimensions
 }
-
-
-class ConversionError(TypeError):
-    """A layer that cannot be converted; the message names it."""
 
 
 def replace(model: nn.Module, make: Make) -> Conversion:
     """Return a copy of `model` in which `make(path, layer)` stands for every BatchNorm layer.
 
-    A layer that is used in several places is converted once and stays shared.
+    `make` is given a layer of exactly one of torch's types, or of this library's where the model
+    was converted before. It returns the layer itself, with another class, or another module. What
+    a user's class adds to torch's is put back after that, or the layer is refused: see `outer.py`.
+
+    A new module gets the training flag and the hooks of the layer. A layer that is used in several
+    places is converted once and stays shared.
     """
-    _refuse_lazy(model)
-    root = nn.ModuleDict({"model": copy.deepcopy(model)})  # so that the model may be a layer itself
-    made: dict[int, nn.Module] = {}
+    _refuse(model)
+    root = nn.ModuleDict({"model": _copied(model)})  # so that the model may be a layer itself
+    made: dict[nn.Module, nn.Module] = {}
     replaced = []
-    for parent_path, parent in list(root.named_modules()):
-        for name, child in list(parent.named_children()):
-            if not isinstance(child, _BatchNorm):
-                continue
-            if id(child) not in made:
-                path = f"{parent_path}.{name}".lstrip(".").removeprefix("model").lstrip(".")
-                before = type(child).__name__
-                made[id(child)] = make(path or "(the model itself)", child)
-                after = type(made[id(child)]).__name__
-                replaced.append(Replacement(path, before, after))
-            setattr(parent, name, made[id(child)])
-    return Conversion(root["model"], tuple(replaced))
+    for path, layer in list(_batch_norms(root)):
+        where, before = path or "(the model itself)", type(layer).__name__
+        outer = peel(where, layer)
+        affine = {"γ": layer.weight, "β": layer.bias}
+        made[layer] = new = make(where, layer)
+        if new is not layer:
+            move_hooks(layer, new.train(layer.training))
+        dress(where, outer, layer, new)
+        replaced.append(Replacement(path, before, type(new).__name__, _dropped(affine, new)))
+    held.exchange(root, made)
+    converted = root["model"]
+    return Conversion(converted, tuple(replaced), held.kept(converted, set(made.values())))
 
 
-def _refuse_lazy(model: nn.Module) -> None:
+def _batch_norms(root: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
+    for path, module in root.named_modules():
+        if isinstance(module, _BatchNorm):
+            yield path.removeprefix("model").removeprefix("."), module
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except (RuntimeError, TypeError) as error:
+        raise ConversionError(
+            f"a conversion works on a copy, but {type(model).__name__} cannot be copied ({error}); "
+            "convert it before it has run, and without what copy.deepcopy refuses."
+        ) from error
+
+
+def _refuse(model: nn.Module) -> None:
     for path, module in model.named_modules():
-        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
+        where = f"layer {path or '(the model itself)'!r} ({type(module).__name__})"
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ConversionError(f"{where} is compiled; convert the model before scripting it.")
+        if isinstance(module, LazyModuleMixin) and (
+            # A lazy BatchNorm that knows its shape has another class, even if it has no tensors.
+            isinstance(module, _BatchNorm) or module.has_uninitialized_params()  # type: ignore[misc]
+        ):
             raise ConversionError(
-                f"layer {path!r} ({type(module).__name__}) has no shape yet; "
-                "run the model once on a sample before converting it."
+                f"{where} has no shape yet; run the model once on a sample before converting it."
             )
+
+
+def _dropped(affine: Mapping[str, Tensor | None], new: nn.Module) -> str:
+    """Say which of γ and β the new module does not have, neither as they are nor as copies."""
+    there = list(new.parameters())
+    lost = [
+        symbol
+        for symbol, old in affine.items()
+        if old is not None and not any(p is old or _equal(p, old) for p in there)
+    ]
+    return f"{' and '.join(lost)} {'is' if len(lost) == 1 else 'are'} dropped" if lost else ""
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    alike = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+    return alike and not one.is_meta and torch.equal(one, other)
 
 
 def federate(
@@ -80,7 +128,8 @@ def federate(
                 "this strategy shares; build it with track_running_stats=True."
             )
         # The layer keeps everything it has (tensors, hooks, flags); only its forward pass changes.
-        layer.__class__ = _federated_type(path, layer)
+        if not isinstance(layer, FedBatchNorm):
+            layer.__class__ = _FEDERATED[type(layer)]
         if not isinstance(momentum, str):
             layer.momentum = momentum
         return layer
@@ -88,41 +137,39 @@ def federate(
     return replace(model, make)
 
 
-def _federated_type(path: str, layer: _BatchNorm) -> type[FedBatchNorm]:
-    if isinstance(layer, FedBatchNorm):
-        return type(layer)
-    for plain, federated in _FEDERATED.items():
-        if isinstance(layer, plain) and type(layer).forward is plain.forward:
-            return federated
-    raise ConversionError(
-        f"layer {path!r} ({type(layer).__name__}) is a BatchNorm with a forward pass of its own, "
-        "which a conversion would lose; use one of torch's BatchNorm layers there."
-    )
+def to_sample_norm(model: nn.Module, groups: int | None, *, fit: bool = False) -> Conversion:
+    """Replace every BatchNorm layer by SampleNorm, which keeps γ and β.
 
-
-def to_sample_norm(model: nn.Module, groups: int | None) -> Conversion:
-    """Replace every BatchNorm layer by SampleNorm; None stands for one group per channel."""
+    Args:
+        model: the model.
+        groups: groups of channels; None stands for one group per channel.
+        fit: where `groups` does not divide a layer's channels, take the largest smaller number
+            that does, instead of refusing; the report says so.
+    """
+    fitted: dict[str, str] = {}
 
     def make(path: str, layer: _BatchNorm) -> nn.Module:
-        _federated_type(path, layer)  # refuses what a replacement would not do justice to
-        count = layer.num_features if groups is None else groups
-        if layer.num_features % count:
-            raise ConversionError(
-                f"layer {path!r} has {layer.num_features} channels, which {count} groups do not "
-                "divide; choose a number of groups that divides them."
-            )
-        norm = SampleNorm(count, layer.num_features, layer.eps, layer.affine)
+        channels = layer.num_features
+        count = channels if groups is None else groups
+        if channels % count:
+            if not fit:
+                raise ConversionError(
+                    f"layer {path!r} has {channels} channels, which {count} groups do not divide; "
+                    "choose a number of groups that divides them, or fit=True for the largest "
+                    "smaller one that does."
+                )
+            fits = max(n for n in range(1, count) if channels % n == 0)
+            fitted[path] = f"{fits} groups, as {count} do not divide {channels} channels"
+            count = fits
+        norm = SampleNorm(count, channels, layer.eps, layer.affine)
         norm.weight, norm.bias = layer.weight, layer.bias
-        return norm.train(layer.training)
+        return norm
 
-    return replace(model, make)
+    conversion = replace(model, make)
+    replaced = [with_fields(r, note=r.note or fitted.get(r.path, "")) for r in conversion.replaced]
+    return with_fields(conversion, replaced=tuple(replaced))
 
 
 def remove(model: nn.Module) -> Conversion:
-    """Replace every BatchNorm layer by the identity."""
-
-    def make(path: str, layer: _BatchNorm) -> nn.Module:
-        _federated_type(path, layer)
-        return nn.Identity().train(layer.training)
-
-    return replace(model, make)
+    """Take every BatchNorm layer out, with its γ and β."""
+    return replace(model, lambda _path, _layer: Removed())

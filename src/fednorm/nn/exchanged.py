@@ -36,8 +36,9 @@ def exchanged(*, shared_message: bool = False) -> NormRule:
         exchange = layer.round.session.exchange
         normalised: Tensor = _Synchronised.apply(x, around, layer.eps, exchange, site)  # type: ignore[no-untyped-call]
         if layer.weight is None:
-            return normalised
-        return normalised * _per_channel(layer.weight, x) + _per_channel(layer.bias, x)
+            return normalised.clone()  # kept for the backward pass; what follows may work in place
+        scaled = normalised * _per_channel(layer.weight, x)
+        return scaled if layer.bias is None else scaled + _per_channel(layer.bias, x)
 
     return rule
 

@@ -1,6 +1,6 @@
 """The seeds of one strategy as one curve."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -10,7 +10,7 @@ from fednorm.report.numbers import finite
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracy in per cent, for every round that at least one seed has."""
+    """A value, such as accuracy in per cent, for every round that at least one seed has."""
 
     rounds: tuple[int, ...]
     mean: tuple[float, ...]
@@ -20,10 +20,15 @@ class Curve:
 
 def curve(runs: Sequence[RunResult]) -> Curve:
     """Return mean, minimum and maximum over the runs, leaving out what is not finite."""
+    found = ((e.round, finite(e.accuracy)) for run in runs for e in run.history)
+    return summarise((number, 100 * accuracy) for number, accuracy in found if accuracy is not None)
+
+
+def summarise(points: Iterable[tuple[int, float]]) -> Curve:
+    """Return mean, minimum and maximum of the values of each round."""
     values: dict[int, list[float]] = {}
-    for evaluation in (e for run in runs for e in run.history):
-        if (accuracy := finite(evaluation.accuracy)) is not None:
-            values.setdefault(evaluation.round, []).append(100 * accuracy)
+    for number, value in points:
+        values.setdefault(number, []).append(value)
     rounds = tuple(sorted(values))
     return Curve(
         rounds=rounds,

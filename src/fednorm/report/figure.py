@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from fednorm.experiment.result import Comparison
 from fednorm.report.colors import Style, styles
@@ -19,6 +19,7 @@ _LETTERS = 88  # that fit beside each other in the legend
 _KEY = 9  # letters that a legend's line and gaps take
 _LONGEST = 32  # longer labels are cut
 _MARKS = 8  # markers on a line
+_NARROW, _WIDEN, _WIDE = 4, 1.6, 100  # ratios of the ends of a logarithmic axis
 _DIVERGED = "diverged"
 
 
@@ -36,19 +37,20 @@ def figure(comparison: Comparison, *, ink: str, title: str = "") -> Figure:
         message = "Nothing to plot: no run came to an evaluation."
         axes.text(0.5, 0.5, message, color=ink, ha="center", transform=axes.transAxes)
         return result
-    _frame(axes, ink)
+    frame(axes, ink)
+    axes.set_ylabel("accuracy (%)", color=ink)
     for index, (label, line) in enumerate(lines.items()):
-        _draw(axes, line, chosen[label], index)
-    keys = {_cut(label): _key(chosen[label]) for label in lines}
+        draw(axes, line, chosen[label], index)
+    keys = legend_keys({label: chosen[label] for label in lines})
     if _cross(axes, comparison, chosen):
         keys[_DIVERGED] = Line2D([], [], color=ink, marker="x", markersize=7, linestyle="")
-    _legend(result, keys, ink)
+    legend(result, keys, ink)
     return result
 
 
-def _frame(axes: Axes, ink: str) -> None:
+def frame(axes: Axes, ink: str) -> None:
+    """Draw the axes of a plot against rounds."""
     axes.set_xlabel("round", color=ink)
-    axes.set_ylabel("accuracy (%)", color=ink)
     axes.tick_params(colors=ink, length=0)
     axes.grid(axis="y", color=ink, alpha=0.15, linewidth=0.8)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -59,7 +61,21 @@ def _frame(axes: Axes, ink: str) -> None:
     axes.margins(x=0.02)
 
 
-def _draw(axes: Axes, line: Curve, look: Style, index: int) -> None:
+def plain_logarithmic(axes: Axes) -> None:
+    """Give drawn values a logarithmic axis with plain numbers, at least one of them in sight."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if high / low < _NARROW:
+        low, high = low / _WIDEN, high * _WIDEN
+        axes.set_ylim(low, high)
+    between = (1.0,) if high / low > _WIDE else (1.0, 2.0, 5.0)
+    axes.yaxis.set_major_locator(LogLocator(subs=between, numticks=8))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def draw(axes: Axes, line: Curve, look: Style, index: int) -> None:
+    """Draw one strategy, the `index`-th of its plot."""
     if len(line.rounds) == 1:  # a band needs two rounds to be seen
         axes.vlines(line.rounds, line.low, line.high, color=look.color, alpha=0.4, linewidth=5)
     axes.fill_between(line.rounds, line.low, line.high, color=look.color, alpha=0.14, linewidth=0)
@@ -85,6 +101,11 @@ def _cross(axes: Axes, comparison: Comparison, chosen: Mapping[str, Style]) -> b
     return bool(found)
 
 
+def legend_keys(chosen: Mapping[str, Style]) -> dict[str, Line2D]:
+    """Return what stands in the legend for each label."""
+    return {_cut(label): _key(look) for label, look in chosen.items()}
+
+
 def _key(look: Style) -> Line2D:
     return Line2D(
         [],
@@ -101,9 +122,10 @@ def _cut(label: str) -> str:
     return label if len(label) <= _LONGEST else label[: _LONGEST - 1] + "…"
 
 
-def _legend(result: Figure, keys: Mapping[str, Line2D], ink: str) -> None:
+def legend(result: Figure, keys: Mapping[str, Line2D], ink: str) -> None:
+    """Write the legend below the plots, for which the figure grows."""
     columns = _columns(list(keys))
-    result.set_figheight(_HEIGHT + ceil(len(keys) / columns) * _LEGEND_LINE)
+    result.set_figheight(result.get_figheight() + ceil(len(keys) / columns) * _LEGEND_LINE)
     result.legend(
         list(keys.values()),
         list(keys),

@@ -6,6 +6,7 @@ from importlib.resources import files
 
 from fednorm.experiment.result import Comparison, RunResult
 from fednorm.report.colors import style
+from fednorm.report.diagnostics import diagnostics_svg, explanation
 from fednorm.report.numbers import percent
 from fednorm.report.plots import curves_svg
 from fednorm.report.setting import flatten, setting
@@ -25,6 +26,7 @@ def page(comparison: Comparison) -> str:
         _caveats(comparison),
         _curves(comparison),
         _table(comparison),
+        _diagnostics(comparison),
         _failures(comparison),
         _clients(comparison),
         _what_was_run(comparison),
@@ -74,6 +76,16 @@ def _row(row: Mapping[str, str]) -> str:
 def _kind(title: str) -> str:
     kinds = {STRATEGY: "", NOTE: ' class="note"'}
     return kinds.get(title, ' class="number"')
+
+
+def _diagnostics(comparison: Comparison) -> str:
+    drawn = diagnostics_svg(comparison)
+    if not drawn:
+        return ""
+    return (
+        f'<h2>Diagnostics</h2>\n<figure>\n<div class="box">{drawn}</div>\n'
+        f"<figcaption>{explanation(comparison)}</figcaption>\n</figure>"
+    )
 
 
 def _failures(comparison: Comparison) -> str:

@@ -15,19 +15,19 @@ def write(comparison: Comparison, folder: Path) -> Path:
     """Write results.json, curves.png and report.html; return the path of the page."""
     folder.mkdir(parents=True, exist_ok=True)
     report = folder / "report.html"
-    with _replacing(folder / "results.json") as path:
+    with replacing(folder / "results.json") as path:
         record = without_nan(comparison.to_json())
         text = json.dumps(record, indent=2, allow_nan=False)
         path.write_text(text + "\n", encoding="utf-8")
-    with _replacing(folder / "curves.png") as path:
+    with replacing(folder / "curves.png") as path:
         curves(comparison, path)
-    with _replacing(report) as path:
+    with replacing(report) as path:
         path.write_text(page(comparison), encoding="utf-8")
     return report
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path beside the real one, which it replaces if all goes well."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -4,28 +4,48 @@ from typing import Any
 
 from fednorm.core.registry import create
 from fednorm.strategies.base import Strategy
+from fednorm.strategies.brn import BRN
+from fednorm.strategies.dualbn import DualBN
 from fednorm.strategies.fbn import FBN
 from fednorm.strategies.fedbn import FedBN
+from fednorm.strategies.feddna import FedDNA
+from fednorm.strategies.fedfn import FedFN
 from fednorm.strategies.fedtan import FedTAN
+from fednorm.strategies.fedwon import FedWon
 from fednorm.strategies.fixbn import FixBN
+from fednorm.strategies.fixup import Fixup
 from fednorm.strategies.gn import GN
+from fednorm.strategies.gn_ws import GnWs
+from fednorm.strategies.hbn import HBN
+from fednorm.strategies.heterofl import HeteroFL
 from fednorm.strategies.in_ import IN
 from fednorm.strategies.ln import LN
 from fednorm.strategies.naive import Naive
 from fednorm.strategies.none import NoNorm
 from fednorm.strategies.silobn import SiloBN
+from fednorm.strategies.switchnorm import SwitchNorm
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "naive": Naive,
     "fixbn": FixBN,
     "fbn": FBN,
+    "dualbn": DualBN,
     "fedtan": FedTAN,
     "fedbn": FedBN,
     "silobn": SiloBN,
+    "hbn": HBN,
+    "heterofl": HeteroFL,
+    "feddna": FedDNA,
+    "brn": BRN,
+    "switchnorm": SwitchNorm,
     "gn": GN,
     "ln": LN,
     "in": IN,
     "none": NoNorm,
+    "gn_ws": GnWs,
+    "fixup": Fixup,
+    "fedwon": FedWon,
+    "fedfn": FedFN,
 }
 
 

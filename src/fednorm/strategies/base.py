@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fednorm.core.layer import NormRule, Statistics, Survey
+from fednorm.core.layer import NormLayer, NormRule, Statistics, Survey
 from fednorm.core.merge import average, follow, replaced
 from fednorm.core.messages import Broadcast, Running, ServerState
 from fednorm.core.registry import param
@@ -48,7 +48,7 @@ class Strategy:
 
     def role(self, module: nn.Module, kind: Kind) -> Role:
         """Return what is done with a tensor of this kind, owned by this module."""
-        return self.roles[kind] if isinstance(module, _BatchNorm) else Role.SHARED
+        return self.roles[kind] if isinstance(module, _BatchNorm | NormLayer) else Role.SHARED
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a converted copy of a model."""

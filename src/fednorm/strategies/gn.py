@@ -27,6 +27,9 @@ class GN(Strategy):
     lockstep: ClassVar[bool] = True
 
     groups: int = param(2, "groups of channels; must divide the channels of every layer")
+    fit: bool = param(
+        default=False, help="where `groups` does not divide them, take the next smaller that does"
+    )
 
     def __post_init__(self) -> None:
         if self.groups < 1:
@@ -34,4 +37,4 @@ class GN(Strategy):
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy with GroupNorm layers."""
-        return require_batch_norm(to_sample_norm(model, self.groups), self, model)
+        return require_batch_norm(to_sample_norm(model, self.groups, fit=self.fit), self, model)

@@ -1,0 +1,88 @@
+"""What a round of every strategy costs, measured by running one on random data."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from fednorm.core.round import broadcast
+from fednorm.core.task import Task
+from fednorm.doctor.drawn import Drawn
+from fednorm.doctor.findings import Cost
+from fednorm.engines.evaluate import is_personal
+from fednorm.engines.simulate import Round, rounds
+from fednorm.engines.survey import survey
+from fednorm.experiment.config import Experiment
+
+REFUSALS = (ValueError, TypeError, RuntimeError, IndexError, ArithmeticError)
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """A model and the setting in which it is examined."""
+
+    model: nn.Module
+    experiment: Experiment
+    named: bool = True  # whether the model is the experiment's
+
+
+def reason(error: Exception) -> str:
+    """Return the message of an error as one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def costs(patient: Patient, clients: Drawn) -> tuple[Cost, ...]:
+    """Return the cost of every strategy of the experiment."""
+    return tuple(_cost(patient, entry.name, clients) for entry in patient.experiment.strategies)
+
+
+def task_of(patient: Patient, name: str) -> Task:
+    """Return the task that a run of the experiment would have."""
+    experiment = patient.experiment
+    (entry,) = (e for e in experiment.strategies if e.name == name)
+    strategy = experiment.make_strategy(entry)
+    algorithm = experiment.make_algorithm(strategy)
+    return Task.build(patient.model, strategy, algorithm, rounds=experiment.rounds)
+
+
+def _cost(patient: Patient, name: str, clients: Drawn) -> Cost:
+    try:
+        task = task_of(patient, name)
+        (result,) = rounds(task, clients, 1)
+        return _measured(name, task, result, clients)
+    except REFUSALS as error:
+        return Cost(name, refused=reason(error))
+
+
+def _measured(name: str, task: Task, result: Round, clients: Drawn) -> Cost:
+    asked = None
+    if task.strategy.survey == "evaluation":
+        asked = survey(task, result.state, result.memories, clients, clients.all())[1]
+    kept = result.memories[clients.all()[0]]
+    return Cost(
+        strategy=name,
+        exchanges=result.exchanges,
+        bytes_up=result.bytes_up,
+        bytes_down=result.bytes_down,
+        survey=task.strategy.survey,
+        survey_bytes_up=asked.bytes_up if asked else None,
+        survey_bytes_down=asked.bytes_down if asked else None,
+        personal_bytes=_size(kept.tensors.values()),
+        momentum_bytes=_size(kept.optimizer.values()),
+        global_model=not is_personal(task),
+        needs_rounds=_needs_rounds(task),
+        needs_batch_statistics=task.strategy.needs_batch_statistics,
+    )
+
+
+def _size(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _needs_rounds(task: Task) -> bool:
+    """Return whether the strategy cannot begin a round without knowing how many there will be."""
+    try:
+        task.strategy.rule(broadcast(replace(task, rounds=None), task.initial_state))
+    except ValueError:
+        return True
+    return False

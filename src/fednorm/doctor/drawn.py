@@ -1,0 +1,80 @@
+"""Clients whose batches are drawn beforehand, so that every measurement sees the very same ones."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from fednorm.core.messages import Batches
+from fednorm.core.types import ClientId
+from fednorm.data.batches import Plan
+from fednorm.data.dataset import Dataset
+from fednorm.data.federation import Federation
+
+Batch: TypeAlias = tuple[Tensor, Tensor]
+TAG = 601
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Clients with the same batches in every round."""
+
+    steps: Mapping[ClientId, Sequence[Batch]]
+
+    def all(self) -> list[ClientId]:
+        """Return every client."""
+        return list(self.steps)
+
+    def participants(self, round_: int) -> list[ClientId]:  # noqa: ARG002 (protocol)
+        """Return every client."""
+        return self.all()
+
+    def batches(self, client: ClientId, round_: int) -> Batches:  # noqa: ARG002 (protocol)
+        """Return a client's batches."""
+        own = self.steps[client]
+        return Batches(client, own, sum(len(y) for _, y in own))
+
+    def everything(self, client: ClientId) -> Batches:
+        """Return a client's batches."""
+        return self.batches(client, 0)
+
+    def one_by_one(self) -> list["Drawn"]:
+        """Return the clients with their first batch only, with their second only, and so on."""
+        count = len(next(iter(self.steps.values())))
+        return [Drawn({c: [own[step]] for c, own in self.steps.items()}) for step in range(count)]
+
+
+def random_clients(data: Dataset, seed: int, clients: int = 2) -> Drawn:
+    """Return clients with one batch of two random samples each, shaped as those of the data."""
+    generator = torch.Generator().manual_seed(seed + TAG)
+
+    def batch() -> Batch:
+        x = torch.randn(2, *data.shape, generator=generator).to(data.x)
+        return x, torch.randint(data.classes, (2,), generator=generator).to(data.y)
+
+    return Drawn({client: [batch()] for client in range(clients)})
+
+
+def draw(federation: Federation, count: int) -> Drawn:
+    """Return the clients of a federation with `count` batches each, as in its first round."""
+    longer = replace(federation, plan=Plan(federation.plan.batch, steps=count))
+    return Drawn({c: list(longer.batches(c, 1).steps) for c in federation.all()})
+
+
+def deal_again(drawn: Drawn, seed: int) -> Drawn:
+    """Deal the same samples to the same clients at random; batches keep their sizes.
+
+    What is still seen between clients then is the chance of small batches.
+    """
+    dealt = [batch for own in drawn.steps.values() for batch in own]
+    x, y = torch.cat([x for x, _ in dealt]), torch.cat([y for _, y in dealt])
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed + TAG)).to(y.device)
+    batches = iter(torch.split(order, [len(y) for _, y in dealt]))
+    return Drawn(
+        {
+            client: [(x[picked], y[picked]) for _, picked in zip(own, batches, strict=False)]
+            for client, own in drawn.steps.items()
+        }
+    )

@@ -1,0 +1,54 @@
+"""What a client can do at evaluation: fit statistics to its own data, without labels.
+
+A client that has never trained may do so too; where BatchNorm layers are personal it starts from
+the mean of the layers of those that have.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from fednorm.core.layer import Session
+from fednorm.core.messages import Batches, Memory, Running
+from fednorm.core.task import Task
+from fednorm.core.types import ClientId
+from fednorm.nn import rules
+
+
+@torch.no_grad()
+def adapt_statistics(task: Task, batches: Batches, share: float) -> None:
+    """Mix `share` of a client's own statistics into those of the workspace model.
+
+    The model must hold the client's weights, as after `export`, and is left ready for evaluation.
+    While its data pass, the model normalises by the batch, so that the statistics of a layer belong
+    to the statistics of the layers before it.
+    """
+    layers = {path: m for path, m in task.layout.norms.items() if m.running() is not None}
+    for path, layer in layers.items():
+        layer.begin(rules.surveyed, Session(), path)
+    task.model.train()
+    for x, _ in batches.steps:
+        task.model(x)
+    task.model.eval()
+    for layer in layers.values():
+        old, report = layer.running(), layer.report("pool")
+        if old is None or report is None or not report.moments.var.numel():
+            continue
+        own = report.moments
+        mean = torch.lerp(old.mean, own.mean, share)
+        var = torch.lerp(old.var, own.unbiased_var, share)
+        layer.load(Running(mean, var, old.batches))
+
+
+def newcomer(memories: Mapping[ClientId, Memory]) -> Memory:
+    """Return what a client without a memory starts from: the mean of those that have one."""
+    known = [memories[client].tensors for client in sorted(memories)]
+    if not known:
+        return Memory()
+    return Memory(tensors={name: _mean(m[name] for m in known) for name in known[0]})
+
+
+def _mean(values: Iterable[Tensor]) -> Tensor:
+    stacked = torch.stack(list(values))
+    return stacked.mean(0) if stacked.is_floating_point() else stacked.amax(0)

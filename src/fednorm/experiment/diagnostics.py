@@ -1,0 +1,216 @@
+"""What `--diagnose` measures in every round.
+
+After Zhong, Chen and Chao, 2023, arXiv:2303.06530, Figure 3: S are the shared running means and
+variances of all BatchNorm layers, S_i the statistics of client i's batches in a round.
+
+| key | what it is |
+|---|---|
+| `drift` | ‖S(t+1) - S(t)‖₁ |
+| `deviation` | ‖S_i - S(t)‖₁, mean over the clients of the round |
+| `window_variance` | variance of the drift over the last 20 rounds |
+| `deviation_window_variance` | the same of the deviation |
+| `gradient_deviation` | ‖ḡ - g‖/‖g‖ of the clients' mean gradient ḡ; in rounds with an evaluation |
+| `bytes_up`, `bytes_down` | of one client, in the mean |
+| `exchanges` | there-and-back messages |
+
+g is the gradient of one machine with ordinary BatchNorm on the merged batches of the round, at the
+same weights. A value is None where there is none: without shared statistics, in FixBN's stage II
+(no client reports), and for gradients of several steps or of models without BatchNorm.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import sqrt
+from statistics import fmean, pvariance
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from fednorm.algorithms.dsgd import DSGD
+from fednorm.algorithms.fedavg import FedAvg
+from fednorm.core.messages import Memory, Reply, Report, Running, ServerState
+from fednorm.core.round import NonFiniteLossError, broadcast, client_round
+from fednorm.core.task import Task
+from fednorm.core.types import ClientId, Tensors
+from fednorm.engines.centralized import Merged
+from fednorm.engines.clients import Clients
+from fednorm.engines.simulate import Round
+from fednorm.experiment.prepare import Prepared
+from fednorm.nn.batch_norm import FedBatchNorm
+from fednorm.nn.switch_norm import SwitchNorm
+from fednorm.strategies.naive import Naive
+
+Diagnostics: TypeAlias = dict[str, float | None]
+
+WINDOW = 20  # rounds
+
+
+class Diagnosis:
+    """Looks at the rounds of one run, one after the other."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared = prepared
+        self.before = prepared.task.initial_state
+        self.memories: Mapping[ClientId, Memory] = {}
+        self.drifts: deque[float | None] = deque(maxlen=WINDOW)
+        self.deviations: deque[float | None] = deque(maxlen=WINDOW)
+
+    def of(self, result: Round, *, gradient: bool) -> Diagnostics:
+        """Return what the next round shows; `gradient` asks for the gradient's deviation too."""
+        task = self.prepared.task
+        gone = {rejected.client for rejected in result.state.rejected}
+        replies = [reply for reply in result.replies if reply.client not in gone]
+        moved = drift(task, self.before, result.state)
+        apart = deviation(task, self.before, replies)
+        self.drifts.append(moved)
+        self.deviations.append(apart)
+        sends = not self.prepared.entry.centralized  # one machine sends nothing to anybody
+        found: Diagnostics = {
+            "drift": moved,
+            "deviation": apart,
+            "window_variance": _variance(self.drifts),
+            "deviation_window_variance": _variance(self.deviations),
+            "gradient_deviation": self._gradient(replies) if gradient else None,
+            "bytes_up": float(result.bytes_up * sends),
+            "bytes_down": float(result.bytes_down * sends),
+            "exchanges": float(result.exchanges * sends),
+        }
+        self.before, self.memories = result.state, dict(result.memories)
+        return found
+
+    def _gradient(self, replies: Sequence[Reply]) -> float | None:
+        task, plan = self.prepared.task, self.prepared.experiment.plan
+        if plan.steps != 1:
+            return None
+        mean = mean_gradient(task, self.before, self.memories, replies)
+        central = (
+            None if mean is None else central_gradient(task, self.before, self.prepared.federation)
+        )
+        return None if mean is None or central is None else distance(mean, central)
+
+
+def _variance(window: Iterable[float | None]) -> float | None:
+    values = [value for value in window if value is not None]
+    return pvariance(values) if len(values) > 1 else None
+
+
+def _shared(task: Task) -> Iterator[tuple[str, FedBatchNorm]]:
+    """Yield the layers whose means and variances are shared; backward means are none of these."""
+    for path, layer in task.layout.sharing.items():
+        if isinstance(layer, FedBatchNorm):
+            yield path, layer
+
+
+def drift(task: Task, before: ServerState, after: ServerState) -> float | None:
+    """Return how far the shared statistics moved in a round."""
+    changes = [
+        _apart(after.running[path].mean, after.running[path].var, before.running[path])
+        for path, _ in _shared(task)
+    ]
+    return float(sum(changes)) if changes else None
+
+
+def deviation(task: Task, before: ServerState, replies: Sequence[Reply]) -> float | None:
+    """Return how far the clients' batch statistics are from the shared ones, in the mean."""
+    paths = [path for path, _ in _shared(task)]
+    parts = [
+        [
+            _apart(*batch_statistics(task, before, path, reply.stats[path]), before.running[path])
+            for path in paths
+            if path in reply.stats
+        ]
+        for reply in replies
+    ]
+    distances = [sum(of_layers) for of_layers in parts if of_layers]
+    return fmean(distances) if distances else None
+
+
+def _apart(mean: Tensor, var: Tensor, shared: Running) -> float:
+    return float((mean - shared.mean).abs().sum() + (var - shared.var).abs().sum())
+
+
+def batch_statistics(
+    task: Task, before: ServerState, path: str, report: Report
+) -> tuple[Tensor, Tensor]:
+    """Return mean and unbiased variance of a client's batches in a round, over its steps.
+
+    With `statistics="average"` a client reports running statistics, which hold them in part.
+    """
+    mean, var = report.moments.mean, report.moments.var
+    if task.strategy.statistics == "pool":
+        return mean, report.moments.unbiased_var
+    shared, momentum = before.running[path], task.layout.sharing[path].momentum
+    steps = report.batches - shared.batches
+    rate = steps / report.batches if momentum is None else 1 - (1 - momentum) ** steps
+    return shared.mean + (mean - shared.mean) / rate, shared.var + (var - shared.var) / rate
+
+
+def mean_gradient(
+    task: Task, before: ServerState, memories: Mapping[ClientId, Memory], replies: Sequence[Reply]
+) -> Tensors | None:
+    """Return the aggregate of the clients' gradients, or None if replies do not tell them."""
+    nothing = Memory()
+    gradients = [
+        _sent_gradient(task, before, memories.get(reply.client, nothing), reply)
+        for reply in replies
+    ]
+    known = [gradient for gradient in gradients if gradient is not None]
+    if len(known) < len(gradients):
+        return None
+    weights = torch.tensor([reply.examples for reply in replies], dtype=torch.float64)
+    return {
+        name: task.aggregate(torch.stack([gradient[name] for gradient in known]), weights)
+        for name in known[0]
+    }
+
+
+def _sent_gradient(task: Task, before: ServerState, memory: Memory, reply: Reply) -> Tensors | None:
+    """Return the gradient of a round's only step, without what momentum and decay add to it."""
+    algorithm = task.algorithm
+    if isinstance(algorithm, DSGD):
+        share, old = algorithm.momentum, memory.optimizer
+        steps = {
+            name: (sent - share * old[name]) / (1 - share) if name in old else sent / (1 - share)
+            for name, sent in reply.update.items()
+        }
+    elif isinstance(algorithm, FedAvg) and (
+        not algorithm.momentum or algorithm.momentum_state == "reset"
+    ):
+        rate = algorithm.rate(before.round + 1, task.rounds)
+        steps = {name: sent / -rate for name, sent in reply.update.items()}
+    else:
+        return None
+    return {
+        name: torch.sub(step, before.weights[name], alpha=algorithm.weight_decay)
+        for name, step in steps.items()
+    }
+
+
+def central_gradient(task: Task, before: ServerState, clients: Clients) -> Tensors | None:
+    """Return the gradient of BatchNorm on the merged batches of the next round.
+
+    None if the layers are not BatchNorm's, if parameters are personal, so that there is no one
+    model, or if the loss is not finite.
+    """
+    layers = [layer for layer in task.layout.norms.values() if isinstance(layer, FedBatchNorm)]
+    mixing = any(isinstance(layer, SwitchNorm) for layer in layers)
+    if not layers or mixing or task.layout.personal_parameters:
+        return None
+    central = replace(task, strategy=Naive(), algorithm=DSGD())
+    batches = Merged(clients).batches(0, before.round + 1)
+    if len(next(iter(batches.steps))[1]) == 1:  # one sample has no variance
+        return None
+    try:
+        reply, _ = client_round(central, broadcast(central, before), Memory(), batches)
+    except NonFiniteLossError:
+        return None
+    return reply.update
+
+
+def distance(gradient: Tensors, reference: Tensors) -> float | None:
+    """Return ‖gradient - reference‖/‖reference‖ over the parameters that learn in this round."""
+    apart = sum(float((gradient[n] - reference[n]).double().square().sum()) for n in gradient)
+    norm = sum(float(reference[n].double().square().sum()) for n in gradient)
+    return sqrt(apart / norm) if norm else None

@@ -1,0 +1,129 @@
+"""The rule of dualbn: shared statistics in the forward pass and in the backward pass.
+
+BatchNorm's gradient subtracts two means from the gradient that comes in, because the statistics
+follow the weights. A client cannot know the means over all clients' samples; it uses the shared
+ones of the round before, and reports its own part of the new ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from fednorm.core.layer import NormLayer, NormRule, Session, Statistics
+from fednorm.core.messages import Report, Running
+from fednorm.core.moments import Moments
+from fednorm.core.strategy import Conversion
+from fednorm.nn import rules
+from fednorm.nn.batch_norm import FedBatchNorm, Round
+from fednorm.nn.convert import federate
+
+
+class BackwardMeans(NormLayer):
+    """The two means of a layer's backward pass, p = E[δ] and q = E[δ·x̂], one after the other.
+
+    δ is the loss gradient at the layer's output, scaled to one sample. The means are shared like
+    running statistics, but they are no part of a checkpoint: the model's state_dict stays torch's.
+    """
+
+    means: Tensor
+    batches: Tensor
+
+    def __init__(self, like: Tensor, momentum: float) -> None:
+        super().__init__()
+        self.momentum: float | None = momentum
+        self.register_buffer("means", torch.zeros_like(like).repeat(2), persistent=False)
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.round = Round(rules.batch, Session(), "")
+
+    def begin(self, rule: NormRule, session: Session, site: str) -> None:
+        """Start a round: forget what was recorded."""
+        self.round = Round(rule, session, site)
+
+    def record(self, grad: Tensor, normalised: Tensor) -> None:
+        """Add a batch, given the gradient of its mean loss and its normalised values."""
+        axes, samples = [0, *range(2, grad.dim())], len(grad)
+        count = grad.numel() / grad.shape[1]
+        sums = torch.cat([grad.sum(axes), (grad * normalised).sum(axes)])
+        mean = sums * (samples / count)
+        self.batches.add_(1)
+        self.round.add(Moments(count, mean, torch.zeros_like(mean)), self.momentum or 0.0)
+
+    def report(self, statistics: Statistics) -> Report | None:  # noqa: ARG002 (always moments)
+        """Return the means of this round; they have no variance."""
+        moments = self.round.moments
+        if moments is None:
+            return None
+        bare = Moments(moments.count, moments.mean, moments.mean.new_empty(0))
+        return Report(bare, int(self.batches))
+
+    def running(self) -> Running | None:
+        """Return a copy of the shared means."""
+        return Running(self.means.clone(), self.means.new_empty(0), int(self.batches))
+
+    def load(self, running: Running) -> None:
+        """Overwrite the shared means."""
+        self.means.copy_(running.mean)
+        self.batches.fill_(running.batches)
+
+
+def with_backward_means(
+    model: nn.Module, *, momentum: float, backward_momentum: float
+) -> Conversion:
+    """Convert BatchNorm layers and give each its backward means."""
+    conversion = federate(model, momentum=momentum, tracking=True)
+    for layer in list(conversion.model.modules()):
+        if isinstance(layer, FedBatchNorm) and layer.running_mean is not None:
+            layer.backward_means = BackwardMeans(layer.running_mean, backward_momentum)
+    return conversion
+
+
+def dual(layer: FedBatchNorm, x: Tensor) -> Tensor:
+    """Normalise with the shared statistics, forward and backward; record both."""
+    layer.record(x)
+    means = layer.backward_means
+    if not isinstance(means, BackwardMeans):
+        raise TypeError(f"layer {layer.round.site!r} has no backward means; convert the model.")
+    y: Tensor = _Dual.apply(  # type: ignore[no-untyped-call]
+        x, layer.weight, layer.bias, layer.running_mean, layer.running_var, layer.eps, means
+    )
+    return y
+
+
+def _per_channel(value: Tensor, x: Tensor) -> Tensor:
+    return value.view(1, -1, *[1] * (x.dim() - 2))
+
+
+class _Dual(torch.autograd.Function):
+    """y = γ·x̂ + β with x̂ = (x-r)/√(v+ε); backward with the means p and q of another round."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:
+        weight, bias, mean, var, eps, means = rest
+        scale = torch.rsqrt(var + eps)
+        normalised = (x - _per_channel(mean, x)) * _per_channel(scale, x)
+        ctx.save_for_backward(normalised, scale, weight)
+        # Copied: the workspace may hold another client's means by the time of the backward pass.
+        ctx.means, ctx.shared = means, means.means.clone()
+        if weight is None:
+            return normalised.clone()
+        if bias is None:
+            return normalised * _per_channel(weight, x)
+        return torch.addcmul(_per_channel(bias, x), normalised, _per_channel(weight, x))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        normalised, scale, weight = ctx.saved_tensors
+        ctx.means.record(grad, normalised)
+        axes = [0, *range(2, grad.dim())]
+        p, q = (_per_channel(t, grad) / len(grad) for t in ctx.shared.chunk(2))
+        gain = scale if weight is None else scale * weight
+        into = (grad - p - normalised * q) * _per_channel(gain, grad)
+        if weight is None:
+            return into, *[None] * 6
+        shift = grad.sum(axes) if ctx.needs_input_grad[2] else None  # β may be missing, or frozen
+        return into, (grad * normalised).sum(axes), shift, *[None] * 4

@@ -1,0 +1,58 @@
+"""The rule of HBN: shared and batch statistics mixed per channel by a learnable weight."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from fednorm.core.strategy import Conversion
+from fednorm.nn.batch_norm import FedBatchNorm
+from fednorm.nn.convert import federate
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+
+class Mixing(nn.Module):
+    """The mixing weight of each channel, a = sigmoid(α): 0 is all shared, 1 is all batch."""
+
+    def __init__(self, like: Tensor) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.zeros_like(like))
+
+    def forward(self) -> Tensor:
+        """Return a."""
+        return torch.sigmoid(self.alpha)
+
+
+def with_mixing(model: Module) -> Conversion:
+    """Convert BatchNorm layers and give each a mixing weight."""
+    conversion = federate(model, tracking=True)
+    for layer in conversion.model.modules():
+        if isinstance(layer, FedBatchNorm) and layer.running_mean is not None:
+            layer.mixing = Mixing(layer.running_mean)
+    return conversion
+
+
+def _share(layer: FedBatchNorm) -> Tensor:
+    if not isinstance(layer.mixing, Mixing):
+        raise TypeError(f"layer {layer.round.site!r} has no mixing weight; convert the model.")
+    share: Tensor = layer.mixing()
+    return share
+
+
+def hybrid(layer: FedBatchNorm, x: Tensor) -> Tensor:
+    """Normalise with the mixed statistics; gradients flow through the batch's part and a."""
+    var, mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
+    share = _share(layer)
+    shared_mean, shared_var, _ = layer.tracked()
+    mean = torch.lerp(shared_mean, mean, share)
+    scale = torch.rsqrt(torch.lerp(shared_var, var, share) + layer.eps)
+    shape = (1, -1, *[1] * (x.dim() - 2))
+    y = (x - mean.view(shape)) * scale.view(shape)
+    if layer.weight is None:
+        return y
+    y = y * layer.weight.view(shape)
+    return y if layer.bias is None else y + layer.bias.view(shape)

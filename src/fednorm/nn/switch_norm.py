@@ -1,0 +1,173 @@
+"""Switchable normalization: BatchNorm layers that mix instance, layer and batch statistics.
+
+Means are mixed with one softmax of three learnable weights, variances with another. In evaluation
+the running statistics stand for the batch's. A part that looks at a single value has variance 0
+and would erase it, so it is left out and the softmax runs over the others: the instance part where
+a channel of a sample is one value (every 2-D input), and the layer part where a whole sample is.
+
+A layer keeps all that BatchNorm has, and gains the keys `mean_mix` and `var_mix`.
+
+| rule | running statistics | reports |
+|---|---|---|
+| `switched` | follow as in torch | the client's running statistics |
+| `switched_recorded` | stay fixed | the moments of its input |
+| `switched_surveyed` | stay fixed | the moments of all it sees in a survey |
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fednorm.core.layer import Session
+from fednorm.core.moments import Moments
+from fednorm.core.strategy import Conversion
+from fednorm.nn import convert
+from fednorm.nn.batch_norm import (
+    FedBatchNorm,
+    FedBatchNorm1d,
+    FedBatchNorm2d,
+    FedBatchNorm3d,
+    FedSyncBatchNorm,
+    Round,
+)
+
+_Pair: TypeAlias = tuple[Tensor, Tensor]  # mean and variance
+_PARTS = 3  # instance, layer, batch: in this order in the mixing weights
+
+
+def switched(layer: "SwitchNorm", x: Tensor) -> Tensor:
+    """Mix in the batch's own statistics; the running ones follow as in torch."""
+    y = _mixed(layer, x, _batch(x))
+    momentum, moments = layer.advance(), Moments.of(x.detach())
+    if layer.running_mean is not None and layer.running_var is not None:
+        layer.running_mean.lerp_(moments.mean, momentum)
+        layer.running_var.lerp_(moments.unbiased_var, momentum)
+    return y
+
+
+def switched_recorded(layer: "SwitchNorm", x: Tensor) -> Tensor:
+    """Mix in the batch's own statistics; record its moments."""
+    layer.record(x)
+    return _mixed(layer, x, _batch(x))
+
+
+def switched_surveyed(layer: "SwitchNorm", x: Tensor) -> Tensor:
+    """Mix in the batch's own statistics; add it to the survey."""
+    layer.watch(x)
+    return _mixed(layer, x, _batch(x))
+
+
+class SwitchNorm(FedBatchNorm):
+    """What the layers below share: two vectors of mixing weights, all equal at first."""
+
+    round = Round(switched, Session(), "")  # of a layer that has taken part in no round
+    mean_mix: nn.Parameter
+    var_mix: nn.Parameter
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        _add_mixing_weights(self)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's own name)
+        """Mix by the rule in training, with the running statistics in evaluation."""
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        if not self.training and self.running_mean is not None and self.running_var is not None:
+            return _mixed(self, input, (self.running_mean, self.running_var))
+        return self.round.rule(self, input)
+
+
+class SwitchNorm1d(SwitchNorm, FedBatchNorm1d):
+    """In the place of BatchNorm1d."""
+
+
+class SwitchNorm2d(SwitchNorm, FedBatchNorm2d):
+    """In the place of BatchNorm2d."""
+
+
+class SwitchNorm3d(SwitchNorm, FedBatchNorm3d):
+    """In the place of BatchNorm3d."""
+
+
+class SwitchSyncNorm(SwitchNorm, FedSyncBatchNorm):
+    """In the place of SyncBatchNorm."""
+
+
+_SWITCHED: dict[type[_BatchNorm], type[SwitchNorm]] = {
+    FedBatchNorm1d: SwitchNorm1d,
+    FedBatchNorm2d: SwitchNorm2d,
+    FedBatchNorm3d: SwitchNorm3d,
+    FedSyncBatchNorm: SwitchSyncNorm,
+    FedBatchNorm: SwitchNorm,
+}
+
+
+def to_switch_norm(model: nn.Module, *, momentum: float | str | None = "layer") -> Conversion:
+    """Convert every BatchNorm layer to one that mixes; γ, β and statistics stay as they are."""
+
+    def make(path: str, layer: _BatchNorm) -> nn.Module:
+        if isinstance(layer, SwitchNorm):
+            return layer
+        if type(layer) not in _SWITCHED:
+            raise convert.ConversionError(
+                f"layer {path!r} ({type(layer).__name__}) comes from the conversion by another "
+                "strategy; convert the model that it was made from."
+            )
+        layer.__class__ = _SWITCHED[type(layer)]
+        _add_mixing_weights(layer)
+        return layer
+
+    federated = convert.federate(model, momentum=momentum, tracking=True)
+    mixing = convert.replace(federated.model, make)
+    steps = zip(federated.replaced, mixing.replaced, strict=True)
+    return replace(mixing, replaced=tuple(replace(old, after=new.after) for old, new in steps))
+
+
+def _add_mixing_weights(layer: _BatchNorm) -> None:
+    """Add equal weights, in the type and place of the layer's other tensors."""
+    like = next((t for t in (layer.running_mean, layer.weight) if t is not None), torch.empty(0))
+    layer.mean_mix = nn.Parameter(like.new_ones(_PARTS))
+    layer.var_mix = nn.Parameter(like.new_ones(_PARTS))
+
+
+def _batch(x: Tensor) -> _Pair:
+    """Return mean and variance of every channel, `[C]` each; the gradient flows through them."""
+    if x.numel() == x.shape[1]:
+        raise ValueError(
+            f"a batch of shape {tuple(x.shape)} has one value per channel, which has no variance; "
+            "train with larger batches."
+        )
+    var, mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
+    return mean, var
+
+
+def _mixed(layer: SwitchNorm, x: Tensor, batch: _Pair) -> Tensor:
+    """Normalise with the mixture of instance, layer and batch statistics."""
+    samples, channels, *space = x.shape
+    values = x.reshape(samples, channels, math.prod(space))
+    instance_var, instance_mean = torch.var_mean(values, 2, correction=0, keepdim=True)
+    sample_var, sample_mean = torch.var_mean(values, (1, 2), correction=0, keepdim=True)
+    # Parts that look at a single value are left out: the instance part, then the layer part.
+    first = (math.prod(space) == 1) + (channels * math.prod(space) == 1)
+    means = (instance_mean, sample_mean, batch[0][:, None])
+    variances = (instance_var, sample_var, batch[1][:, None])
+    mean = _weighted(layer.mean_mix[first:], means[first:])
+    var = _weighted(layer.var_mix[first:], variances[first:])
+    y = (values - mean) * torch.rsqrt(var + layer.eps)
+    if layer.weight is not None:
+        y = y * layer.weight[:, None]
+    if layer.bias is not None:  # torch has layers with γ alone
+        y = y + layer.bias[:, None]
+    return y.view(x.shape)
+
+
+def _weighted(weights: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """Return the mixture of the parts, which broadcast against each other."""
+    terms = (p * part for p, part in zip(weights.softmax(0), parts, strict=True))
+    mixture: Tensor = reduce(torch.add, terms)
+    return mixture

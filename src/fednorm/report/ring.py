@@ -1,0 +1,159 @@
+"""The points on a ring as FBN's Figures 1 and 2, as a table, and as JSON."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from rich import box
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from fednorm.experiment.ring import CLIENTS, GAMMAS, METHODS, REFERENCE, RingResult
+from fednorm.report.colors import KNOWN, style
+from fednorm.report.figure import plain_logarithmic
+from fednorm.report.plots import png
+from fednorm.report.write import replacing
+
+_CLASSES = [look.color for look in KNOWN.values() if look is not KNOWN[REFERENCE]][:CLIENTS]
+_FEDERATED = [method for method in METHODS if method != REFERENCE]
+_BEFORE, _AFTER = "before normalization", "after"
+_FIGURE_1 = {"centralized": "a  centralized BatchNorm", "naive": "b  naive: each client by itself"}
+_FIGURE_2 = {"fbn": "a  FBN", "fixbn": "b  FixBN"}
+
+
+def write_ring(result: RingResult, folder: Path) -> list[Path]:
+    """Write ring.json, figure1.png and figure2.png; return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / name for name in ("ring.json", "figure1.png", "figure2.png")]
+    with replacing(paths[0]) as path:
+        text = json.dumps(result.to_json(), indent=1, allow_nan=False)
+        path.write_text(text + "\n", encoding="utf-8")
+    for target, draw in zip(paths[1:], (figure_1, figure_2), strict=True):
+        with replacing(target) as path:
+            png(partial(draw, result), path)
+    return paths
+
+
+def ring_table(result: RingResult) -> Table:
+    """Return the normalization errors for the terminal."""
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        title="Normalization error: distance from centralized BatchNorm, mean over points",
+        title_justify="left",
+        title_style="bold",
+    )
+    table.add_column("method")
+    table.add_column("rounds")
+    for gamma in GAMMAS:
+        table.add_column(f"γ = {gamma:g}", justify="right")
+    for method in _FEDERATED:
+        label = Text(method, style=f"bold {style(method).color}")
+        found = result.of(method)
+        table.add_row(label, "all", *(f"{o.error:.3f}" for o in found))
+        table.add_row("", "second half", *(f"{o.late_error:.3f}" for o in found))
+    return table
+
+
+def figure_1(result: RingResult, ink: str) -> Figure:
+    """Draw what BatchNorm does on one machine, and on clients that each have one class."""
+    figure = Figure(figsize=(7.2, 7.6), layout="constrained")
+    grid = figure.subplots(2, 2)
+    _scatters(result, grid.T, _FIGURE_1, ink)
+    _marks(figure, ink)
+    return figure
+
+
+def figure_2(result: RingResult, ink: str) -> Figure:
+    """Draw what FBN and FixBN do at the last round, and every method's error by γ."""
+    figure = Figure(figsize=(10.8, 7.6), layout="constrained")
+    grid = figure.subplots(2, 3)
+    _scatters(result, grid.T[:2], _FIGURE_2, ink)
+    above, below = grid.T[2]
+    _errors(above, {m: [o.error for o in result.of(m)] for m in _FEDERATED}, ink)
+    _errors(below, {m: [o.late_error for o in result.of(m)] for m in _FEDERATED}, ink)
+    above.set_title("c  normalization error, all rounds", loc="left", color=ink, fontsize=11)
+    above.legend(frameon=False, labelcolor=ink)
+    below.set_title("second half of the rounds, log scale", loc="left", color=ink, fontsize=9)
+    plain_logarithmic(below)
+    below.set_xlabel("γ (heterogeneity grows to the right)", color=ink)
+    _marks(figure, ink)
+    return figure
+
+
+def _scatters(
+    result: RingResult, columns: Sequence[Sequence[Axes]], titles: Mapping[str, str], ink: str
+) -> None:
+    """Draw a method in each column: above beside the points as they were, below alone."""
+    for (whole, alone), (method, title) in zip(columns, titles.items(), strict=True):
+        outcome = result.of(method)[0]
+        after = outcome.last
+        _points(whole, result.before, result.labels, "o")
+        _points(whole, after, result.labels, "+")
+        _points(alone, after, result.labels, "+")
+        whole.set_title(title, loc="left", color=ink, fontsize=11)
+        variance = ", ".join(f"{value:.1f}" for value in outcome.variance)
+        below = f"{_AFTER}, in its own scale; running variance {variance}"
+        alone.set_title(below, loc="left", color=ink, fontsize=9)
+        for axes in (whole, alone):
+            axes.set_aspect("equal", adjustable="datalim")
+            _frame(axes, ink)
+
+
+def _points(axes: Axes, points: Tensor, labels: Tensor, marker: str) -> None:
+    after = marker == "+"
+    for number, color in enumerate(_CLASSES):
+        x, y = points[labels == number].numpy().T
+        axes.scatter(
+            x,
+            y,
+            s=22 if after else 9,
+            marker=marker,
+            color=color,
+            alpha=1 if after else 0.3,
+            linewidths=0.9 if after else 0,
+        )
+
+
+def _errors(axes: Axes, errors: Mapping[str, Sequence[float]], ink: str) -> None:
+    for method, values in errors.items():
+        look = style(method)
+        axes.plot(
+            range(len(values)),
+            values,
+            color=look.color,
+            marker=look.marker,
+            linewidth=1.8,
+            label=method,
+        )
+    axes.set_xticks(range(len(GAMMAS)), [f"{gamma:g}" for gamma in GAMMAS])
+    axes.invert_xaxis()
+    _frame(axes, ink)
+
+
+def _marks(figure: Figure, ink: str) -> None:
+    """Explain the two marks below the figure."""
+    dot = Line2D([], [], color=ink, marker="o", markersize=4, alpha=0.4, linestyle="")
+    cross = Line2D([], [], color=ink, marker="+", markersize=6, linestyle="")
+    figure.legend(
+        [dot, cross],
+        [_BEFORE, f"{_AFTER}; colours are classes, one for each client"],
+        loc="outside lower center",
+        ncols=2,
+        frameon=False,
+        labelcolor=ink,
+    )
+
+
+def _frame(axes: Axes, ink: str) -> None:
+    axes.tick_params(which="both", colors=ink, length=0)
+    axes.grid(color=ink, alpha=0.12, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for spine in axes.spines.values():
+        spine.set_visible(False)

@@ -1,0 +1,91 @@
+"""dualbn: FBN with the backward pass of BatchNorm, at one exchange a round.
+
+A method of this library. It joins FBN (Guerraoui et al., 2024, arXiv:2405.14670), whose forward
+pass is consistent over clients, with what FedTAN (Wang et al., 2023, arXiv:2301.02982) obtains by
+layer-wise exchanges: a gradient that knows that the statistics follow the weights.
+
+Client: normalises with the shared running statistics r, v of the round before, as in FBN. In the
+backward pass it subtracts the shared means p ≈ E[δ] and q ≈ E[δ·x̂], δ being the loss gradient at
+the layer's output scaled to one sample: du = γ/√(v+ε)·(dy - p/b - x̂·q/b) for a batch of b samples.
+It reports the moments of its input and its own means. Convolutions use weights standardised per
+output channel, (w-mean)/√(var·fan_in+1e-6), without bias, so that statistics one round old stay
+valid.
+
+Server: pools both and lets the shared ones follow.
+
+With r, v, p, q of the same round the gradient is exactly that of one machine with BatchNorm. The
+learning rate is warmed up over the first 50 rounds unless the algorithm says otherwise.
+`docs/dualbn.md` has the derivation and the measurements.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from fednorm.core.layer import NormRule
+from fednorm.core.merge import follow
+from fednorm.core.messages import Broadcast, Running
+from fednorm.core.registry import param
+from fednorm.core.strategy import Conversion, Merge
+from fednorm.nn import rules
+from fednorm.nn.convert import federate
+from fednorm.nn.dual import BackwardMeans, dual, with_backward_means
+from fednorm.nn.weight_std import standardize
+from fednorm.strategies.base import Strategy, require_batch_norm
+
+
+@dataclass(frozen=True)
+class DualBN(Strategy):
+    """Shared running statistics, forward and backward; convolution weights standardised."""
+
+    statistics = "pool"
+    lockstep: ClassVar[bool] = True
+    warmup: ClassVar[int] = 50
+
+    momentum: float = param(0.1, "with which the forward statistics follow, in (0, 1]")
+    backward_momentum: float = param(0.1, "with which the backward means follow, in (0, 1]")
+    backward_moments: bool = param(
+        default=True, help="share the backward means; without them the backward pass is FBN's"
+    )
+    weight_standardization: bool = param(
+        default=True, help="standardise the weights of convolutions"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("momentum", "backward_momentum"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be in (0, 1], not {getattr(self, name)}.")
+
+    def convert(self, model: nn.Module) -> Conversion:
+        """Return a copy whose layers share forward and backward statistics."""
+        converted = require_batch_norm(self._norms(model), self, model)
+        if not self.weight_standardization:
+            return converted
+        standard = standardize(
+            converted.model, scale_by_fan_in=True, eps=1e-6, gain=False, bias=False
+        )
+        return Conversion(standard.model, converted.replaced + standard.replaced)
+
+    def _norms(self, model: nn.Module) -> Conversion:
+        if not self.backward_moments:
+            return federate(model, momentum=self.momentum, tracking=True)
+        return with_backward_means(
+            model, momentum=self.momentum, backward_momentum=self.backward_momentum
+        )
+
+    def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (the same in all rounds)
+        """Normalise with the shared statistics, forward and backward."""
+        return dual if self.backward_moments else rules.running
+
+    def merge(self, previous: Running, merge: Merge) -> Running:
+        """Let the shared statistics follow the pooled ones."""
+        if not isinstance(merge.layer, BackwardMeans):
+            return follow(previous, merge)
+        means = torch.stack([r.moments.mean for r in merge.reports])
+        counts = torch.tensor([r.moments.count for r in merge.reports], dtype=torch.float64)
+        batches = max(r.batches for r in merge.reports)
+        rate = 1 - (1 - self.backward_momentum) ** (batches - previous.batches)
+        pooled = merge.aggregate(means, counts)
+        return Running(torch.lerp(previous.mean, pooled, rate), previous.var, batches)

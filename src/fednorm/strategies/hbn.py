@@ -1,0 +1,72 @@
+"""Hybrid BatchNorm (HBN): each client mixes shared and batch statistics as it sees fit.
+
+Chen, Xu, Wu and Kittler, "Hybrid Batch Normalisation: Resolving the Dilemma of Batch Normalisation
+in Federated Learning", ICML 2025, arXiv:2505.21877.
+
+Client: at the start of a round it sends all its data through the received model and reports the
+moments of each layer's input. In training it normalises with (1-a)·shared + a·batch, mean and
+variance alike; a = sigmoid(α) is learnt per channel and stays with the client. Evaluation uses the
+shared statistics, so there is a global model.
+
+Server: pools the moments exactly and lets the shared statistics follow with a small momentum.
+
+Deviation: the first survey sets the shared statistics instead of following from 0 and 1, which
+with a momentum of 0.002 would take some thousand rounds to forget.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from fednorm.core.layer import NormRule, Survey
+from fednorm.core.merge import replaced
+from fednorm.core.messages import Broadcast, Running
+from fednorm.core.registry import param
+from fednorm.core.strategy import Conversion, Merge
+from fednorm.core.types import Kind, Role
+from fednorm.nn import rules
+from fednorm.nn.hybrid import Mixing, hybrid, with_mixing
+from fednorm.strategies.base import Strategy, require_batch_norm
+
+
+@dataclass(frozen=True)
+class HBN(Strategy):
+    """Per channel a learnt, personal mix of shared and batch statistics."""
+
+    statistics = "pool"
+    survey: ClassVar[Survey] = "rounds"
+    needs_batch_statistics: ClassVar[bool] = True
+
+    momentum: float = param(0.002, "with which the shared statistics follow the surveys, (0, 1]")
+
+    def __post_init__(self) -> None:
+        if not 0 < self.momentum <= 1:
+            raise ValueError(f"momentum must be in (0, 1], not {self.momentum}.")
+
+    def convert(self, model: nn.Module) -> Conversion:
+        """Return a copy whose BatchNorm layers have a mixing weight."""
+        return require_batch_norm(with_mixing(model), self, model)
+
+    def role(self, module: nn.Module, kind: Kind) -> Role:
+        """Keep the mixing weights on the client."""
+        return Role.PERSONAL if isinstance(module, Mixing) else super().role(module, kind)
+
+    def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (the same in all rounds)
+        """Normalise with the mixed statistics."""
+        return hybrid
+
+    def survey_rule(self) -> NormRule:
+        """Normalise with the shared statistics, as evaluation does."""
+        return rules.watched
+
+    def adopt(self, previous: Running, merge: Merge) -> Running:
+        """Follow the pooled moments."""
+        now = replaced(merge)
+        rate = self.momentum if previous.batches else 1.0
+        return Running(
+            mean=torch.lerp(previous.mean, now.mean, rate),
+            var=torch.lerp(previous.var, now.var, rate),
+            batches=previous.batches + 1,
+        )

@@ -1,0 +1,297 @@
+"""Fixup: how it starts, which branches it finds, and that it learns."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import fednorm
+from fednorm import strategy
+from fednorm.algorithms import algorithm
+from fednorm.engines.centralized import Merged
+from fednorm.nn.convert import ConversionError
+from fednorm.strategies.fixup import ScalarAffine, residual_branches
+from support import Toy, last, nested_model, task_of
+
+
+def sample(count=3):
+    return torch.randn(
+        count, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+
+
+def converted(model=None):
+    return strategy("fixup").convert(model or nested_model()).model
+
+
+def he(weight):
+    """The kernels of a layer, scaled to He's standard deviation by a loop over all their values."""
+    total = sum(value**2 for value in weight.flatten().tolist())
+    fan_in = math.prod(weight.shape[1:])
+    return weight * math.sqrt(2 / fan_in) / math.sqrt(total / weight.numel())
+
+
+def in_front(conv, *rest):
+    """A model around a block: a stem before it and a classifier behind it."""
+    tail = [nn.Flatten(), nn.Linear(4 * 8 * 8, 4)]
+    return nn.Sequential(conv, *rest, *tail).double()
+
+
+class Block(nn.Module):
+    """One convolution may be several blocks' own; the sum is a subclass's business."""
+
+    def __init__(self, layers=2, shortcut=None):
+        super().__init__()
+        parts = [
+            (nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(layers)
+        ]
+        self.zzz = nn.Sequential(*[m for part in parts for m in part][:-1])
+        self.aaa = shortcut or nn.Identity()
+
+    def forward(self, x):
+        return self.aaa(x) + self.zzz(x)
+
+
+class PreActivation(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.n1, self.n2 = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+        self.c1, self.c2 = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x):
+        y = self.c1(self.n1(x).relu())
+        y = self.c2(self.n2(y).relu())
+        y += x
+        return y
+
+
+class Untraceable(nn.Module):
+    """Control flow on values stops torch.fx here, and only here."""
+
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+        self.seen = None
+
+    def forward(self, x):
+        self.seen = x
+        if float(x.detach().sum()) == math.pi:
+            return x
+        return self.body(x)
+
+
+class Parallel(Block):
+    """Two long ways: neither is a shortcut."""
+
+    def __init__(self):
+        super().__init__(shortcut=nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1)))
+
+
+class Gated(Block):
+    """A branch that is multiplied by something made of itself is no plain chain."""
+
+    def forward(self, x):
+        y = self.zzz(x)
+        return x + y * y.mean((2, 3), keepdim=True).sigmoid()
+
+
+class Joined(Block):
+    def forward(self, x):
+        return torch.cat([x[:, :2], self.zzz(x)[:, 2:]], dim=1)
+
+
+class Renamed(nn.Module):
+    """What is called "add" multiplies."""
+
+    class Times(nn.Module):
+        def forward(self, x, y):
+            return x * y
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.add = Block().zzz, self.Times()
+
+    def forward(self, x):
+        return self.add(x, self.body(x))
+
+
+def test_branches_start_at_zero_and_logits_too():
+    model = converted()
+    seen = {}
+    for number, block in enumerate(model.blocks):
+        block.bn2.register_forward_hook(lambda _m, _i, y, n=number: seen.__setitem__(n, y))
+    assert torch.equal(model(sample()), torch.zeros(3, 4, dtype=torch.float64))
+    assert set(seen) == {0, 1}
+    assert not any(y.any() for y in seen.values())
+    assert model.stem(sample()).abs().sum() > 0
+
+
+def test_initial_weights_are_those_of_the_paper():
+    plain, model = nested_model().state_dict(), converted().state_dict()
+    for name in ("stem.0.weight", "blocks.1.downsample.0.weight"):
+        torch.testing.assert_close(model[name], he(plain[name]))
+    for name in ("blocks.0.conv1.weight", "blocks.1.conv1.weight"):
+        torch.testing.assert_close(model[name], 2 ** (-1 / 2) * he(plain[name]))
+    for name in ("blocks.0.conv2.weight", "blocks.1.conv2.weight", "classifier.weight"):
+        assert not model[name].any()
+    assert not model["classifier.bias"].any()
+
+
+@pytest.mark.parametrize("layers", [2, 3, 5])
+def test_branches_of_any_depth(layers):
+    torch.manual_seed(0)
+    plain = in_front(nn.Conv2d(1, 4, 3, padding=1), *[Block(layers) for _ in range(3)])
+    model = converted(plain)
+    for block, before in zip(model[1:4], plain[1:4], strict=True):
+        convs = [m for m in block.zzz if isinstance(m, nn.Conv2d)]
+        old = [m for m in before.zzz if isinstance(m, nn.Conv2d)]
+        for conv, was in zip(convs[:-1], old, strict=False):
+            expected = 3 ** (-1 / (2 * layers - 2)) * he(was.weight)
+            torch.testing.assert_close(conv.weight, expected)
+            assert torch.equal(conv.bias, was.bias)
+        assert not convs[-1].weight.any()
+        assert not convs[-1].bias.any()
+
+
+def test_scalars_stand_where_batch_norm_stood():
+    conversion = strategy("fixup").convert(nested_model().eval())
+    assert {(r.path, r.after) for r in conversion.replaced} == {
+        (path, "ScalarAffine")
+        for path, m in nested_model().named_modules()
+        if isinstance(m, nn.BatchNorm2d)
+    }
+    scalars = {p: m for p, m in conversion.model.named_modules() if isinstance(m, ScalarAffine)}
+    assert len(scalars) == 6
+    assert {path for path, m in scalars.items() if m.scale is not None} == {
+        "blocks.0.bn2",
+        "blocks.1.bn2",
+    }
+    for module in scalars.values():
+        assert not module.training
+        assert module.bias.shape == (1,)
+        assert module.bias.dtype is torch.float64
+
+
+def test_scalars_learn_at_a_tenth_of_the_rate():
+    """Against plain scalars in an optimiser with a rate of their own."""
+    module = converted().blocks[0].bn2
+    scale, bias = torch.ones(1, requires_grad=True), torch.zeros(1, requires_grad=True)
+    ours = torch.optim.SGD(module.parameters(), lr=0.3, momentum=0.9)
+    theirs = torch.optim.SGD([scale, bias], lr=0.03, momentum=0.9)
+    x = sample()
+    for _ in range(4):
+        for optimizer, y in ((ours, module(x)), (theirs, x * scale + bias)):
+            optimizer.zero_grad()
+            (y - 2 * x - 1).square().mean().backward()
+            optimizer.step()
+        torch.testing.assert_close(module(x), x * scale + bias, rtol=1e-6, atol=1e-6)
+    assert float(bias.detach()) > 0.1
+    assert float(scale.detach()) > 1.1
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        (Block(), ["1.zzz.0", "1.zzz.1", "1.zzz.2", "1.zzz.3", "1.zzz.4"]),
+        (
+            Block(shortcut=nn.Conv2d(4, 4, 1)),
+            ["1.zzz.0", "1.zzz.1", "1.zzz.2", "1.zzz.3", "1.zzz.4"],
+        ),
+        (PreActivation(), ["1.n1", "1.c1", "1.n2", "1.c2"]),
+        (Untraceable(PreActivation()), ["1.body.n1", "1.body.c1", "1.body.n2", "1.body.c2"]),
+        (nn.Sequential(PreActivation()), ["1.0.n1", "1.0.c1", "1.0.n2", "1.0.c2"]),
+    ],
+)
+def test_finds_branches_whatever_their_names(block, expected):
+    model = in_front(nn.Conv2d(1, 4, 3, padding=1), block)
+    result = converted(model)
+    assert residual_branches(result) == [expected]
+    assert not result(sample()).any()
+    inside = [m for m in result[1].modules() if isinstance(m, ScalarAffine)]
+    assert [m.scale is not None for m in inside] == [False, True]
+    seen = []
+    hook = result.get_submodule(expected[-1]).register_forward_hook
+    hook(lambda _m, _i, y: seen.append(y.clone()))
+    result(sample())
+    assert not seen[0].any()
+
+
+def test_tracing_leaves_no_trace():
+    model = converted(in_front(nn.Conv2d(1, 4, 3, padding=1), Untraceable(Block())))
+    assert model[1].seen is None
+    copy.deepcopy(model)
+
+
+def test_a_block_that_is_used_twice_is_scaled_once():
+    torch.manual_seed(0)
+    block = Block()
+    plain = in_front(nn.Conv2d(1, 4, 3, padding=1), block, block)
+    model = converted(plain)
+    expected = 2 ** (-1 / 2) * he(plain[1].zzz[0].weight)
+    torch.testing.assert_close(model[1].zzz[0].weight, expected)
+
+
+@pytest.mark.parametrize("block", [Parallel(), Gated(), Joined(), Renamed(), Block(layers=1)])
+def test_what_is_no_residual_branch_is_refused(block):
+    model = in_front(nn.Conv2d(1, 4, 3, padding=1), block)
+    with pytest.raises(
+        ConversionError, match="Fixup needs residual branches, but none was found in Sequential"
+    ):
+        converted(model)
+
+
+def test_a_model_without_a_linear_classifier_is_refused():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), Block(), nn.Conv2d(4, 4, 8), nn.Flatten())
+    with pytest.raises(ConversionError, match="Fixup needs a linear classifier, but Sequential"):
+        converted(model)
+
+
+def test_a_residual_network_of_linear_layers():
+    class Dense(nn.Module):
+        def __init__(self):
+            super().__init__()
+            parts = [nn.Linear(6, 6), nn.BatchNorm1d(6, affine=False), nn.ReLU(), nn.Linear(6, 6)]
+            self.body = nn.Sequential(*parts)
+
+        def forward(self, x):
+            return torch.add(x, self.body(x))
+
+    model = converted(nn.Sequential(nn.Linear(3, 6), Dense(), Dense(), nn.Linear(6, 2)).double())
+    x = torch.randn(5, 3, dtype=torch.float64)
+    assert torch.equal(model[:3](x), model[0](x))
+    assert not model(x).any()
+    assert model[1].body[1].bias.dtype is torch.float64
+
+
+def test_the_given_model_stays_as_it_is():
+    model = nested_model()
+    before = copy.deepcopy(model.state_dict())
+    converted(model)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_federated_equals_one_machine():
+    clients, step = Toy(sizes=(2, 7, 1)), algorithm("dsgd", lr=0.05)
+    federated, central = (last(task_of("fixup", step), c).state for c in (clients, Merged(clients)))
+    for name, value in federated.weights.items():
+        torch.testing.assert_close(value, central.weights[name], rtol=0, atol=1e-10)
+
+
+def test_a_network_that_starts_at_zero_learns():
+    result = fednorm.simulate(
+        "fixup",
+        model="resnet",
+        data="digits",
+        partition="iid",
+        clients=2,
+        steps=5,
+        rounds=45,
+        eval_every=15,
+        algorithm={"name": "fedavg", "lr": 0.4, "momentum": 0.9},
+    )
+    assert result.status == "finished"
+    assert result.history[0].train_loss < math.log(10)
+    assert result.final.train_loss < 1.5
+    assert result.final.accuracy > 0.4
