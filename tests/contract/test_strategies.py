@@ -37,7 +37,7 @@ def test_has_a_file_of_its_own_that_names_its_paper(name):
     module = importlib.import_module(STRATEGIES[name].__module__)
     assert module.__name__.rpartition(".")[2].rstrip("_") == name
     doc = inspect.getdoc(module)
-    assert re.search(r"arXiv:\d{4}\.\d{4,5}", doc)
+    assert re.search(r"arXiv:\d{4}\.\d{4,5}|doi:10\.\d+/\S+", doc)
     assert "Server:" in doc or "Stage II" in doc
     assert len(inspect.getsource(module).splitlines()) < 150
 

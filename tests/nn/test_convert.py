@@ -1,6 +1,7 @@
 """Conversion works on a copy, keeps what a layer has, and refuses by name what it cannot keep."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -293,6 +294,14 @@ def test_a_lazy_layer_that_has_run_is_converted():
     model = nn.Sequential(nn.LazyBatchNorm1d())
     model(torch.randn(3, 2))
     assert isinstance(federate(model).model[0], FedBatchNorm)
+
+
+def test_a_scripted_model_is_refused():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        model = nn.Sequential(torch.jit.script(nn.Sequential(nn.BatchNorm1d(2))))
+    with pytest.raises(ConversionError, match=r"'0' \(RecursiveScriptModule\) is compiled"):
+        federate(model)
 
 
 def test_a_model_that_cannot_be_copied_is_refused():

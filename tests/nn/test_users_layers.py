@@ -300,6 +300,8 @@ def test_frozen_layers_are_left_alone_and_reported(name):
     residual_or_skip(name)
     frozen = Frozen(4)
     model = model_with(frozen, nn.BatchNorm2d(4))
+    (kept,) = strategy(name).convert(model).kept
+    assert (kept.path, kept.type) == ("1", "Frozen")
     task = task_of(name, STEP, model=model)
     assert type(task.model[1]) is Frozen
     result = last(task, Toy(), 2)

@@ -15,6 +15,8 @@ from fednorm.nn.convert import ConversionError
 from fednorm.strategies.fixup import ScalarAffine, residual_branches
 from support import Toy, last, nested_model, task_of
 
+CHAIN = [f"1.zzz.{number}" for number in range(5)]
+
 
 def sample(count=3):
     return torch.randn(
@@ -40,7 +42,7 @@ def in_front(conv, *rest):
 
 
 class Block(nn.Module):
-    """One convolution may be several blocks' own; the sum is a subclass's business."""
+    """Names that say nothing, and the shortcut registered after the branch."""
 
     def __init__(self, layers=2, shortcut=None):
         super().__init__()
@@ -65,6 +67,16 @@ class PreActivation(nn.Module):
         y = self.c2(self.n2(y).relu())
         y += x
         return y
+
+
+class Method(Block):
+    def forward(self, x):
+        return self.zzz(x).add(x)
+
+
+class InPlace(Block):
+    def forward(self, x):
+        return self.zzz(x).add_(x)
 
 
 class Untraceable(nn.Module):
@@ -103,18 +115,33 @@ class Joined(Block):
 
 
 class Renamed(nn.Module):
-    """What is called "add" multiplies."""
-
-    class Times(nn.Module):
-        def forward(self, x, y):
-            return x * y
+    """What is called "add" is no sum."""
 
     def __init__(self):
         super().__init__()
-        self.body, self.add = Block().zzz, self.Times()
+        self.body, self.add, self.head = Block().zzz, nn.PairwiseDistance(), nn.Linear(8, 2)
 
     def forward(self, x):
-        return self.add(x, self.body(x))
+        return self.head(self.add(x, self.body(x)))
+
+
+class Dense(nn.Module):
+    def __init__(self):
+        super().__init__()
+        parts = [nn.Linear(6, 6), nn.BatchNorm1d(6, affine=False), nn.ReLU(), nn.Linear(6, 6)]
+        self.body = nn.Sequential(*parts)
+
+    def forward(self, x):
+        return torch.add(x, self.body(x))
+
+
+class HeadFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head, self.body = nn.Linear(6, 2), Dense()
+
+    def forward(self, x):
+        return self.head(self.body(x))
 
 
 def test_branches_start_at_zero_and_logits_too():
@@ -194,11 +221,10 @@ def test_scalars_learn_at_a_tenth_of_the_rate():
 @pytest.mark.parametrize(
     ("block", "expected"),
     [
-        (Block(), ["1.zzz.0", "1.zzz.1", "1.zzz.2", "1.zzz.3", "1.zzz.4"]),
-        (
-            Block(shortcut=nn.Conv2d(4, 4, 1)),
-            ["1.zzz.0", "1.zzz.1", "1.zzz.2", "1.zzz.3", "1.zzz.4"],
-        ),
+        (Block(), CHAIN),
+        (Block(shortcut=nn.Conv2d(4, 4, 1)), CHAIN),
+        (Method(), CHAIN),
+        (InPlace(), CHAIN),
         (PreActivation(), ["1.n1", "1.c1", "1.n2", "1.c2"]),
         (Untraceable(PreActivation()), ["1.body.n1", "1.body.c1", "1.body.n2", "1.body.c2"]),
         (nn.Sequential(PreActivation()), ["1.0.n1", "1.0.c1", "1.0.n2", "1.0.c2"]),
@@ -233,13 +259,18 @@ def test_a_block_that_is_used_twice_is_scaled_once():
     torch.testing.assert_close(model[1].zzz[0].weight, expected)
 
 
-@pytest.mark.parametrize("block", [Parallel(), Gated(), Joined(), Renamed(), Block(layers=1)])
+@pytest.mark.parametrize("block", [Parallel(), Gated(), Joined(), Block(layers=1)])
 def test_what_is_no_residual_branch_is_refused(block):
     model = in_front(nn.Conv2d(1, 4, 3, padding=1), block)
     with pytest.raises(
         ConversionError, match="Fixup needs residual branches, but none was found in Sequential"
     ):
         converted(model)
+
+
+def test_a_module_called_add_is_no_sum():
+    with pytest.raises(ConversionError, match="none was found in Renamed"):
+        converted(Renamed())
 
 
 def test_a_model_without_a_linear_classifier_is_refused():
@@ -249,20 +280,23 @@ def test_a_model_without_a_linear_classifier_is_refused():
 
 
 def test_a_residual_network_of_linear_layers():
-    class Dense(nn.Module):
-        def __init__(self):
-            super().__init__()
-            parts = [nn.Linear(6, 6), nn.BatchNorm1d(6, affine=False), nn.ReLU(), nn.Linear(6, 6)]
-            self.body = nn.Sequential(*parts)
-
-        def forward(self, x):
-            return torch.add(x, self.body(x))
-
     model = converted(nn.Sequential(nn.Linear(3, 6), Dense(), Dense(), nn.Linear(6, 2)).double())
     x = torch.randn(5, 3, dtype=torch.float64)
     assert torch.equal(model[:3](x), model[0](x))
     assert not model(x).any()
     assert model[1].body[1].bias.dtype is torch.float64
+
+
+def test_the_classifier_is_outside_the_branches():
+    model = converted(HeadFirst().double())
+    assert not model(torch.randn(5, 6, dtype=torch.float64)).any()
+    assert model.body.body[0].weight.any()
+
+
+def test_a_layer_of_zeros_stays_one():
+    plain = nested_model()
+    nn.init.zeros_(plain.stem[0].weight)
+    assert not converted(plain).stem[0].weight.any()
 
 
 def test_the_given_model_stays_as_it_is():

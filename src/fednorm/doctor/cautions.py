@@ -5,8 +5,8 @@ from typing import TypeAlias
 
 from fednorm.doctor import layer_cautions as of_layers
 from fednorm.doctor.facts import Facts
-from fednorm.doctor.numbers import count, number, percent, some
 from fednorm.doctor.findings import Caution
+from fednorm.doctor.numbers import count, number, percent, some
 
 # Clients that take part in fewer rounds than this share are called rarely sampled.
 RARE = 0.5

@@ -11,9 +11,9 @@ from fednorm.doctor.cautions import cautions
 from fednorm.doctor.costs import REFUSALS, Patient, costs, reason
 from fednorm.doctor.drawn import random_clients
 from fednorm.doctor.facts import Facts
+from fednorm.doctor.findings import Layer, Model, State
 from fednorm.doctor.layers import layers, state
 from fednorm.doctor.measure import measure
-from fednorm.doctor.findings import Layer, Model
 from fednorm.doctor.report import Report
 from fednorm.doctor.subject import is_source, network, samples
 from fednorm.experiment.compare import threads
@@ -55,14 +55,15 @@ def examine(
     if batches < 1:
         raise ConfigError(f"batches must be at least 1, not {batches}.")
     try:
-        with threads(experiment.threads):
-            data = samples(experiment, shape, classes)
-            patient = Patient(network(experiment, data, model), experiment, not is_source(model))
-            return _report(patient, data, batches if measured else None)
+        data = samples(experiment, shape, classes)
+        patient = Patient(network(experiment, data, model), experiment, not is_source(model))
+        size = state(patient.model)
     except UnknownNameError:
         raise
-    except (ValueError, TypeError) as error:
+    except (*REFUSALS, AssertionError) as error:  # torch asserts that a device can be used
         raise ConfigError(reason(error)) from error
+    with threads(experiment.threads):
+        return _report(patient, data, size, batches if measured else None)
 
 
 def _experiment(settings: dict[str, Any], model: Any) -> Experiment:
@@ -72,14 +73,14 @@ def _experiment(settings: dict[str, Any], model: Any) -> Experiment:
     return build(values if model is None else {**values, "model": model})
 
 
-def _report(patient: Patient, data: Dataset, batches: int | None) -> Report:
+def _report(patient: Patient, data: Dataset, size: State, batches: int | None) -> Report:
     model, experiment = patient.model, patient.experiment
     found = _layers(model, data)
     clients = random_clients(data, experiment.seeds[0])
     facts = Facts(
         experiment=experiment,
         layers=found,
-        state=state(model),
+        state=size,
         costs=costs(patient, clients),
         clients=None if batches is None else measure(patient, data, batches),
     )
@@ -87,7 +88,7 @@ def _report(patient: Patient, data: Dataset, batches: int | None) -> Report:
         schema=SCHEMA,
         model=_described(patient, data),
         layers=found,
-        state=facts.state,
+        state=size,
         strategies=tuple(facts.costs),
         warnings=tuple(cautions(facts)),
         clients=facts.clients,

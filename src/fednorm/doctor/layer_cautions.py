@@ -1,8 +1,8 @@
 """Warnings about the layers of a model: one function for each."""
 
 from fednorm.doctor.facts import Facts
-from fednorm.doctor.numbers import count, some
 from fednorm.doctor.findings import Caution
+from fednorm.doctor.numbers import count, some
 
 
 def no_batch_norm(facts: Facts) -> Caution | None:

@@ -7,8 +7,8 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fednorm.core.layout import kinds
 from fednorm.core.types import Kind
-from fednorm.doctor.places import Call, calls
 from fednorm.doctor.findings import Layer, State
+from fednorm.doctor.places import Call, calls
 
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 _CHANNEL = 2  # dimensions of [samples, channels]

@@ -10,8 +10,8 @@ from fednorm.data.federation import Federation, federation
 from fednorm.doctor.costs import REFUSALS, Patient, reason
 from fednorm.doctor.distances import distances
 from fednorm.doctor.drawn import Drawn, deal_again, draw
-from fednorm.doctor.gradients import GRADIENT, gradients, without_dropout
 from fednorm.doctor.findings import Clients
+from fednorm.doctor.gradients import GRADIENT, gradients, without_dropout
 from fednorm.experiment.config import Experiment
 from fednorm.strategies.naive import Naive
 
@@ -32,9 +32,9 @@ def measure(patient: Patient, data: Dataset, batches: int) -> Clients:
         left_out=left_out,
         unmeasured=None,
     )
-    if len(smallest) - len(left_out) < LEAST:
-        why = f"{LEAST} clients with batches of more than one sample are needed"
-        return replace(clients, unmeasured=f"{why}, and {len(smallest) - len(left_out)} has them.")
+    if (enough := len(smallest) - len(left_out)) < LEAST:
+        why = f"{enough} clients have batches of more than one sample, and {LEAST} are needed."
+        return replace(clients, unmeasured=why)
     drawn = draw(everyone, batches)
     kept = Drawn({client: own for client, own in drawn.steps.items() if client not in left_out})
     try:

@@ -1,9 +1,8 @@
 """The sentences of a recommendation; every claim carries a number that the report shows."""
 
 from fednorm.doctor.facts import Facts
-from fednorm.doctor.numbers import count, number, percent, some
 from fednorm.doctor.findings import Gradient
-from fednorm.strategies.dualbn import DualBN
+from fednorm.doctor.numbers import count, number, percent, some
 
 
 def gradient(facts: Facts, strategy: str, statistics: str) -> Gradient | None:
@@ -104,9 +103,8 @@ def standing(facts: Facts) -> str:
     """Say where BatchNorm stands."""
     after = sum(layer.place == "convolution" for layer in facts.batch_norms)
     return (
-        f"{after} of {len(facts.batch_norms)} BatchNorm layers directly follow a convolution, "
-        "whose weights dualbn standardises, so that statistics one round old hold; after other layers "
-        f"only the warm-up of the learning rate ({DualBN.warmup} rounds) keeps them valid."
+        f"{after} of {len(facts.batch_norms)} BatchNorm layers directly follow a convolution; "
+        "convolutions are what dualbn standardises, so that statistics of the round before hold."
     )
 
 

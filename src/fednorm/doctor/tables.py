@@ -6,9 +6,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fednorm.doctor.findings import Clients, Cost, State
 from fednorm.doctor.grid import grid
 from fednorm.doctor.numbers import MISSING, count, number, percent
-from fednorm.doctor.findings import Clients, Cost, State
 from fednorm.doctor.report import Report
 
 
@@ -46,12 +46,9 @@ def _spaced(table: Table) -> Iterator[RenderableType]:
 def _layers(report: Report) -> Table:
     rows = [
         [
-            x.path or "(the model)",
-            x.type,
-            count(x.channels),
-            count(x.values),
-            f"{x.place} ({x.after})" if x.after else x.place,
-            count(x.calls),
+            *(x.path or "(the model)", x.type),
+            *(count(x.channels), count(x.values)),
+            *(f"{x.place} ({x.after})" if x.after else x.place, count(x.calls)),
         ]
         for x in report.layers
     ]
@@ -138,7 +135,7 @@ def _distances(clients: Clients) -> Table:
 
 def _gradients(clients: Clients) -> Table:
     return grid(
-        "Deviation of the mean gradient from that of one machine",
+        "Gradient against that of one machine",
         ["strategy", "statistics", "deviation", "alike", "excess", "note"],
         [
             [

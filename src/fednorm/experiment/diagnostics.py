@@ -14,12 +14,13 @@ variances of all BatchNorm layers, S_i the statistics of client i's batches in a
 | `exchanges` | there-and-back messages |
 
 g is the gradient of one machine with ordinary BatchNorm on the merged batches of the round, at the
-same weights. A value is None where there is none: without shared statistics, in FixBN's stage II
-(no client reports), and for gradients of several steps or of models without BatchNorm.
+same weights; under FedAvg, which weighs clients by all their samples, unequal clients deviate a
+little for that alone. A value is None where there is none: without shared statistics, in FixBN's
+stage II (no client reports), and for gradients of several steps or of models without BatchNorm.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import sqrt
 from statistics import fmean, pvariance
@@ -85,10 +86,10 @@ class Diagnosis:
         if plan.steps != 1:
             return None
         mean = mean_gradient(task, self.before, self.memories, replies)
-        central = (
-            None if mean is None else central_gradient(task, self.before, self.prepared.federation)
-        )
-        return None if mean is None or central is None else distance(mean, central)
+        if mean is None:
+            return None
+        central = central_gradient(task, self.before, self.prepared.federation)
+        return None if central is None else distance(mean, central)
 
 
 def _variance(window: Iterable[float | None]) -> float | None:
@@ -96,25 +97,23 @@ def _variance(window: Iterable[float | None]) -> float | None:
     return pvariance(values) if len(values) > 1 else None
 
 
-def _shared(task: Task) -> Iterator[tuple[str, FedBatchNorm]]:
-    """Yield the layers whose means and variances are shared; backward means are none of these."""
-    for path, layer in task.layout.sharing.items():
-        if isinstance(layer, FedBatchNorm):
-            yield path, layer
+def _shared(task: Task) -> list[str]:
+    """Return the layers whose means and variances are shared; backward means are none of these."""
+    return [path for path, m in task.layout.sharing.items() if isinstance(m, FedBatchNorm)]
 
 
 def drift(task: Task, before: ServerState, after: ServerState) -> float | None:
     """Return how far the shared statistics moved in a round."""
     changes = [
         _apart(after.running[path].mean, after.running[path].var, before.running[path])
-        for path, _ in _shared(task)
+        for path in _shared(task)
     ]
-    return float(sum(changes)) if changes else None
+    return sum(changes) if changes else None
 
 
 def deviation(task: Task, before: ServerState, replies: Sequence[Reply]) -> float | None:
     """Return how far the clients' batch statistics are from the shared ones, in the mean."""
-    paths = [path for path, _ in _shared(task)]
+    paths = _shared(task)
     parts = [
         [
             _apart(*batch_statistics(task, before, path, reply.stats[path]), before.running[path])

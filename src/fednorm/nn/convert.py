@@ -61,7 +61,7 @@ def replace(model: nn.Module, make: Make) -> Conversion:
             move_hooks(layer, new.train(layer.training))
         dress(where, outer, layer, new)
         replaced.append(Replacement(path, before, type(new).__name__, _dropped(affine, new)))
-    held.exchange(root, made)
+    held.exchange(root, {old: new for old, new in made.items() if new is not old})
     converted = root["model"]
     return Conversion(converted, tuple(replaced), held.kept(converted, set(made.values())))
 

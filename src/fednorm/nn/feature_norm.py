@@ -1,5 +1,7 @@
 """The classifier of FedFN: it sees the direction of a feature vector, not its length."""
 
+from dataclasses import replace
+
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -26,4 +28,4 @@ def normalize_features(conversion: Conversion) -> Conversion:
     path, classifier = linear[-1]
     classifier.__class__ = DirectionLinear
     done = Replacement(path, "Linear", DirectionLinear.__name__)
-    return Conversion(conversion.model, (*conversion.replaced, done))
+    return replace(conversion, replaced=(*conversion.replaced, done))

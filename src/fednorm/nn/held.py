@@ -14,10 +14,14 @@ from fednorm.core.layer import NormLayer
 from fednorm.core.strategy import Kept
 
 _Container: TypeAlias = dict[Any, Any] | list[Any] | tuple[Any, ...]
+_CONTAINERS = (dict, list, tuple)
+_HOLDERS = (nn.Module, *_CONTAINERS)
 
 
 def exchange(root: nn.Module, made: Mapping[nn.Module, nn.Module]) -> None:
     """Put `made[m]` wherever a module below `root` holds `m`: as a child, in a list, in a dict."""
+    if not made:
+        return
     for module in list(root.modules()):
         for container in list(_containers(vars(module))):
             if not isinstance(container, tuple):
@@ -41,7 +45,7 @@ def _containers(start: _Container) -> Iterator[_Container]:
         if id(container) not in seen:
             seen.add(id(container))
             yield container
-            waiting += [v for _, v in _entries(container) if isinstance(v, dict | list | tuple)]
+            waiting += [v for _, v in _entries(container) if isinstance(v, _CONTAINERS)]
 
 
 def _entries(container: _Container) -> Iterable[tuple[Any, Any]]:
@@ -57,9 +61,10 @@ def kept(model: nn.Module, made: Iterable[nn.Module]) -> tuple[Kept, ...]:
         if module not in new and (reason := _reason(module)):
             left.append(Kept(path, type(module).__name__, reason))
         for attribute, value in vars(module).items():
-            where = f"{path}.{attribute}".lstrip(".")
-            hidden = _hidden(value, registered)
-            left += [Kept(where, type(layer).__name__, _HIDDEN) for layer in hidden]
+            if isinstance(value, _HOLDERS):
+                where = f"{path}.{attribute}".lstrip(".")
+                hidden = _hidden(value, registered)
+                left += [Kept(where, type(layer).__name__, _HIDDEN) for layer in hidden]
     return tuple(left)
 
 

@@ -22,8 +22,9 @@ _MEANINGS = {
     "drift": "Drift: how far the shared statistics moved in a round, ‖S(t+1) − S(t)‖₁.",
     "deviation": "Deviation: how far the clients' batch statistics were from them, ‖S_i − S(t)‖₁.",
     "gradient_deviation": "Gradient deviation: distance of the clients' mean gradient from that of "
-    "BatchNorm on their merged batches, relative to it.",
+    "BatchNorm on their merged batches, relative to it; what is below 0.001 stands at 0.001.",
 }
+_FLOOR = {"gradient_deviation": 1e-3}  # rounding, far below, would take most of the plot
 _WIDTH, _HEIGHT = 7.2, 2.4  # inches
 _MOST = 150  # points of a curve; more cannot be told apart, and make the page heavy
 
@@ -67,7 +68,8 @@ def _curve(runs: Sequence[RunResult], key: str, width: int) -> Curve:
         for run in runs
         for number, record in enumerate(run.diagnostics, start=1)
     )
-    return summarise((number, value) for number, value in found if value)
+    least = _FLOOR.get(key, 0.0)
+    return summarise((number, max(value, least)) for number, value in found if value)
 
 
 def _figure(panels: Mapping[str, Lines], chosen: Mapping[str, Style], ink: str) -> Figure:

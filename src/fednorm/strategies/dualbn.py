@@ -18,7 +18,7 @@ learning rate is warmed up over the first 50 rounds unless the algorithm says ot
 `docs/dualbn.md` has the derivation and the measurements.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -66,7 +66,8 @@ class DualBN(Strategy):
         standard = standardize(
             converted.model, scale_by_fan_in=True, eps=1e-6, gain=False, bias=False
         )
-        return Conversion(standard.model, converted.replaced + standard.replaced)
+        done = converted.replaced + standard.replaced
+        return replace(converted, model=standard.model, replaced=done)
 
     def _norms(self, model: nn.Module) -> Conversion:
         if not self.backward_moments:

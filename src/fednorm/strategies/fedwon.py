@@ -6,15 +6,15 @@ Adaptive gradient clipping: Brock, De, Smith and Simonyan, 2021, arXiv:2102.0617
 
 Client: trains the model with its BatchNorm layers taken out. Kernels are standardised per output
 channel, γ·gain·(w - mean)/√(var·fan_in + 1e-4), with a learnable gain and γ = √(2/(1-1/π)), which
-makes up for a ReLU. With `clip` (the papers use 0.01 to 0.32), the gradient of each unit, that is
-of one output channel or neuron, is scaled down where its norm exceeds `clip` times the norm of
-the unit's weights (at least 0.001). This concerns convolutions and linear layers, except the
-linear layer that the model registers last: the classifier.
+makes up for a ReLU. With `clip` (such as 0.01), the gradient of each unit, that is of one output
+channel or neuron, is scaled down where its norm exceeds `clip` times the norm of the unit's weights
+(at least 0.001). This concerns convolutions and linear layers, except the linear layer that the
+model registers last: the classifier.
 
 Server: averages everything, gains included.
 
 Deviations: γ is applied in every convolution, whether or not a ReLU precedes it; residual branches
-are not rescaled; no bias is added to convolutions that have none, although the β of BatchNorm goes.
+are not rescaled as in NF-ResNets; convolutions without a bias get none, though BatchNorm's β goes.
 """
 
 from dataclasses import dataclass, replace

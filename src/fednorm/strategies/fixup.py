@@ -35,7 +35,7 @@ from fednorm.nn.convert import ConversionError, replace
 from fednorm.strategies.base import Strategy, require_batch_norm
 
 _LAYERS = (_ConvNd, nn.Linear)
-_ADDITIONS = {operator.add, operator.iadd, torch.add, "add", "add_"}
+_ADDITIONS = {operator.add, torch.add, "add", "add_"}
 _UNIT = math.sqrt(0.1)  # of a scalar: in this unit, SGD moves it at a tenth of the learning rate
 
 

@@ -1,0 +1,369 @@
+"""What `--diagnose` records, against slow versions of the same."""
+
+import json
+from dataclasses import replace
+from statistics import fmean, pvariance
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import fednorm
+from fednorm.algorithms.dsgd import DSGD
+from fednorm.algorithms.fedavg import FedAvg
+from fednorm.cli import app
+from fednorm.core.messages import Rejected, Report, Running
+from fednorm.core.moments import Moments
+from fednorm.engines import lockstep, simulate
+from fednorm.experiment.compare import run_all
+from fednorm.experiment.diagnostics import (
+    WINDOW,
+    Diagnosis,
+    batch_statistics,
+    central_gradient,
+    deviation,
+    distance,
+    drift,
+    mean_gradient,
+)
+from fednorm.experiment.load import build
+from fednorm.experiment.prepare import prepare
+from support import Toy, nested_model, task_of
+
+KEYS = {
+    "drift",
+    "deviation",
+    "window_variance",
+    "deviation_window_variance",
+    "gradient_deviation",
+    "bytes_up",
+    "bytes_down",
+    "exchanges",
+}
+QUICK = {"rounds": 4, "seeds": 1, "clients": 3, "eval_every": 2}
+
+
+def plain_model(state, *, train):
+    """Return torch's own model with the weights and statistics of a state."""
+    model = nested_model()
+    running = {
+        f"{path}.{name}": value
+        for path, r in state.running.items()
+        for name, value in (("running_mean", r.mean), ("running_var", r.var))
+    }
+    model.load_state_dict({**state.weights, **running}, strict=False)
+    return model.train(train)
+
+
+def seen_by_layers(model, x):
+    """Return mean and unbiased variance of the input of every BatchNorm layer."""
+    found = {}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.BatchNorm2d):
+
+            def look(_module, inputs, path=path):
+                values = inputs[0].detach().transpose(0, 1).flatten(1)
+                found[path] = values.mean(1), values.var(1)
+
+            module.register_forward_pre_hook(look)
+    model(x)
+    return found
+
+
+def slow_drift(before, after):
+    total = 0.0
+    for path, old in before.running.items():
+        new = after.running[path]
+        total += sum(abs(a - b) for a, b in zip(new.mean.tolist(), old.mean.tolist(), strict=True))
+        total += sum(abs(a - b) for a, b in zip(new.var.tolist(), old.var.tolist(), strict=True))
+    return total
+
+
+def slow_deviation(before, batches, *, train):
+    distances = []
+    for x, _ in batches:
+        seen = seen_by_layers(plain_model(before, train=train), x)
+        distances.append(
+            sum(
+                float((mean - before.running[p].mean).abs().sum())
+                + float((var - before.running[p].var).abs().sum())
+                for p, (mean, var) in seen.items()
+            )
+        )
+    return fmean(distances)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "train"),
+    [
+        ("fbn", {}, False),
+        ("fbn", {"statistics": "average"}, False),
+        ("naive", {}, True),
+        ("naive", {"momentum": None}, True),
+        ("naive", {"statistics": "pool"}, True),
+    ],
+)
+def test_drift_and_deviation_are_what_a_slow_look_at_the_states_finds(name, fields, train):
+    toy = Toy(sizes=(4, 7, 5))
+    task = task_of(name, DSGD(lr=0.1), **fields)
+    before = task.initial_state
+    for result in simulate.rounds(task, toy, 3):
+        batches = [toy.batches(client, before.round + 1).steps[0] for client in toy.all()]
+        moved = drift(task, before, result.state)
+        assert moved > 0.1
+        assert moved == pytest.approx(slow_drift(before, result.state), rel=1e-10)
+        apart = deviation(task, before, result.replies)
+        assert apart == pytest.approx(slow_deviation(before, batches, train=train), rel=1e-7)
+        before = result.state
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_batch_statistics_are_recovered_from_running_ones_over_several_steps(momentum):
+    task = task_of("naive", FedAvg(), momentum=momentum)
+    path = next(iter(task.layout.sharing))
+    channels = len(task.initial_state.running[path].mean)
+    steps = [torch.full((channels,), float(value)) for value in (1, 2, 4)]
+    running = torch.zeros(channels)
+    shares = []
+    for number, value in enumerate(steps, start=3):
+        rate = 1 / number if momentum is None else momentum
+        running = (1 - rate) * running + rate * value
+        shares = [share * (1 - rate) for share in shares] + [rate]
+    expected = sum(s * v for s, v in zip(shares, steps, strict=True)) / sum(shares)
+    start = Running(torch.zeros(channels), torch.zeros(channels), batches=2)
+    before = replace(task.initial_state, running={path: start})
+    report = Report(Moments(3.0, running, 2 * running), batches=5)
+    mean, var = batch_statistics(task, before, path, report)
+    torch.testing.assert_close(mean, expected)
+    torch.testing.assert_close(var, 2 * expected)
+
+
+def test_backward_means_are_no_statistics():
+    task = task_of("dualbn", DSGD(lr=0.1))
+    result = next(simulate.rounds(task, Toy(), 1))
+    paths = {name for name in task.initial_state.running if not name.endswith("backward_means")}
+    assert len(paths) < len(task.initial_state.running)
+    before, after = (
+        replace(s, running={p: s.running[p] for p in paths})
+        for s in (task.initial_state, result.state)
+    )
+    found = drift(task, task.initial_state, result.state)
+    assert found == pytest.approx(slow_drift(before, after), rel=1e-10)
+
+
+def gradient_of(model, x, y):
+    loss = nn.functional.cross_entropy(model(x), y)
+    return dict(
+        zip(
+            dict(model.named_parameters()),
+            torch.autograd.grad(loss, list(model.parameters())),
+            strict=True,
+        )
+    )
+
+
+ALGORITHMS = [
+    DSGD(lr=0.1),
+    DSGD(lr=0.1, momentum=0.9, weight_decay=0.01),
+    FedAvg(lr=0.1, weight_decay=0.01, schedule="step"),
+    FedAvg(lr=0.1, momentum=0.9),
+]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("name", ["naive", "fbn", "fedtan"])
+def test_gradients_against_plain_torch(name, algorithm):
+    toy = Toy(sizes=(4, 7, 5), absent={1: (2,)})  # one has no momentum in round 2
+    task = task_of(name, algorithm, count=3)
+    before, memories = task.initial_state, {}
+    for result in simulate.rounds(task, toy, 3):
+        number = before.round + 1
+        expected = gradient_of(plain_model(before, train=True), *toy.union(number))
+        assert_close(central_gradient(task, before, toy), expected)
+        if name != "fedtan":
+            here = toy.participants(number)
+            batches = [toy.batches(client, number).steps[0] for client in here]
+            model = plain_model(before, train=name == "naive")
+            running = {key: value.clone() for key, value in model.named_buffers()}
+            own = []
+            for batch in batches:
+                model.load_state_dict(running, strict=False)
+                own.append(gradient_of(model, *batch))
+            sizes = [toy.sizes[client] for client in here]
+            expected = {
+                key: sum(n * g[key] for n, g in zip(sizes, own, strict=True)) / sum(sizes)
+                for key in expected
+            }
+        assert_close(mean_gradient(task, before, memories, result.replies), expected)
+        before, memories = result.state, dict(result.memories)
+
+
+def assert_close(found, expected):
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-6, atol=1e-9)
+
+
+def test_the_distance_of_gradients_is_relative():
+    reference = {"a": torch.tensor([3.0]), "b": torch.tensor([0.0, 4.0])}
+    gradient = {"a": torch.tensor([3.0]), "b": torch.tensor([1.0, 4.0])}
+    assert distance(gradient, reference) == pytest.approx(0.2)
+    assert distance({"a": gradient["a"]}, reference) == 0
+    assert distance(gradient, {k: 0 * v for k, v in reference.items()}) is None
+
+
+def diagnosed(strategy, **changes):
+    """Run a few rounds and return what each of them showed."""
+    values = {**QUICK, "strategies": [strategy], "diagnose": True, "dtype": "float64", **changes}
+    return fednorm.compare(**values).runs[0].diagnostics
+
+
+PLAIN = {"name": "dsgd", "lr": 0.05, "momentum": 0.0}
+
+
+@pytest.mark.parametrize("algorithm", [PLAIN, {**PLAIN, "momentum": 0.9}])
+def test_the_gradient_of_fedtan_is_the_centralized_one_and_that_of_naive_is_not(algorithm):
+    setting = {"clients": 5, "partition": "gamma=0", "algorithm": algorithm}
+    exact = [d["gradient_deviation"] for d in diagnosed("fedtan", **setting)]
+    wrong = [d["gradient_deviation"] for d in diagnosed("naive", **setting)]
+    assert exact[0] is exact[2] is None  # rounds without an evaluation
+    assert max(exact[1], exact[3]) < 1e-6
+    assert min(wrong[1], wrong[3]) > 0.1
+
+
+def test_one_machine_has_no_gradient_deviation_and_sends_nothing():
+    last = diagnosed("centralized")[-1]
+    assert last["gradient_deviation"] < 1e-9
+    assert (last["bytes_up"], last["bytes_down"], last["exchanges"]) == (0, 0, 0)
+    assert last["deviation"] > 0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes", "absent"),
+    [
+        ("gn", {}, {"drift", "deviation", "gradient_deviation"}),
+        ("fedbn", {}, {"drift", "deviation", "gradient_deviation"}),
+        ("silobn", {}, {"drift", "deviation"}),
+        ("switchnorm", {}, {"gradient_deviation"}),
+        ("fbn", {"algorithm": "fedavg", "steps": 2}, {"gradient_deviation"}),
+        ("fbn", {"algorithm": "fedavg", "epochs": 1}, {"gradient_deviation"}),
+        ("fbn", {"clients": 1, "batch": 1}, {"gradient_deviation"}),
+        (
+            "fbn",
+            {"algorithm": {"name": "fedavg", "momentum": 0.5, "momentum_state": "local"}},
+            {"gradient_deviation"},
+        ),
+        ("fixbn", {}, {"deviation"}),
+    ],
+)
+def test_what_makes_no_sense_is_none(strategy, changes, absent):
+    last = diagnosed(strategy, **changes)[-1]
+    assert set(last) == KEYS
+    expected = {"drift", "deviation", "gradient_deviation"} - absent
+    assert {key for key in KEYS if last[key] is None} >= absent
+    assert all(last[key] is not None for key in expected)
+
+
+def test_stage_two_of_fixbn_has_no_drift():
+    found = diagnosed({"name": "fixbn", "freeze_round": 3}, rounds=WINDOW + 6, eval_every=50)
+    assert [d["drift"] > 0 for d in found[:3]] == [True] * 3
+    assert [d["drift"] for d in found[3:]] == [0.0] * (WINDOW + 3)
+    assert found[5]["deviation_window_variance"] > 0
+    assert found[-1]["deviation_window_variance"] is None  # no report within the window
+    assert found[-1]["window_variance"] == 0
+
+
+def test_windows_hold_the_last_twenty_rounds():
+    found = diagnosed("fbn", rounds=WINDOW + 5, eval_every=50)
+    assert found[0]["window_variance"] is None
+    for name, key in (("window_variance", "drift"), ("deviation_window_variance", "deviation")):
+        for end in (2, WINDOW, WINDOW + 5):
+            values = [d[key] for d in found[max(0, end - WINDOW) : end]]
+            assert found[end - 1][name] == pytest.approx(pvariance(values))
+
+
+def test_rejected_replies_do_not_count():
+    values = {**QUICK, "strategies": ["fbn"], "diagnose": True}
+    prepared = prepare(experiment := build(values), experiment.strategies[0], 0)
+    result = next(prepared.rounds())
+    path, report = next(iter(result.replies[0].stats.items()))
+    wild = replace(report, moments=replace(report.moments, mean=report.moments.mean + 1e6))
+    first = replace(result.replies[0], stats={**result.replies[0].stats, path: wild})
+    bad = replace(
+        result,
+        replies=[first, *result.replies[1:]],
+        state=replace(result.state, rejected=(Rejected(0, "out of its mind"),)),
+    )
+    found = Diagnosis(prepared).of(bad, gradient=False)["deviation"]
+    rest = deviation(prepared.task, prepared.task.initial_state, result.replies[1:])
+    assert found == pytest.approx(rest)
+
+
+def lines(folder, name):
+    text = (folder / "runs" / name / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_metrics_carry_the_keys_and_the_run_is_that_of_the_loop(tmp_path):
+    base = {**QUICK, "strategies": ["centralized", "fbn"]}
+    on = run_all(build({**base, "diagnose": True}), folder=tmp_path / "on")
+    off = run_all(build({**base, "engine": "loop"}), folder=tmp_path / "off")
+    assert [r.history for r in on.runs] == [r.history for r in off.runs]
+    for run in on.runs:
+        name = f"{run.strategy}-seed0"
+        with_keys, without = lines(tmp_path / "on", name), lines(tmp_path / "off", name)
+        assert len(with_keys) == len(run.diagnostics) == 4
+        for line, plain, found in zip(with_keys, without, run.diagnostics, strict=True):
+            assert {key: line[key] for key in KEYS} == found
+            assert {k: v for k, v in line.items() if k not in KEYS} == plain
+        assert with_keys[1]["gradient_deviation"] is not None
+    assert all(run.diagnostics == () for run in off.runs)
+    assert on.runs[1].diagnostics[0]["bytes_up"] == on.runs[1].bytes_up_per_round
+
+
+def test_a_diagnosed_run_is_made_in_the_loop():
+    for diagnose, engine in ((False, lockstep), (True, simulate)):
+        experiment = build({**QUICK, "strategies": ["fbn"], "diagnose": diagnose})
+        assert prepare(experiment, experiment.strategies[0], 0).rounds.func is engine.rounds
+
+
+def test_a_recorded_run_has_its_diagnostics_and_results_json_has_not(tmp_path):
+    experiment = build({**QUICK, "strategies": ["fbn"], "diagnose": True})
+    first = run_all(experiment, folder=tmp_path)
+    events = []
+    again = run_all(experiment, folder=tmp_path, on_round=events.append)
+    assert again.runs == first.runs
+    assert len(events) == 1
+    assert "diagnostics" not in first.runs[0].to_json()
+
+
+def test_runs_recorded_without_knowing_of_diagnostics_are_still_good(tmp_path):
+    experiment = build({**QUICK, "strategies": ["fbn"]})
+    first = run_all(experiment, folder=tmp_path)
+    path = tmp_path / "runs" / "fbn-seed0" / "run.json"
+    content = json.loads(path.read_text())
+    assert "diagnose" not in content["key"]["settings"]
+    del content["result"]["diagnostics"]
+    path.write_text(json.dumps(content))
+    events = []
+    assert run_all(experiment, folder=tmp_path, on_round=events.append).runs == first.runs
+    assert len(events) == 1
+
+
+def test_the_command_has_a_flag(tmp_path):
+    quick = ["--rounds", "2", "--seeds", "1", "--clients", "3", "--workers", "1"]
+    arguments = ["compare", *quick, "--strategies", "fbn", "--diagnose", "--out", str(tmp_path)]
+    called = CliRunner().invoke(app, arguments, env={"COLUMNS": "120"})
+    assert called.exit_code == 0, called.output
+    assert set(lines(tmp_path, "fbn-seed0")[0]) >= KEYS
+    assert "Diagnostics" in (tmp_path / "report.html").read_text()
+    assert "diagnose = true" in (tmp_path / "config.toml").read_text()
+
+
+def test_nobody_is_asked_when_it_is_off(monkeypatch):
+    def fail(*_):
+        pytest.fail("a diagnosis was made")
+
+    monkeypatch.setattr("fednorm.experiment.run.Diagnosis", fail)
+    assert fednorm.simulate("fbn", rounds=2, clients=3).diagnostics == ()
