@@ -59,7 +59,7 @@ def test_same_seed_same_result_in_any_order(name, kind):
             assert torch.equal(value, turned.memories[client].tensors[key])
 
 
-@pytest.mark.parametrize("name", ["gn", "ln", "in", "none"])
+@pytest.mark.parametrize("name", ["gn", "ln", "in", "none", "gn_ws", "fixup", "fedwon"])
 def test_norms_without_statistics_equal_one_machine(name):
     """No sample depends on another, so one gradient step is that of the merged batch."""
     clients = Toy(sizes=(2, 7, 1))
