@@ -244,3 +244,16 @@ def test_a_layer_in_two_places_has_a_role_in_both_and_travels_once():
     assert "4.weight" not in task.layout.personal
     result = last(task, Toy(), 2)
     assert int(result.memories[0].tensors["2.num_batches_tracked"]) == 4
+
+
+def test_a_constant_buffer_stays_constant_to_the_bit():
+    model = nested_model().float()
+    model.register_buffer("level", torch.tensor([0.1, 1 / 3, 7e-9]))
+
+    class Single(Toy):
+        def _batch(self, client, generator):
+            x, y = super()._batch(client, generator)
+            return x.float(), y
+
+    state = last(task_of("naive", STEP, model=model), Single(sizes=(2, 7, 5)), 5).state
+    assert torch.equal(state.buffers["level"], model.level)

@@ -148,12 +148,20 @@ def server_round(task: Task, state: ServerState, replies: Sequence[Reply]) -> Se
         state,
         round=state.round + 1,
         weights={**state.weights, **task.algorithm.apply(state, update, task.rounds)},
-        buffers=_aggregate([r.buffers for r in good], good, task.aggregate),
+        buffers=_buffers(good, task.aggregate),
         running=running,
         momentum=_aggregate([r.momentum for r in good], good, task.aggregate),
         notes=task.strategy.remember(state, running),
         rejected=rejected,
     )
+
+
+def _buffers(replies: Sequence[Reply], aggregate: Aggregator) -> dict[str, Tensor]:
+    """Aggregate buffers; one on which all clients agree stays as it is, to the bit."""
+    merged = _aggregate([r.buffers for r in replies], replies, aggregate)
+    first = replies[0].buffers
+    agreed = {n for n in merged if all(torch.equal(r.buffers[n], first[n]) for r in replies)}
+    return {name: first[name] if name in agreed else value for name, value in merged.items()}
 
 
 def _aggregate(
