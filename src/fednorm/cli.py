@@ -259,7 +259,7 @@ def main() -> None:
     """Run the command line; a mistake of the user's gets a message, not a traceback."""
     try:
         app()
-    except (ConfigError, UnknownNameError) as error:
+    except (ConfigError, UnknownNameError, OSError) as error:
         errors.print(f"[bold red]Error:[/] {error}", markup=True, highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:

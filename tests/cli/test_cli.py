@@ -176,3 +176,11 @@ def test_ctrl_c_ends_cleanly_and_keeps_what_is_done(tmp_path, workers):
     assert len(results["runs"]) == workers
     assert results["runs"][0]["rounds"] >= 2
     assert (tmp_path / "report.html").exists()
+
+
+def test_an_out_that_is_a_file_gets_a_message(call, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    result = call("compare", *QUICK, "--strategies", "gn", "--out", tmp_path / "file")
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert (tmp_path / "file").read_text() == "mine"

@@ -9,7 +9,7 @@ from fednorm import Memory, Moments, broadcast, client_round, server_round
 from fednorm.algorithms import algorithm
 from fednorm.core.exchange import PendingError, answer
 from fednorm.core.messages import Report
-from fednorm.core.round import NonFiniteLossError
+from fednorm.core.round import NonFiniteLossError, NoUsableReplyError
 from support import Toy, task_of
 
 
@@ -63,9 +63,9 @@ def test_a_faulty_update_and_a_count_of_nothing_are_rejected(started):
 
 def test_a_round_without_a_usable_reply_is_an_error(started):
     task, replies = started
-    with pytest.raises(RuntimeError, match=r"round 1 has no usable reply .*none arrived"):
+    with pytest.raises(NoUsableReplyError, match=r"round 1 has no usable reply .*none arrived"):
         server_round(task, task.initial_state, [])
-    with pytest.raises(RuntimeError, match="client 0: it reports -1 examples"):
+    with pytest.raises(NoUsableReplyError, match="client 0: it reports -1 examples"):
         server_round(task, task.initial_state, [replace(replies[0], examples=-1)])
 
 

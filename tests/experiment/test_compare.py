@@ -130,6 +130,45 @@ def test_worker_processes_give_the_same_bits(tmp_path):
     assert len(events) == 16
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_statistics_that_overflow_stop_that_run_only(workers):
+    """The loss is finite still, but no reply can be used."""
+    overflow = {"name": "fedavg", "lr": 1e19}
+    comparison = run_all(
+        build({**QUICK, "strategies": ["fbn", "gn"], "algorithm": overflow, "rounds": 30}),
+        workers=workers,
+    )
+    assert len(comparison.runs) == 4
+    assert {r.status for r in comparison.runs if r.strategy == "fbn"} == {"diverged"}
+
+
+def test_an_error_in_a_worker_is_raised_and_nothing_hangs(tmp_path, monkeypatch):
+    """Workers that still have much to report must not wait for a parent that has given up."""
+    (tmp_path / "strange.py").write_text(
+        "import os\n"
+        "from torch import nn\n"
+        "class Strange(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+        "        self.calls = 0\n"
+        "    def forward(self, x):\n"
+        "        self.calls += 1\n"
+        "        if self.calls > 40 and not os.path.exists('raised'):\n"
+        "            open('raised', 'x').close()\n"
+        "            raise OSError('strange')\n"
+        "        return self.net(x)\n"
+        "def net():\n"
+        "    return Strange()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    experiment = build(
+        {"strategies": ["none"], "model": "strange:net", "rounds": 3000, "seeds": 4, "clients": 2}
+    )
+    with pytest.raises(OSError, match="strange"):
+        run_all(experiment, workers=2)
+
+
 def test_a_model_object_cannot_go_to_other_processes():
     with pytest.raises(ValueError, match="cannot be sent to other processes"):
         fednorm.compare(["none"], model=nn.Linear(1, 1), workers=2)

@@ -169,7 +169,10 @@ def test_evaluation_mixes_in_the_running_statistics():
 
 @pytest.mark.parametrize(
     "rule",
-    [strategy("switchnorm", statistics="pool").rule(None), strategy("switchnorm").survey_rule()],
+    [
+        strategy("switchnorm", statistics="pool").rule(None),
+        strategy("switchnorm").adaptation_rule(),
+    ],
 )
 def test_recording_keeps_the_running_statistics_and_reports_moments(rule):
     layer, x = layer_of(nn.BatchNorm2d, 3), batch((4, 3, 2, 2))
@@ -186,7 +189,7 @@ def test_recording_keeps_the_running_statistics_and_reports_moments(rule):
 
 def test_a_survey_reports_the_moments_of_all_its_batches():
     layer, xs = layer_of(nn.BatchNorm1d, 3), [batch((4, 3)), batch((7, 3), seed=2)]
-    layer.begin(strategy("switchnorm").survey_rule(), Session(), "site")
+    layer.begin(strategy("switchnorm").adaptation_rule(), Session(), "site")
     for x in xs:
         layer(x)
     found = layer.report("pool").moments

@@ -1,6 +1,7 @@
 """The check that every reply passes before it is used."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -21,20 +22,27 @@ def _not_finite(tensors: Tensors) -> str | None:
 
 def fault(reply: Reply) -> str | None:
     """Return why a reply cannot be used, or None."""
+    return next(_faults(reply), None)
+
+
+def _faults(reply: Reply) -> Iterator[str]:
     if reply.examples <= 0:
-        return f"it reports {reply.examples} examples"
+        yield f"it reports {reply.examples} examples"
     moments = {path: report.moments for path, report in reply.stats.items()}
-    if (path := _not_finite({path: m.mean for path, m in moments.items()})) is not None:
-        return f"the mean of layer {path!r} is not finite"
+    for path, m in moments.items():
+        if not 0 <= m.count < math.inf:
+            yield f"the count of layer {path!r} is {m.count}"
+    if (layer := _not_finite({path: m.mean for path, m in moments.items()})) is not None:
+        yield f"the mean of layer {layer!r} is not finite"
     variances = {path: m.var for path, m in moments.items() if m.var.numel()}
-    if (path := _not_finite(variances)) is not None:
-        return f"the variance of layer {path!r} is not finite"
+    if (layer := _not_finite(variances)) is not None:
+        yield f"the variance of layer {layer!r} is not finite"
     for path, var in variances.items():
         if float(var.min()) < 0:
-            return f"the variance of layer {path!r} is negative"
-    if (name := _not_finite({**reply.update, **reply.momentum})) is not None:
-        return f"the update of {name!r} is not finite"
-    return None
+            yield f"the variance of layer {path!r} is negative"
+    buffers = {n: t for n, t in reply.buffers.items() if t.is_floating_point() and t.numel()}
+    if (name := _not_finite({**reply.update, **reply.momentum, **buffers})) is not None:
+        yield f"the update of {name!r} is not finite"
 
 
 def inspect(replies: Sequence[Reply]) -> tuple[list[Reply], tuple[Rejected, ...]]:

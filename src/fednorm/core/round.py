@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +12,16 @@ from fednorm.core.algorithm import Trained, Work
 from fednorm.core.exchange import Exchange, Solo
 from fednorm.core.inspect import inspect
 from fednorm.core.layer import Session
-from fednorm.core.messages import Batches, Broadcast, Memory, Reply, Running, ServerState
+from fednorm.core.messages import (
+    Batches,
+    Broadcast,
+    Memory,
+    Rejected,
+    Reply,
+    Running,
+    ServerState,
+)
+from fednorm.core.randomness import own_randomness
 from fednorm.core.strategy import Merge
 from fednorm.core.task import Task, load, snapshot
 from fednorm.core.types import ClientId, Tensors
@@ -28,6 +36,14 @@ class NonFiniteLossError(ArithmeticError):
             "lower the learning rate, or choose another strategy."
         )
         self.client, self.round = client, round_
+
+
+class NoUsableReplyError(ArithmeticError):
+    """A round to which no client gave an answer that can be used."""
+
+    def __init__(self, round_: int, rejected: Sequence[Rejected]) -> None:
+        reasons = "; ".join(f"client {r.client}: {r.reason}" for r in rejected) or "none arrived"
+        super().__init__(f"round {round_} has no usable reply ({reasons}).")
 
 
 def broadcast(task: Task, state: ServerState) -> Broadcast:
@@ -59,7 +75,7 @@ def client_round(
     session = Session(exchange or Solo(), sizes=batches.sizes)
     _begin(task, received, session)
     counted = replace(batches, steps=_Counted(batches, session))
-    with _own_randomness(batches.seed, task):
+    with own_randomness(batches.seed, task.model):
         trained = task.algorithm.local(_work(task, received, memory, counted))
     if not math.isfinite(trained.loss):
         raise NonFiniteLossError(batches.client, received.round, trained.loss)
@@ -120,18 +136,6 @@ def _reply(task: Task, client: ClientId, trained: Trained) -> Reply:
     )
 
 
-@contextmanager
-def _own_randomness(seed: int, task: Task) -> Iterator[None]:
-    """Give dropout and its like a generator of their own; the caller's is left untouched."""
-    device = next(task.model.parameters()).device
-    devices = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(devices, device_type=device.type):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed costs more than a small step
-        if devices:
-            torch.get_device_module(device).manual_seed(seed)
-        yield
-
-
 def server_round(task: Task, state: ServerState, replies: Sequence[Reply]) -> ServerState:
     """Merge the replies of one round into the next state; a pure function of its arguments.
 
@@ -140,8 +144,7 @@ def server_round(task: Task, state: ServerState, replies: Sequence[Reply]) -> Se
     """
     good, rejected = inspect(replies)
     if not good:
-        reasons = "; ".join(f"client {r.client}: {r.reason}" for r in rejected) or "none arrived"
-        raise RuntimeError(f"round {state.round + 1} has no usable reply ({reasons}).")
+        raise NoUsableReplyError(state.round + 1, rejected)
     update = _aggregate([r.update for r in good], good, task.aggregate)
     running = {path: _merged(task, state, path, good) for path in state.running}
     return replace(

@@ -101,6 +101,10 @@ class NormStrategy(Protocol):
         """Return how layers treat batches while the clients' statistics are surveyed."""
         ...
 
+    def adaptation_rule(self) -> NormRule:
+        """Return how layers treat a client's batches while it re-estimates its statistics."""
+        ...
+
     def adopt(self, previous: Running, merge: Merge) -> Running:
         """Return a layer's shared running statistics after a survey."""
         ...

@@ -7,6 +7,7 @@ import torch
 
 from fednorm.core.layer import NormRule, Session
 from fednorm.core.messages import Batches, Broadcast, Memory, Report, Running, ServerState
+from fednorm.core.randomness import own_randomness
 from fednorm.core.strategy import Merge
 from fednorm.core.task import Task, load
 from fednorm.core.types import ClientId
@@ -30,8 +31,9 @@ def client_survey(
     task.model.train()
     for path, layer in task.layout.norms.items():
         layer.begin(rule, Session(), path)
-    for x, _ in batches.steps:
-        task.model(x)
+    with own_randomness(batches.seed, task.model):
+        for x, _ in batches.steps:
+            task.model(x)
     reports = {path: layer.report("pool") for path, layer in task.layout.sharing.items()}
     stats = {path: report for path, report in reports.items() if report is not None}
     return Surveyed(batches.client, batches.examples, stats)

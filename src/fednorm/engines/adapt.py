@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fednorm.core.layer import Session
 from fednorm.core.messages import Batches, Memory, Running
+from fednorm.core.randomness import own_randomness
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
-from fednorm.nn import rules
 
 
 @torch.no_grad()
@@ -25,11 +25,13 @@ def adapt_statistics(task: Task, batches: Batches, share: float) -> None:
     to the statistics of the layers before it.
     """
     layers = {path: m for path, m in task.layout.norms.items() if m.running() is not None}
+    rule = task.strategy.adaptation_rule()
     for path, layer in layers.items():
-        layer.begin(rules.surveyed, Session(), path)
+        layer.begin(rule, Session(), path)
     task.model.train()
-    for x, _ in batches.steps:
-        task.model(x)
+    with own_randomness(batches.seed, task.model):
+        for x, _ in batches.steps:
+            task.model(x)
     task.model.eval()
     for layer in layers.values():
         old, report = layer.running(), layer.report("pool")

@@ -10,6 +10,7 @@ Equal to the loop within rounding. Where it does not apply, `fits` says so.
 
 from collections.abc import Iterator
 
+from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fednorm.algorithms.dsgd import DSGD
@@ -25,6 +26,8 @@ from fednorm.engines.simulate import Round
 from fednorm.engines.simulate import rounds as rounds_in_turn
 from fednorm.nn import rules
 
+_RANDOM = (_DropoutNd, nn.RReLU)
+
 
 def fits(task: Task, clients: Federation) -> bool:
     """Return whether a run can be made in lockstep."""
@@ -36,7 +39,8 @@ def fits(task: Task, clients: Federation) -> bool:
         and all(aggregator is weighted_mean for aggregator in aggregators)
         and not task.layout.personal
         and not task.layout.buffers  # each client would change them by itself
-        and not any(isinstance(m, _DropoutNd) for m in task.model.modules())  # each its own mask
+        and not any(isinstance(m, _RANDOM) for m in task.model.modules())  # each its own draws
+        and task.loss is nn.functional.cross_entropy  # a mean over samples
         # The mean of the clients' momenta follows the mean gradient only if nobody is ever absent.
         and not (momentum and clients.participation < 1)
         and _statistics_fit(task)

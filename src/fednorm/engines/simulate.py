@@ -29,7 +29,7 @@ class Round:
 
     state: ServerState
     memories: Mapping[ClientId, Memory]
-    train_loss: float  # mean over clients
+    train_loss: float  # mean over clients, weighted by their examples
     exchanges: int
     bytes_up: float  # of one client, in the mean
     bytes_down: float
@@ -50,12 +50,14 @@ def rounds(task: Task, clients: Clients, count: int) -> Iterator[Round]:
         results, answers = _train(task, received, memories, batches)
         replies = sorted((reply for reply, _ in results), key=lambda reply: reply.client)
         state = server_round(task, state, replies)
-        memories |= {reply.client: memory for reply, memory in results}
+        memories = {**memories, **{reply.client: memory for reply, memory in results}}
         exchanged = sum(t.numel() * t.element_size() for t in answers.values())
         yield Round(
             state=state,
             memories=memories,
-            train_loss=fmean(reply.metrics["loss"] for reply in replies),
+            train_loss=fmean(
+                (reply.metrics["loss"] for reply in replies), (reply.examples for reply in replies)
+            ),
             exchanges=1 + len(answers) + asked.exchanges,
             bytes_up=fmean(bytes_up(reply) for reply in replies) + exchanged + asked.bytes_up,
             bytes_down=bytes_down(received) + exchanged + asked.bytes_down,

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.queues import Queue
+from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event as Flag
 from pathlib import Path
-from queue import Empty
 from typing import Any
 
 import torch
@@ -53,7 +52,9 @@ def run_all(
     if folder is not None:
         open_folder(folder, experiment)
     jobs = [Job(experiment, e, s, folder) for e in experiment.strategies for s in experiment.seeds]
-    done = {i: result for i, job in enumerate(jobs) if (result := _recorded(job)) is not None}
+    # A model object has no name by which a record of it could be told from another's.
+    known = [None if model is not None else _recorded(job) for job in jobs]
+    done = {i: result for i, result in enumerate(known) if result is not None}
     for result in done.values():
         on_round(Event(result.strategy, result.seed, result.rounds, 0.0, evaluation=result.final))
     missing = [i for i in range(len(jobs)) if i not in done]
@@ -79,7 +80,10 @@ def execute(job: Job, on_round: OnRound, model: ModelSource | None = None) -> Ru
         prepared = prepare(job.experiment, job.entry, job.seed, model)
         if job.folder is None:
             return run(prepared, on_round)
-        return _recorded_run(job, prepared, on_round)
+        result = _recorded_run(job, prepared, on_round)
+        if result.status != "interrupted" and model is None:
+            keep(job.folder, job.experiment, job.entry, result)
+        return result
 
 
 @contextmanager
@@ -101,10 +105,7 @@ def _recorded_run(job: Job, prepared: Prepared, on_round: OnRound) -> RunResult:
             write(event)
             on_round(event)
 
-        result = run(prepared, both)
-    if result.status != "interrupted":
-        keep(folder, job.experiment, job.entry, result)
-    return result
+        return run(prepared, both)
 
 
 def _in_turn(
@@ -121,7 +122,7 @@ def _in_turn(
 _shared: dict[str, Any] = {}
 
 
-def _start_worker(events: "Queue[Event]", stop: Flag) -> None:
+def _start_worker(events: "SimpleQueue[Event]", stop: Flag) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it could not be blocked
     _shared.update(events=events, stop=stop)
 
@@ -139,17 +140,22 @@ def _in_processes(
     jobs: Sequence[Job], workers: int, on_round: OnRound
 ) -> Iterator[tuple[int, RunResult]]:
     context = multiprocessing.get_context("spawn")
-    events: Queue[Event] = context.Queue()
+    # Without a buffer: when a run is done, all its events are there to be read.
+    events: SimpleQueue[Event] = context.SimpleQueue()
     stop = context.Event()
     with ProcessPoolExecutor(workers, context, _start_worker, (events, stop)) as pool:
         with _without_ctrl_c():
             futures = {pool.submit(_work, job): i for i, job in enumerate(jobs)}
         try:
-            _watch(futures, lambda: _drain(events, on_round))
-        except KeyboardInterrupt:
+            _watch(set(futures), lambda: _drain(events, on_round))
+        except BaseException as error:
             stop.set()
-            pool.shutdown(cancel_futures=True)
-    _drain(events, on_round)  # what arrived while the workers ended
+            for future in futures:
+                future.cancel()
+            # Workers that are about to end still report, and wait until somebody reads.
+            _wait(set(futures), lambda: _drain(events, on_round))
+            if not isinstance(error, KeyboardInterrupt):
+                raise
     yield from ((i, f.result()) for f, i in futures.items() if not f.cancelled())
 
 
@@ -166,18 +172,22 @@ def _without_ctrl_c() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _watch(futures: dict[Future[RunResult], int], look: Callable[[], None]) -> None:
-    waiting = set(futures)
-    while waiting:
-        finished, waiting = wait(waiting, timeout=_POLL, return_when=FIRST_COMPLETED)
+def _watch(futures: set[Future[RunResult]], look: Callable[[], None]) -> None:
+    """Look until all runs are done; raise what went wrong in one of them."""
+    while futures:
+        finished, futures = wait(futures, timeout=_POLL, return_when=FIRST_COMPLETED)
         look()
         for future in finished:
-            future.result()  # raises what went wrong in the worker
+            future.result()
 
 
-def _drain(events: "Queue[Event]", on_round: OnRound) -> None:
-    while True:
-        try:
-            on_round(events.get_nowait())
-        except Empty:
-            return
+def _wait(futures: set[Future[RunResult]], look: Callable[[], None]) -> None:
+    """Look until nothing runs any more, whatever came of it."""
+    while futures:
+        _, futures = wait(futures, timeout=_POLL, return_when=FIRST_COMPLETED)
+        look()
+
+
+def _drain(events: "SimpleQueue[Event]", on_round: OnRound) -> None:
+    while not events.empty():
+        on_round(events.get())

@@ -114,12 +114,14 @@ class Experiment(BaseModel):
         for entry in self.strategies:
             self.make_strategy(entry)
         self._check_strategy_fields()
-        titles = [entry.title for entry in self.strategies]
-        if repeated := {title for title in titles if titles.count(title) > 1}:
+        names = [entry.folder.casefold() for entry in self.strategies]
+        if repeated := [e.title for e in self.strategies if names.count(e.folder.casefold()) > 1]:
             raise ValueError(
-                f"strategy {min(repeated)!r} is listed twice; give each its own label, "
+                f"strategy {repeated[0]!r} is listed twice; give each its own label, "
                 'for example {name = "fixbn", freeze_round = "auto", label = "fixbn auto"}.'
             )
+        if min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds must be different and not negative, but are {self.seeds}.")
         return self
 
     def _check_strategy_fields(self) -> None:
@@ -157,7 +159,7 @@ class Experiment(BaseModel):
 
     def make_strategy(self, entry: StrategyEntry) -> Strategy:
         """Return the strategy of an entry."""
-        common = Entry(name="strategy", **self.strategy).fields
+        common = {k: None if v == "none" else v for k, v in self.strategy.items()}
         fields = {k: v for k, v in common.items() if k in entry_fields(entry)} | entry.fields
         return make("strategy", STRATEGIES, entry.strategy, fields)
 

@@ -1,6 +1,7 @@
 """One choice of a configuration: a name with its fields, written as text or as a table."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -49,6 +50,11 @@ class StrategyEntry(Entry):
     def title(self) -> str:
         """What the run is called in tables and plots."""
         return self.label or self.name
+
+    @property
+    def folder(self) -> str:
+        """What its runs are called on disk."""
+        return re.sub(r"[^\w.=-]+", "_", self.title)
 
 
 def make(kind: str, registry: Mapping[str, type[T]], name: str, fields: Mapping[str, Any]) -> T:

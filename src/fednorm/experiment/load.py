@@ -42,6 +42,8 @@ def override(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, An
         table, dot, field = key.strip().partition(".")
         if dot:
             inner = result.get(table, _default(table))
+            if not isinstance(inner, str | Mapping):
+                raise ConfigError(f"{table} is not a table, so {key.strip()} cannot be set in it.")
             inner = {"name": inner} if isinstance(inner, str) else dict(inner)
             result[table] = {**inner, field: literal(text)}
         else:

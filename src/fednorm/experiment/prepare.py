@@ -1,5 +1,6 @@
 """Builds what a run needs, and finds what would go wrong before any training."""
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +13,7 @@ from fednorm.core.messages import Memory
 from fednorm.core.round import NonFiniteLossError, broadcast, client_round
 from fednorm.core.task import Task
 from fednorm.data import Dataset, load
+from fednorm.data.batches import Plan
 from fednorm.data.federation import Federation, federation
 from fednorm.engines import lockstep, simulate
 from fednorm.engines.centralized import Merged
@@ -21,7 +23,7 @@ from fednorm.engines.simulate import Round
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.entry import StrategyEntry
 from fednorm.experiment.load import ConfigError
-from fednorm.models import build
+from fednorm.models import MODELS, build
 
 ModelSource: TypeAlias = nn.Module | Callable[[], nn.Module]
 
@@ -81,16 +83,19 @@ def _build(
             "choose a strategy that shares everything."
         )
     source = Merged(clients) if entry.centralized else clients
-    engine = lockstep if _in_lockstep(experiment, entry, task, clients) else simulate
+    ours = model is None and experiment.model.name in MODELS
+    engine = lockstep if _in_lockstep(experiment, entry, task, clients, ours=ours) else simulate
     rounds = partial(engine.rounds, task, source, experiment.rounds)
     return Prepared(experiment, entry, seed, task, rounds, source, clients, data)
 
 
 def _in_lockstep(
-    experiment: Experiment, entry: StrategyEntry, task: Task, clients: Federation
+    experiment: Experiment, entry: StrategyEntry, task: Task, clients: Federation, *, ours: bool
 ) -> bool:
     if experiment.engine == "loop" or experiment.diagnose or entry.centralized:
         return False
+    if experiment.engine == "auto" and not ours:
+        return False  # a user's model may be random, or mix samples, where nobody can see it
     fits = lockstep.fits(task, clients)
     if experiment.engine == "lockstep" and not fits:
         raise ValueError(
@@ -115,7 +120,7 @@ def _model(
     experiment: Experiment, data: Dataset, seed: int, model: ModelSource | None
 ) -> nn.Module:
     if isinstance(model, nn.Module):
-        return model
+        return copy.deepcopy(model)  # `.to` changes a module in place
     if model is not None:
         return model()
     entry = experiment.model
@@ -123,13 +128,16 @@ def _model(
 
 
 def _check_batches(prepared: Prepared) -> None:
-    if not prepared.task.strategy.needs_batch_statistics or prepared.entry.centralized:
+    experiment = prepared.experiment
+    trains = prepared.task.strategy.needs_batch_statistics and not prepared.entry.centralized
+    if not trains and not experiment.adapt:
         return
-    plan = prepared.experiment.plan
+    plan = experiment.plan if trains else Plan(experiment.batch, steps=None, epochs=1)
+    doing = "train on" if trains else "adapt to"
     for client, part in enumerate(prepared.federation.parts):
         if plan.smallest(len(part)) == 1:
             raise ValueError(
-                f"client {client} ({len(part)} samples) would train on a batch of 1 sample, "
+                f"client {client} ({len(part)} samples) would {doing} a batch of 1 sample, "
                 "whose variance BatchNorm cannot take; use larger batches, fewer clients, or a "
                 "strategy that does not normalise by the batch, such as 'fbn' or 'gn'."
             )
@@ -145,7 +153,7 @@ def _try_one_step(prepared: Prepared) -> None:
         client_round(task, broadcast(task, task.initial_state), Memory(), one)
     except NonFiniteLossError:
         return  # the run itself will say so, with its round and client
-    except (RuntimeError, IndexError) as error:
+    except (RuntimeError, LookupError, AssertionError, AttributeError) as error:
         shape = tuple(prepared.data.shape)
         raise ValueError(
             f"the model cannot be trained on samples of shape {shape} with "

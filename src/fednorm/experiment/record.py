@@ -1,7 +1,6 @@
 """The folder of a comparison: what was run, what came out, and what need not be run again."""
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -43,8 +42,7 @@ def clear(folder: Path) -> None:
 
 def run_folder(folder: Path, entry: StrategyEntry, seed: int) -> Path:
     """Return where one run is recorded."""
-    name = re.sub(r"[^\w.=-]+", "_", entry.title)
-    return folder / "runs" / f"{name}-seed{seed}"
+    return folder / "runs" / f"{entry.folder}-seed{seed}"
 
 
 def _key(experiment: Experiment, entry: StrategyEntry, seed: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from fednorm.core.messages import Memory, ServerState
-from fednorm.core.round import NonFiniteLossError
+from fednorm.core.round import NonFiniteLossError, NoUsableReplyError
 from fednorm.core.types import ClientId
 from fednorm.engines.adapt import newcomer
 from fednorm.engines.evaluate import Score, is_personal, score_clients, score_global
@@ -45,7 +45,7 @@ def run(prepared: Prepared, on_round: OnRound = lambda _: None) -> RunResult:
             evaluation = evaluate(prepared, result) if due else None
             diagnostics = diagnosis.of(result, gradient=due) if diagnosis else None
             on_round(tally.add(result, evaluation, diagnostics))
-    except NonFiniteLossError as error:
+    except (NonFiniteLossError, NoUsableReplyError) as error:
         return tally.result("diverged", str(error))
     except KeyboardInterrupt:
         return tally.result("interrupted", f"interrupted after round {len(tally.exchanges)}")

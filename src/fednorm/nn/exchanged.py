@@ -64,7 +64,7 @@ class _Synchronised(torch.autograd.Function):
             shifted = x - _per_channel(around, x)
             local = torch.stack([shifted.mean(axes), shifted.square().mean(axes)])
             first, second = exchange.mean(f"{site}/moments", local, count)
-            mean, var = around + first, second - first.square()
+            mean, var = around + first, (second - first.square()).clamp_min(0)
         scale = torch.rsqrt(var + eps)
         normalised = (x - _per_channel(mean, x)) * _per_channel(scale, x)
         ctx.save_for_backward(normalised, scale)

@@ -70,6 +70,10 @@ class Strategy:
         """Return how layers treat batches while the clients' statistics are surveyed."""
         return rules.surveyed
 
+    def adaptation_rule(self) -> NormRule:
+        """Return how layers treat a client's batches while it re-estimates its statistics."""
+        return rules.surveyed
+
     def adopt(self, previous: Running, merge: Merge) -> Running:  # noqa: ARG002 (as above)
         """Return a layer's shared running statistics after a survey."""
         return replaced(merge)
@@ -96,8 +100,9 @@ class BatchNormStrategy(Strategy):
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.momentum, int | float) and not 0 < self.momentum <= 1:
-            raise ValueError(f"momentum must be in (0, 1], 'none' or 'layer', not {self.momentum}.")
+        known = self.momentum is None or self.momentum == "layer"
+        if not known and not (isinstance(self.momentum, int | float) and 0 < self.momentum <= 1):
+            raise ValueError(f"momentum must be in (0, 1], None or 'layer', not {self.momentum!r}.")
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy whose BatchNorm layers follow this strategy's rule."""

@@ -39,7 +39,8 @@ class FedFN(Strategy):
     def _base(self) -> Strategy:
         from fednorm.strategies import strategy  # noqa: PLC0415 (the registry holds this class)
 
-        return strategy(self.base, **self.options)
+        options = {k: None if v == "none" else v for k, v in self.options.items()}
+        return strategy(self.base, **options)
 
     def convert(self, model: nn.Module) -> Conversion:
         """Convert as the base strategy does, then normalise the features."""

@@ -67,7 +67,7 @@ class FixBN(SharedStatisticsStrategy):
                 f"FixBN freezes at {self.freeze_round} of all rounds, but their number is not "
                 "known; give the number of rounds, or freeze_round as a round or 'auto'."
             )
-        return broadcast.round > round(self.freeze_round * broadcast.rounds)
+        return broadcast.round > int(self.freeze_round * broadcast.rounds + 0.5)
 
     def rule(self, broadcast: Broadcast) -> NormRule:
         """Normalise with the batch's own statistics, then with the frozen ones."""

@@ -47,6 +47,6 @@ class SwitchNorm(SharedStatisticsStrategy):
         """Mix in the batch's own statistics."""
         return switched if self.statistics == "average" else switched_recorded
 
-    def survey_rule(self) -> NormRule:
+    def adaptation_rule(self) -> NormRule:
         """Mix in the batch's own statistics."""
         return switched_surveyed
