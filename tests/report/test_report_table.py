@@ -1,5 +1,7 @@
 """The table, in the terminal and on the page."""
 
+import io
+
 import pytest
 from rich.console import Console
 
@@ -77,3 +79,13 @@ def test_the_page_shows_the_same_cells_as_the_terminal():
     result = three_strategies()
     cells = Elements(page(result).split("<tbody>")[1].split("</tbody>")[0]).cells
     assert cells == [cell for row in rows(result) for cell in row.values()]
+
+
+def test_numbers_stay_whole_on_a_narrow_terminal_with_long_names():
+    result = comparison(run("fbn with a label that is much too long for it", (0.8123,), 0))
+    console = Console(width=80, record=True, quiet=False, file=io.StringIO())
+    console.print(table(result))
+    text = console.export_text()
+    for cell in rows(result)[0].values():
+        if cell and not cell.startswith("fbn"):
+            assert cell in text

@@ -57,8 +57,12 @@ def table(comparison: Comparison) -> Table:
     for title in columns(comparison):
         header = _narrow(title, [row[title] for row in filled])
         justify: Literal["left", "right"] = "left" if title in {STRATEGY, NOTE} else "right"
-        # A note may wrap; a number that is broken would be read as another number.
-        result.add_column(header, justify=justify, no_wrap=title != NOTE, overflow="fold")
+        # Names and notes may wrap; a number that is cut would be read as another number.
+        wraps = title in (STRATEGY, NOTE)
+        width = None if wraps else max((len(row[title]) for row in filled), default=None)
+        result.add_column(
+            header, justify=justify, no_wrap=not wraps, min_width=width, overflow="fold"
+        )
     for row in filled:
         label = Text(row[STRATEGY], style=f"bold {style(row[STRATEGY]).color}")
         result.add_row(label, *(Text(cell) for title, cell in row.items() if title != STRATEGY))
