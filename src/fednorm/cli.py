@@ -14,6 +14,7 @@ from fednorm.doctor import show as show_report
 from fednorm.experiment.compare import run_all
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.environment import cores
+from fednorm.experiment.interrupt import between_rounds
 from fednorm.experiment.load import ConfigError, build, override, read, sweep
 from fednorm.experiment.record import clear
 from fednorm.experiment.ring import ring as on_the_ring
@@ -144,7 +145,7 @@ def _run(values: dict[str, Any], out: Path, workers: int | None, *, fresh: bool)
     experiment = build(values)
     if fresh:
         clear(out)
-    with progress(experiment, console) as on_round:
+    with progress(experiment, console) as show_round, between_rounds(show_round) as on_round:
         comparison = run_all(
             experiment,
             folder=out,

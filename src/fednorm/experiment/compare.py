@@ -153,7 +153,7 @@ def _in_processes(
             for future in futures:
                 future.cancel()
             # Workers that are about to end still report, and wait until somebody reads.
-            _wait(set(futures), lambda: _drain(events, on_round))
+            _wait(set(futures), lambda: _drain(events, lambda _: None))
             if not isinstance(error, KeyboardInterrupt):
                 raise
     yield from ((i, f.result()) for f, i in futures.items() if not f.cancelled())
