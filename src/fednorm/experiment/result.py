@@ -46,6 +46,7 @@ class RunResult:
     rejected: int = 0  # replies that were not used
     error: str | None = None
     diagnostics: tuple[dict[str, float | None], ...] = ()  # one for each round, if asked for
+    metric: str = "accuracy"  # what `accuracy` is: segmentation has "mean IoU" in its place
 
     @property
     def final(self) -> Evaluation | None:
@@ -99,6 +100,11 @@ class Comparison:
             "config": self.config,
             "runs": [run.to_json() for run in self.runs],
         }
+
+    @property
+    def metric(self) -> str:
+        """What the accuracies of the runs are, in words."""
+        return self.runs[0].metric if self.runs else "accuracy"
 
     def summaries(self) -> list[Summary]:
         """Return one summary for each strategy, in the order in which they were run."""
