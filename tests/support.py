@@ -56,8 +56,7 @@ class Toy:
         return x * (1 + client) + 2 * client, y
 
     def test(self, client):
-        (x, y), *_ = self.batches(client, 999).steps
-        return x, y
+        return self.batches(client, 999).steps[:1]
 
     def union(self, round_):
         parts = [self.batches(c, round_).steps[0] for c in self.participants(round_)]

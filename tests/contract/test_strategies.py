@@ -93,7 +93,7 @@ def test_evaluation_depends_on_no_other_sample(name):
     result = last(task, clients, 3)
     model = export(task, result.state, result.memories[0])
     assert not model.training
-    x, _ = clients.test(0)
+    ((x, _),) = clients.test(0)
     with torch.no_grad():
         torch.testing.assert_close(model(x)[:1], model(x[:1]))
 

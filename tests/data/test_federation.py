@@ -75,7 +75,8 @@ def test_a_client_trains_and_is_tested_on_its_own_classes():
         assert len(y) == 20
         own = set(clients.data.y[torch.from_numpy(clients.parts[client])].tolist())
         assert set(y.tolist()) <= own
-        assert set(clients.test(client)[1].tolist()) <= own
+        ((_, y),) = clients.test(client)
+        assert set(y.tolist()) <= own
     assert sum(len(p) for p in clients.test_parts) == 400
 
 
@@ -99,7 +100,8 @@ def test_shifted_features_reach_batches_and_test_splits():
         ((x, _),) = plain.batches(client, 1).steps
         ((z, _),) = shifted.batches(client, 1).steps
         torch.testing.assert_close(z, x + amount)
-        torch.testing.assert_close(shifted.test(client)[0], plain.test(client)[0] + amount)
+        (((x, _),), ((z, _),)) = plain.test(client), shifted.test(client)
+        torch.testing.assert_close(z, x + amount)
     assert torch.equal(shifted.data.x_test, plain.data.x_test)
     assert plain.data.x.data_ptr() != shifted.data.x.data_ptr()
 
@@ -115,4 +117,5 @@ def test_natural_groups_are_tested_on_their_own():
     data = load("ring", 0)
     clients = federation(data, "natural", Plan(5), clients=10, seed=0)
     for client in range(10):
-        assert len(clients.test(client)[1].unique()) == 1
+        ((_, y),) = clients.test(client)
+        assert len(y.unique()) == 1

@@ -131,7 +131,7 @@ def test_a_layer_in_two_places_is_clipped_once_by_its_whole_gradient():
     torch.manual_seed(0)
     conv = nn.Conv2d(1, 1, 3, padding=1)
     model = nn.Sequential(conv, nn.BatchNorm2d(1), conv, nn.Flatten(), nn.Linear(64, 4)).double()
-    x, y = Toy().test(0)
+    ((x, y),) = Toy().test(0)
     grads = []
     for clip in (None, 0.01):
         converted = strategy("fedwon", clip=clip).convert(model).model

@@ -1,5 +1,6 @@
 """A data set is a value: training and test tensors, and the natural group of every sample."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -8,6 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fednorm.data.look import AS_IT_IS, IGNORED, Batch, Look
+
+_MOST_SAMPLES, _MOST_VALUES = 1000, 4_000_000  # of a test batch
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
@@ -15,13 +20,16 @@ class Dataset:
 
     Attributes:
         name: the name it is registered under.
-        x: training samples, float32, one per row.
-        y: their labels, int64, in `range(classes)`.
+        x: training samples, one per row: float32, or images as bytes.
+        y: their labels, int64, in `range(classes)`; for segmentation, masks of bytes in which 255
+            is a pixel without a label.
         x_test: test samples.
         y_test: their labels.
         classes: how many classes there are.
         groups: the natural group (writer, city, hospital) of each training sample, if it has one.
         groups_test: the same for each test sample.
+        look: what is done to a batch before a model sees it.
+        on_disk: whether the samples are mapped from a file, too large for memory.
     """
 
     name: str
@@ -32,6 +40,8 @@ class Dataset:
     classes: int
     groups: NDArray[Any] | None = None
     groups_test: NDArray[Any] | None = None
+    look: Look = AS_IT_IS
+    on_disk: bool = False
 
     def __post_init__(self) -> None:
         """Check that the parts belong together."""
@@ -51,6 +61,8 @@ class Dataset:
                     f"data set {self.name!r} needs one entry of {what} per {split} sample, but has "
                     f"{len(values)} for {len(x)} samples."
                 )
+        if y.dim() > 1 and y.dtype == torch.uint8:  # masks: checked where they are read
+            return
         if y.dtype != torch.int64 or (len(y) and int(y.min()) < 0):
             raise ValueError(
                 f"data set {self.name!r} needs int64 labels from 0 on, but its {split} labels are "
@@ -67,14 +79,54 @@ class Dataset:
         """The shape of one sample."""
         return tuple(self.x.shape[1:])
 
+    @property
+    def segmentation(self) -> bool:
+        """Whether every pixel has a label of its own."""
+        return self.y.dim() > 1
+
+    @property
+    def metric(self) -> str:
+        """What is measured on test samples."""
+        return "mean IoU" if self.segmentation else "accuracy"
+
+    def labels(self, *, test: bool = False) -> NDArray[np.int64]:
+        """Return one label per sample, by which samples can be divided: of a mask, the largest."""
+        y = self.y_test if test else self.y
+        if not self.segmentation:
+            return np.asarray(y.cpu().numpy())
+        counts = [np.bincount(mask[mask != IGNORED], minlength=1) for mask in y.numpy()]
+        return np.array([count.argmax() for count in counts], dtype=np.int64)
+
+    def training_batch(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Batch:
+        """Return these training samples as a model sees them."""
+        chosen = torch.from_numpy(indices)
+        return self.look.training(self.x[chosen], self.y[chosen], rng)
+
+    def test_batches(self, indices: NDArray[np.int64] | None = None) -> Iterator[Batch]:
+        """Yield these test samples, or all, as a model sees them."""
+        numbers = np.arange(len(self.y_test)) if indices is None else indices
+        values = max(1, int(np.prod(self.shape)))
+        size = max(1, min(_MOST_SAMPLES, _MOST_VALUES // values))
+        for start in range(0, len(numbers), size):
+            chosen = torch.from_numpy(numbers[start : start + size])
+            yield self.look.plain(self.x_test[chosen], self.y_test[chosen])
+
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> "Dataset":
-        """Return the same data on a device, the samples in the given floating-point type."""
+        """Return the same data for a device, batches in the given floating-point type.
+
+        Bytes stay bytes, and what is mapped from a file stays there until a batch is made of it.
+        """
+        look = replace(self.look, device=device, dtype=dtype)
+        if self.on_disk:
+            return replace(self, look=look)
+        kind = dtype if self.x.is_floating_point() else self.x.dtype
         return replace(
             self,
-            x=self.x.to(device, dtype),
+            x=self.x.to(device, kind),
             y=self.y.to(device),
-            x_test=self.x_test.to(device, dtype),
+            x_test=self.x_test.to(device, kind),
             y_test=self.y_test.to(device),
+            look=look,
         )
 
 

@@ -1,6 +1,6 @@
 """Data divided among clients: who takes part in a round, and with which batches."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +11,8 @@ from fednorm.core.messages import Batches
 from fednorm.core.types import ClientId
 from fednorm.data.batches import Plan, participants
 from fednorm.data.dataset import Dataset
-from fednorm.data.partition import Indices, match_groups, match_test, parse, partition
+from fednorm.data.look import Batch
+from fednorm.data.partition import Indices, Partition, match_groups, match_test, parse, partition
 from fednorm.data.partition.natural import Natural
 
 TAG = 302
@@ -58,10 +59,10 @@ class Federation:
         once = replace(self, plan=Plan(self.plan.batch, steps=None, epochs=1))
         return once.batches(client, 0)
 
-    def test(self, client: ClientId) -> tuple[Tensor, Tensor]:
-        """Return a client's own test split."""
-        indices = torch.from_numpy(self.test_parts[client])
-        return self.x_test[indices], self.data.y_test[indices]
+    def test(self, client: ClientId) -> Iterator[Batch]:
+        """Yield a client's own test split."""
+        own = replace(self.data, x_test=self.x_test)
+        return own.test_batches(self.test_parts[client])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,10 @@ class Steps:
         draws = self.federation.plan.draw(
             len(own), seed=self.federation.seed, client=self.client, round_=self.round_
         )
-        for positions in draws:
-            indices = torch.from_numpy(own[positions])
-            yield self.federation.data.x[indices], self.federation.data.y[indices]
+        key = (self.federation.seed, self.client, self.round_)
+        for step, positions in enumerate(draws):
+            rng = np.random.default_rng([*key, step, TAG + 1])
+            yield self.federation.data.training_batch(own[positions], rng)
 
 
 def _dropout_seed(seed: int, client: int, round_: int) -> int:
@@ -104,7 +106,7 @@ def federation(  # noqa: PLR0913 (what a federation is)
     if not 0 <= unseen < clients:
         raise ValueError(f"of {clients} clients, {unseen} cannot be unseen; some must train.")
     participants(clients, participation, seed=seed, round_=1)  # refuses an impossible share
-    labels = data.y.cpu().numpy()
+    labels = data.labels()
     parts = partition(rule, labels, clients=clients, seed=seed, groups=data.groups)
     return Federation(
         data=replace(data, x=_as_seen(data.x, rule, parts, seed)),
@@ -123,17 +125,16 @@ def _test_parts(data: Dataset, rule: str, parts: list[Indices], seed: int) -> li
     if isinstance(parse(rule), Natural) and groups is not None and groups_test is not None:
         return match_groups(groups, parts, groups_test)
     rng = np.random.default_rng([seed, TAG])
-    return match_test(data.y.cpu().numpy(), parts, data.y_test.cpu().numpy(), rng)
+    return match_test(data.labels(), parts, data.labels(test=True), rng)
 
 
 def _as_seen(x: Tensor, rule: str, parts: list[Indices], seed: int) -> Tensor:
     """Return the samples as their clients see them; the same tensor if all see them as they are."""
-    transform: Callable[[Tensor, int, int, int], Tensor] = parse(rule).transform
-    seen = x
+    chosen = parse(rule)
+    if type(chosen).transform is Partition.transform:
+        return x
+    seen = x.clone() if x.is_floating_point() else x.float() / 255
     for client, part in enumerate(parts):
-        own = x[torch.from_numpy(part)]
-        changed = transform(own, client, len(parts), seed)
-        if changed is not own:
-            seen = x.clone() if seen is x else seen
-            seen[torch.from_numpy(part)] = changed
+        own = torch.from_numpy(part)
+        seen[own] = chosen.transform(seen[own], client, len(parts), seed)
     return seen

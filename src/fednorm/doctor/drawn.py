@@ -51,8 +51,9 @@ def random_clients(data: Dataset, seed: int, clients: int = 2) -> Drawn:
     generator = torch.Generator().manual_seed(seed + TAG)
 
     def batch() -> Batch:
-        x = torch.randn(2, *data.shape, generator=generator).to(data.x)
-        return x, torch.randint(data.classes, (2,), generator=generator).to(data.y)
+        x = torch.randn(2, *data.shape, generator=generator)
+        y = torch.randint(data.classes, (2, *data.y.shape[1:]), generator=generator)
+        return x.to(data.look.device, data.look.dtype), y.to(data.look.device)
 
     return Drawn({client: [batch()] for client in range(clients)})
 

@@ -98,7 +98,7 @@ def _report(patient: Patient, data: Dataset, size: State, batches: int | None) -
 
 def _layers(model: nn.Module, data: Dataset) -> tuple[Layer, ...]:
     try:
-        return layers(model, data.x[:2])
+        return layers(model, data.look.plain(data.x[:2], data.y[:2])[0])
     except REFUSALS as error:
         raise ConfigError(
             f"the model cannot be run on samples of shape {data.shape}: {reason(error)} "

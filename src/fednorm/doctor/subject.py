@@ -58,4 +58,4 @@ def network(experiment: Experiment, data: Dataset, source: Any) -> nn.Module:
         model = source()
     if not isinstance(model, nn.Module):
         raise TypeError(f"a model must be a torch.nn.Module, but got {type(model).__name__}.")
-    return copy.deepcopy(model).to(data.x.device, data.x.dtype)
+    return copy.deepcopy(model).to(data.look.device, data.look.dtype)

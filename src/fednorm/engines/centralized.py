@@ -51,13 +51,7 @@ class MergedSteps:
             yield torch.cat([x for x, _ in present]), torch.cat([y for _, y in present])
 
 
-def merged(parts: Sequence[Batches], *, boundaries: bool = False) -> Batches:
-    """Return the batches of several clients as those of one, who may know whose they are."""
-    sizes = [len(next(iter(part.steps))[1]) for part in parts] if boundaries else []
-    return Batches(
-        client=0,
-        steps=MergedSteps(parts),
-        examples=sum(part.examples for part in parts),
-        seed=parts[0].seed,
-        sizes=tuple(sizes) if len(sizes) > 1 else (),
-    )
+def merged(parts: Sequence[Batches]) -> Batches:
+    """Return the batches of several clients as those of one."""
+    examples = sum(part.examples for part in parts)
+    return Batches(0, MergedSteps(parts), examples, seed=parts[0].seed)

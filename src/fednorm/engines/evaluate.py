@@ -13,13 +13,14 @@ from fednorm.core.messages import Batches, Memory, ServerState
 from fednorm.core.task import Task, export
 from fednorm.core.types import ClientId, Kind
 from fednorm.engines.adapt import adapt_statistics
+from fednorm.engines.metrics import Accuracy, MeanIoU
 
-_BATCH = 1000
+Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Share of right answers and mean loss on so many examples."""
+    """Share of right answers (of segmentation: mean IoU) and mean loss on so many examples."""
 
     accuracy: float
     loss: float
@@ -29,8 +30,8 @@ class Score:
 class Tested(Protocol):
     """Where each client's own data comes from."""
 
-    def test(self, client: ClientId) -> tuple[Tensor, Tensor]:
-        """Return a client's own test split."""
+    def test(self, client: ClientId) -> Iterable[Batch]:
+        """Return a client's own test split, in batches."""
         ...
 
     def everything(self, client: ClientId) -> Batches:
@@ -45,20 +46,24 @@ def is_personal(task: Task) -> bool:
 
 
 @torch.no_grad()
-def score(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> Score:
-    """Test a model in evaluation mode."""
-    right = total = 0.0
-    for start in range(0, len(y), _BATCH):
-        inputs, labels = x[start : start + _BATCH], y[start : start + _BATCH]
+def score(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> Score | None:
+    """Test a model in evaluation mode; None if there is nothing to test it on."""
+    total, examples, tally = 0.0, 0, None
+    for inputs, labels in batches:
         outputs = model(inputs)
-        right += float((outputs.argmax(1) == labels).sum())
+        tally = tally or (MeanIoU() if labels.dim() > 1 else Accuracy())
+        tally.add(outputs, labels)
         total += float(loss(outputs, labels)) * len(labels)
-    return Score(right / len(y), total / len(y), len(y))
+        examples += len(labels)
+    return Score(tally.value, total / examples, examples) if tally else None
 
 
-def score_global(task: Task, state: ServerState, x: Tensor, y: Tensor) -> Score:
+def score_global(task: Task, state: ServerState, batches: Iterable[Batch]) -> Score:
     """Test the global model."""
-    return score(export(task, state), x, y, task.loss)
+    result = score(export(task, state), batches, task.loss)
+    if result is None:
+        raise ValueError("there are no test samples to evaluate on.")
+    return result
 
 
 def score_clients(
@@ -76,10 +81,9 @@ def score_clients(
     """
     scores = []
     for client in clients:
-        x, y = data.test(client)
-        if len(y):
-            model = export(task, state, memories.get(client))
-            if adapt:
-                adapt_statistics(task, data.everything(client), adapt)
-            scores.append(score(model, x, y, task.loss))
+        model = export(task, state, memories.get(client))
+        if adapt:
+            adapt_statistics(task, data.everything(client), adapt)
+        if own := score(model, data.test(client), task.loss):
+            scores.append(own)
     return scores

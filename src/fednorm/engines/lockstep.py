@@ -9,7 +9,9 @@ Equal to the loop within rounding. Where it does not apply, `fits` says so.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -43,6 +45,7 @@ def fits(task: Task, clients: Federation) -> bool:
         and task.loss is nn.functional.cross_entropy  # a mean over samples
         # The mean of the clients' momenta follows the mean gradient only if nobody is ever absent.
         and not (momentum and clients.participation < 1)
+        and not clients.data.segmentation  # a mean over pixels that have a label
         and _statistics_fit(task)
     )
 
@@ -60,7 +63,10 @@ class Together(Merged):
     def batches(self, client: ClientId, round_: int) -> Batches:  # noqa: ARG002 (protocol)
         """Return the batches of all clients that take part, side by side."""
         parts = [self.clients.batches(c, round_) for c in self.clients.participants(round_)]
-        return merged(parts, boundaries=True)
+        only = [next(iter(part.steps)) for part in parts]
+        sizes = tuple(len(y) for _, y in only) if len(only) > 1 else ()
+        step = torch.cat([x for x, _ in only]), torch.cat([y for _, y in only])
+        return replace(merged(parts), steps=[step], sizes=sizes)
 
 
 def rounds(task: Task, clients: Clients, count: int) -> Iterator[Round]:

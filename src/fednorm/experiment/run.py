@@ -62,7 +62,7 @@ def evaluate(prepared: Prepared, result: Round) -> Evaluation:
         mean = (fmean(s.accuracy for s in scores), fmean(s.loss for s in scores))
         evaluation = _per_client(evaluation, scores, *mean)
     else:
-        score = score_global(task, state, data.x_test, data.y_test)
+        score = score_global(task, state, data.test_batches())
         evaluation = replace(evaluation, accuracy=score.accuracy, loss=score.loss)
         if experiment.evaluate == "clients":
             scores = _scores(prepared, state, {}, prepared.federation.all())
@@ -158,6 +158,7 @@ class _Tally:
             rejected=self.rejected,
             error=error,
             diagnostics=tuple(self.diagnostics),
+            metric=self.prepared.data.metric,
         )
 
     def _series(self) -> dict[str, list[float]]:
