@@ -8,10 +8,16 @@ from torch import nn
 from fednorm.core.registry import create
 from fednorm.models.base import Model
 from fednorm.models.cnn import Cnn
+from fednorm.models.deeplabv3plus import DeepLabV3Plus
 from fednorm.models.fbn_cnn import FbnCnn
+from fednorm.models.lenet import LeNet
 from fednorm.models.mlp import Mlp
+from fednorm.models.mobilenet_v2 import MobileNetV2
 from fednorm.models.own import build_own
 from fednorm.models.resnet import ResNet
+from fednorm.models.resnet18 import ResNet18
+from fednorm.models.resnet20 import ResNet20
+from fednorm.models.resnet50 import ResNet50
 from fednorm.models.tutorial_cnn import TutorialCnn
 
 __all__ = ["MODELS", "Model", "build"]
@@ -22,6 +28,12 @@ MODELS: dict[str, type[Model]] = {
     "resnet": ResNet,
     "tutorial_cnn": TutorialCnn,
     "fbn_cnn": FbnCnn,
+    "lenet": LeNet,
+    "resnet20": ResNet20,
+    "resnet18": ResNet18,
+    "resnet50": ResNet50,
+    "mobilenet_v2": MobileNetV2,
+    "deeplabv3plus": DeepLabV3Plus,
 }
 
 

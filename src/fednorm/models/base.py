@@ -28,10 +28,20 @@ def image_shape(model: str, shape: tuple[int, ...], *, least: int = 1) -> tuple[
         ) from None
     if min(height, width) < least:
         raise ValueError(
-            f"{needs} of at least {least}x{least} pixels, because it halves them by pooling, but "
+            f"{needs} of at least {least}x{least} pixels, because it halves them on the way, but "
             f"a sample has shape {tuple(shape)}; choose 'mlp', 'resnet' or larger images."
         )
     return channels, height, width
+
+
+def one_of(owner: str, value: object, known: tuple[str, ...]) -> None:
+    """Refuse a setting that is none of the known ones.
+
+    >>> one_of("stem of model 'resnet18'", "cifar", ("cifar", "imagenet"))
+    """
+    if value not in known:
+        choices = " or ".join(map(repr, known))
+        raise ValueError(f"{owner} must be {choices}, but is {value!r}.")
 
 
 def positive_widths(owner: str, widths: object) -> tuple[int, ...]:

@@ -7,32 +7,11 @@ not tell what it is: code that looks for layers by name gets this network wrong.
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
 from fednorm.core.registry import param
 from fednorm.models.base import image_shape, positive_widths
-
-
-class Block(nn.Module):
-    """Convolution, BatchNorm, ReLU, convolution, BatchNorm, plus the input, then ReLU."""
-
-    def __init__(self, channels: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.relu = nn.ReLU()
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.downsample: nn.Module = nn.Identity()
-        if stride != 1 or channels != width:
-            conv = nn.Conv2d(channels, width, 1, stride=stride, bias=False)
-            self.downsample = nn.Sequential(conv, nn.BatchNorm2d(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output."""
-        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-        added: Tensor = self.relu(out + self.downsample(x))
-        return added
+from fednorm.models.blocks import Block
 
 
 @dataclass(frozen=True, slots=True)

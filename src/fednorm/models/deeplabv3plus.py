@@ -1,0 +1,134 @@
+"""DeepLabv3+, which gives a class to every pixel; FixBN trains it on Cityscapes.
+
+Chen, Zhu, Papandreou, Schroff and Adam, "Encoder-Decoder with Atrous Separable Convolution for
+Semantic Image Segmentation" (2018), arXiv:1802.02611. Used with both backbones by Zhong et al.
+(FixBN, arXiv:2303.06530), at output stride 16 as here.
+
+Encoder: the backbone without its classifier, with dilation instead of the stride of its last stage;
+atrous spatial pyramid pooling (1x1, 3x3 at rates 6, 12 and 18, the mean of the image) to 256
+channels. Decoder: features of a quarter of the image's size in 48 channels join the encoder's, two
+convolutions of 3x3 (256 channels) and one of 1x1 follow, and bilinear upsampling to the input's
+size. Differences: plain convolutions in place of separable ones, no dropout, and both backbones
+have the same decoder. Backbones have torchvision's names: `model.backbone.load_state_dict(weights,
+strict=False)` takes those of its ResNet-50, or of its MobileNet-v2's `features`.
+
+BatchNorm of the image's mean (`aspp.pool`) sees one value per sample and channel. In training torch
+refuses it a batch of one sample, and in a batch of two each channel is known but for its sign.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from fednorm.core.registry import param
+from fednorm.models import mobilenet_v2, resnet50
+from fednorm.models.base import image_shape, one_of
+from fednorm.models.blocks import conv, dilate, he_initialise, normalised
+
+WIDTH = 256
+LOW_WIDTH = 48
+RATES = (6, 12, 18)
+
+
+@dataclass(frozen=True, slots=True)
+class Backbone:
+    """Layers in their order, the channels they end in, and where low-level features leave them."""
+
+    layers: nn.Sequential
+    channels: int
+    low: str
+    low_channels: int
+
+
+class Pyramid(nn.Module):
+    """Atrous spatial pyramid pooling: several views of the surroundings of each pixel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        views = [conv(channels, WIDTH, 1)]
+        views += [conv(channels, WIDTH, 3, dilation=rate) for rate in RATES]
+        self.views = nn.ModuleList(normalised(view, nn.ReLU()) for view in views)
+        mean = normalised(conv(channels, WIDTH, 1), nn.ReLU())
+        self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), *mean)
+        self.project = normalised(conv((len(views) + 1) * WIDTH, WIDTH, 1), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return all views in one."""
+        views = [view(x) for view in self.views]
+        mean = self.pool(x).expand_as(views[0])
+        joined: Tensor = self.project(torch.cat([*views, mean], 1))
+        return joined
+
+
+class DeepLab(nn.Module):
+    """A backbone, the pyramid on its last features, and the decoder."""
+
+    def __init__(self, backbone: Backbone, classes: int) -> None:
+        super().__init__()
+        self.low = backbone.low
+        self.backbone = backbone.layers
+        self.aspp = Pyramid(backbone.channels)
+        self.reduce = normalised(conv(backbone.low_channels, LOW_WIDTH, 1), nn.ReLU())
+        self.decoder = nn.Sequential(
+            normalised(conv(LOW_WIDTH + WIDTH, WIDTH, 3), nn.ReLU()),
+            normalised(conv(WIDTH, WIDTH, 3), nn.ReLU()),
+        )
+        he_initialise(self)
+        self.classifier = nn.Conv2d(WIDTH, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of every pixel: [samples, classes, height, width]."""
+        features = low = x
+        for name, layer in self.backbone.named_children():
+            features = layer(features)
+            low = features if name == self.low else low
+        low = self.reduce(low)
+        joined = torch.cat([low, _resized(self.aspp(features), low)], 1)
+        return _resized(self.classifier(self.decoder(joined)), x)
+
+
+def _resized(features: Tensor, like: Tensor) -> Tensor:
+    return interpolate(features, like.shape[-2:], mode="bilinear", align_corners=False)
+
+
+def mobile(channels: int) -> Backbone:
+    """Return MobileNet-v2 up to its 320 channels; its last stride is that of block 14."""
+    layers = list(mobilenet_v2.features(channels, small=False).children())[:-1]
+    dilate(layers[14:])
+    return Backbone(nn.Sequential(*layers), 320, low="3", low_channels=24)
+
+
+def residual(channels: int) -> Backbone:
+    """Return ResNet-50 up to its 2048 channels."""
+    layers = resnet50.trunk(channels, small=False)
+    dilate(layers["layer4"].children())
+    return Backbone(nn.Sequential(OrderedDict(layers)), 2048, low="layer1", low_channels=256)
+
+
+BACKBONES: Mapping[str, Callable[[int], Backbone]] = {
+    "mobilenet_v2": mobile,
+    "resnet50": residual,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DeepLabV3Plus:
+    """DeepLabv3+ for segmentation: one score per class for every pixel."""
+
+    backbone: Literal["mobilenet_v2", "resnet50"] = param(
+        "mobilenet_v2", "the network that it sees with: 'mobilenet_v2' or 'resnet50'"
+    )
+
+    def __post_init__(self) -> None:
+        """Check the backbone."""
+        one_of("backbone of model 'deeplabv3plus'", self.backbone, tuple(BACKBONES))
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Return the network for images of at least 16x16 pixels."""
+        channels, _, _ = image_shape("deeplabv3plus", shape, least=16)
+        return DeepLab(BACKBONES[self.backbone](channels), classes)

@@ -1,0 +1,52 @@
+"""LeNet-5 with BatchNorm, for FixBN's "LeNet-like CNN", of which its paper says no more.
+
+LeCun, Bottou, Bengio and Haffner, "Gradient-Based Learning Applied to Document Recognition" (1998),
+doi:10.1109/5.726791. Zhong, Chen and Chao, "Making Batch Normalization Great in Federated Deep
+Learning" (2023), arXiv:2303.06530, train their network on CIFAR-10.
+
+Two convolutions of 5x5 without padding (6 and 16 channels), each followed by BatchNorm, ReLU and
+max pooling by 2; then linear layers of 120 and 84 with ReLU, and the classifier. On 32x32 pixels
+the first linear layer sees 16x5x5 values. Unlike in 1998 there are ReLUs for tangents, max pooling
+for a learned average, convolutions that see all channels, and logits for radial basis functions.
+The convolutions keep their bias, which is all that is left if a strategy takes BatchNorm out.
+"""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from fednorm.models.base import image_shape
+
+
+@dataclass(frozen=True, slots=True)
+class LeNet:
+    """LeNet-5 with ReLU, max pooling, and BatchNorm after both convolutions."""
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Return the network for images of at least 16x16 pixels."""
+        channels, height, width = image_shape("lenet", shape, least=16)
+        return nn.Sequential(
+            *layer(channels, 6),
+            *layer(6, 16),
+            nn.Flatten(),
+            nn.Linear(16 * left(height) * left(width), 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, classes),
+        )
+
+
+def layer(channels: int, width: int) -> list[nn.Module]:
+    """Return a convolution, its BatchNorm, its ReLU and its pooling."""
+    conv = nn.Conv2d(channels, width, kernel_size=5)
+    return [conv, nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)]
+
+
+def left(pixels: int) -> int:
+    """Return how many pixels both layers leave of a side.
+
+    >>> left(32), left(16)
+    (5, 1)
+    """
+    return ((pixels - 4) // 2 - 4) // 2
