@@ -15,7 +15,7 @@ from fednorm.core.moments import Moments
 from fednorm.experiment.load import build
 from fednorm.nn.convert import federate
 from fednorm.nn.dual import BackwardMeans, _Dual, with_backward_means
-from fednorm.nn.weight_std import standardize
+from fednorm.nn.weight_std import StandardizedConv, standardize
 from fednorm.strategies import strategy
 from support import Toy, last, nested_model, task_of
 
@@ -156,6 +156,18 @@ def test_without_both_parts_it_is_fbn():
     ).state
     for name, value in plain.weights.items():
         assert torch.equal(bare.weights[name], value)
+
+
+def test_standardised_weights_are_a_switch_of_the_others_too():
+    parts = last(task_of("dualbn", STEP, backward_moments=False), Toy(), 4).state
+    fbn = last(task_of("fbn", STEP, weight_standardization=True, momentum=0.1), Toy(), 4).state
+    for key, value in parts.weights.items():
+        assert torch.equal(fbn.weights[key], value)
+    for name in ("naive", "fixbn", "fbn", "fedtan", "brn", "switchnorm"):
+        converted = strategy(name, weight_standardization=True).convert(nested_model()).model
+        convs = [m for m in converted.modules() if isinstance(m, nn.Conv2d)]
+        assert convs
+        assert all(isinstance(conv, StandardizedConv) for conv in convs)
 
 
 def test_several_steps_keep_all_four_fixed_and_move_them_once():

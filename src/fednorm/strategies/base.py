@@ -1,7 +1,7 @@
 """What strategies have in common: the defaults that most of them keep."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from torch import nn
@@ -15,6 +15,7 @@ from fednorm.core.strategy import Conversion, Merge
 from fednorm.core.types import Kind, Role, Tensors
 from fednorm.nn import rules
 from fednorm.nn.convert import federate
+from fednorm.nn.weight_std import standardize
 
 SHARED: Mapping[Kind, Role] = {
     Kind.AFFINE: Role.SHARED,
@@ -31,6 +32,13 @@ def require_batch_norm(conversion: Conversion, strategy: object, model: nn.Modul
             "none; choose 'none' or a model with BatchNorm."
         )
     return conversion
+
+
+def with_standardized_weights(conversion: Conversion) -> Conversion:
+    """Standardise convolutions as `dualbn` does: (w-mean)/√(var·fan_in+1e-6), without bias."""
+    standard = standardize(conversion.model, scale_by_fan_in=True, eps=1e-6, gain=False, bias=False)
+    both = conversion.replaced + standard.replaced
+    return replace(conversion, model=standard.model, replaced=both)
 
 
 class Strategy:
@@ -121,6 +129,14 @@ class SharedStatisticsStrategy(BatchNormStrategy):
         "'average' averages the clients' running statistics; "
         "'pool' merges their moments by the law of total variance",
     )
+    weight_standardization: bool = param(
+        default=False, help="standardise the weights of convolutions, as dualbn does"
+    )
+
+    def convert(self, model: nn.Module) -> Conversion:
+        """Return a copy whose BatchNorm layers follow this strategy's rule."""
+        converted = super().convert(model)
+        return with_standardized_weights(converted) if self.weight_standardization else converted
 
     def __post_init__(self) -> None:
         super().__post_init__()

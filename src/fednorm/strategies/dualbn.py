@@ -18,7 +18,7 @@ learning rate is warmed up over the first 50 rounds unless the algorithm says ot
 `docs/dualbn.md` has the derivation and the measurements.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -32,8 +32,7 @@ from fednorm.core.strategy import Conversion, Merge
 from fednorm.nn import rules
 from fednorm.nn.convert import federate
 from fednorm.nn.dual import BackwardMeans, dual, with_backward_means
-from fednorm.nn.weight_std import standardize
-from fednorm.strategies.base import Strategy, require_batch_norm
+from fednorm.strategies.base import Strategy, require_batch_norm, with_standardized_weights
 
 
 @dataclass(frozen=True)
@@ -61,13 +60,7 @@ class DualBN(Strategy):
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy whose layers share forward and backward statistics."""
         converted = require_batch_norm(self._norms(model), self, model)
-        if not self.weight_standardization:
-            return converted
-        standard = standardize(
-            converted.model, scale_by_fan_in=True, eps=1e-6, gain=False, bias=False
-        )
-        done = converted.replaced + standard.replaced
-        return replace(converted, model=standard.model, replaced=done)
+        return with_standardized_weights(converted) if self.weight_standardization else converted
 
     def _norms(self, model: nn.Module) -> Conversion:
         if not self.backward_moments:

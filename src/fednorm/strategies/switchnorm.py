@@ -30,7 +30,11 @@ from fednorm.nn.switch_norm import (
     switched_surveyed,
     to_switch_norm,
 )
-from fednorm.strategies.base import SharedStatisticsStrategy, require_batch_norm
+from fednorm.strategies.base import (
+    SharedStatisticsStrategy,
+    require_batch_norm,
+    with_standardized_weights,
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class SwitchNorm(SharedStatisticsStrategy):
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy with mixing layers in the place of BatchNorm."""
-        return require_batch_norm(to_switch_norm(model, momentum=self.momentum), self, model)
+        mixing = require_batch_norm(to_switch_norm(model, momentum=self.momentum), self, model)
+        return with_standardized_weights(mixing) if self.weight_standardization else mixing
 
     def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (the same in all rounds)
         """Mix in the batch's own statistics."""

@@ -1,0 +1,40 @@
+"""The command line: reads options, calls the library, prints. No logic of its own."""
+
+import sys
+
+import typer
+
+from fednorm.cli.catalogue import list_, show
+from fednorm.cli.compare import compare, run
+from fednorm.cli.doctor import doctor
+from fednorm.cli.options import INTERRUPTED, errors
+from fednorm.cli.ring import ring
+from fednorm.core.registry import UnknownNameError
+from fednorm.experiment.load import ConfigError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_show_locals=False,
+    help="Normalization layers that are right in federated learning.\n\n"
+    "Try `fednorm compare`: it shows in a minute, on embedded data, why BatchNorm breaks in "
+    "federated learning and which strategies mend it.",
+)
+app.command()(compare)
+app.command()(run)
+app.command()(ring)
+app.command()(doctor)
+app.command("list")(list_)
+app.command()(show)
+
+
+def main() -> None:
+    """Run the command line; a mistake of the user's gets a message, not a traceback."""
+    try:
+        app()
+    except (ConfigError, UnknownNameError, OSError) as error:
+        errors.print(f"[bold red]Error:[/] {error}", markup=True, highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        errors.print("Interrupted before the first run; nothing was written.")
+        sys.exit(INTERRUPTED)

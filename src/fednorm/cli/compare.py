@@ -1,0 +1,117 @@
+"""`fednorm compare` and `fednorm run`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fednorm.cli.options import (
+    INTERRUPTED,
+    Fresh,
+    Out,
+    Set,
+    Workers,
+    console,
+    default_workers,
+    described,
+    errors,
+)
+from fednorm.experiment.compare import run_all
+from fednorm.experiment.config import Experiment
+from fednorm.experiment.interrupt import between_rounds
+from fednorm.experiment.load import build, override, read, sweep
+from fednorm.experiment.record import clear
+from fednorm.report import table, write
+from fednorm.report.progress import progress
+
+
+def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
+    strategies: Annotated[str | None, typer.Option(help=described("strategies"))] = None,
+    data: Annotated[str | None, typer.Option(help=described("data"))] = None,
+    model: Annotated[str | None, typer.Option(help=described("model"))] = None,
+    partition: Annotated[str | None, typer.Option(help=described("partition"))] = None,
+    clients: Annotated[int | None, typer.Option(help=described("clients"))] = None,
+    participation: Annotated[float | None, typer.Option(help=described("participation"))] = None,
+    algorithm: Annotated[str | None, typer.Option(help=described("algorithm"))] = None,
+    lr: Annotated[float | None, typer.Option(help="learning rate [default: 0.05]")] = None,
+    momentum: Annotated[
+        float | None, typer.Option(help="momentum of the optimiser [default: 0.9]")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help=described("rounds"))] = None,
+    batch: Annotated[int | None, typer.Option(help=described("batch"))] = None,
+    steps: Annotated[int | None, typer.Option(help=described("steps"))] = None,
+    epochs: Annotated[int | None, typer.Option(help=described("epochs"))] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="how many seeds, or a list such as 0,7 [default: 3]")
+    ] = None,
+    eval_every: Annotated[int | None, typer.Option(help=described("eval_every"))] = None,
+    evaluate: Annotated[str | None, typer.Option(help=described("evaluate"))] = None,
+    diagnose: Annotated[
+        bool | None, typer.Option("--diagnose", help=described("diagnose"), show_default=False)
+    ] = None,
+    device: Annotated[str | None, typer.Option(help=described("device"))] = None,
+    threads: Annotated[int | None, typer.Option(help=described("threads"))] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file to start from")] = None,
+    settings: Set = None,
+    swept: Annotated[
+        str | None,
+        typer.Option("--sweep", help="several values of a field, e.g. strategy.momentum=0.1,none"),
+    ] = None,
+    out: Out = Path("results/compare"),
+    workers: Workers = None,
+    fresh: Fresh = False,
+) -> None:
+    """Run strategies side by side and write a table, a plot and a report.
+
+    Without options: 8×8 digits, 10 clients with one digit each, 600 rounds, 3 seeds.
+
+    For example:
+
+    - `fednorm compare --strategies centralized,naive,fbn --partition dirichlet=0.1`
+
+    - `fednorm compare --model resnet --algorithm fedavg --steps 5 --rounds 100 --clients 20`
+
+    - `fednorm compare --config mine.toml --set algorithm.lr=0.1`
+    """
+    options = {key: value for key, value in locals().items() if key in Experiment.model_fields}
+    given = {key: value for key, value in options.items() if value is not None}
+    # A flag changes only what it names: another algorithm keeps learning rate and momentum.
+    parts = {"name": given.pop("algorithm", None), "lr": lr, "momentum": momentum}
+    extra = [f"algorithm.{key}={value}" for key, value in parts.items() if value is not None]
+    values = {**(read(config) if config else {}), **given}
+    values = override(values, [*extra, *(settings or [])])
+    _run(sweep(values, swept) if swept else values, out, workers, fresh=fresh)
+
+
+def run(
+    config: Annotated[Path, typer.Argument(help="TOML file that describes the experiment")],
+    settings: Set = None,
+    out: Annotated[Path | None, typer.Option(help="folder [default: results/NAME]")] = None,
+    workers: Workers = None,
+    fresh: Fresh = False,
+) -> None:
+    """Run an experiment from a TOML file, as `compare` writes it beside its results.
+
+    Example: `fednorm run results/compare/config.toml --set rounds=100 --out results/short`
+    """
+    folder = out or Path("results") / config.stem
+    _run(override(read(config), settings or []), folder, workers, fresh=fresh)
+
+
+def _run(values: dict[str, Any], out: Path, workers: int | None, *, fresh: bool) -> None:
+    experiment = build(values)
+    if fresh:
+        clear(out)
+    with progress(experiment, console) as show_round, between_rounds(show_round) as on_round:
+        comparison = run_all(
+            experiment,
+            folder=out,
+            on_round=on_round,
+            workers=workers or default_workers(experiment),
+        )
+    report = write(comparison, out)
+    console.print(table(comparison))
+    console.print(f"Report: {report}", soft_wrap=True)
+    if any(result.status == "interrupted" for result in comparison.runs):
+        errors.print("Interrupted; what was finished is kept, and the same command goes on.")
+        raise typer.Exit(INTERRUPTED)

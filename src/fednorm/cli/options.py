@@ -1,0 +1,50 @@
+"""Options that several commands share, their help taken from the schema of an experiment."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fednorm.experiment.config import Experiment
+from fednorm.experiment.environment import cores
+
+console = Console()
+errors = Console(stderr=True)
+
+INTERRUPTED = 130
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="override any key, e.g. strategy.momentum=0.05"
+    ),
+]
+Out = Annotated[Path, typer.Option(help="folder for results.json, curves.png, report.html, runs/")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="repeat runs that the folder already holds")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="runs at once, each a process [default: all cores]")
+]
+
+
+def described(key: str) -> str:
+    """Return what the schema says of a key, with its default."""
+    shown = {"strategies": "centralized,naive,fixbn,fbn,gn", "algorithm": "dsgd", "device": "cpu"}
+    default = shown.get(key, Experiment.model_fields[key].default)
+    known = f"; see `fednorm list {_LISTED[key]}`" if key in _LISTED else ""
+    end = "" if default is None else f" [default: {default}]"
+    return f"{Experiment.model_fields[key].description}{known}{end}"
+
+
+_LISTED = {
+    "strategies": "strategies",
+    "data": "data",
+    "model": "models",
+    "partition": "partitions",
+    "algorithm": "algorithms",
+}
+
+
+def default_workers(experiment: Experiment) -> int:
+    """Return how many runs go on at once: one for each core, or one on a GPU."""
+    return max(1, cores() // experiment.threads) if experiment.device == "cpu" else 1
