@@ -7,12 +7,12 @@ import torch
 from sklearn.datasets import load_digits
 
 from fednorm.core.registry import UnknownNameError
-from fednorm.data import DATASETS, Dataset, load
+from fednorm.data import Dataset, load
 
 FAST = {"digits": {}, "ring": {}, "patterns": {"samples": 60, "test": 30}}
 
 
-@pytest.fixture(params=DATASETS)
+@pytest.fixture(params=FAST)
 def name(request):
     return request.param
 

@@ -3,17 +3,19 @@
 from typing import Any
 
 from fednorm.core.registry import create
+from fednorm.data.cifar10 import Cifar10
 from fednorm.data.dataset import Dataset, Source
 from fednorm.data.digits import Digits
 from fednorm.data.patterns import Patterns
 from fednorm.data.ring import Ring
 
-__all__ = ["DATASETS", "Dataset", "Digits", "Patterns", "Ring", "Source", "load"]
+__all__ = ["DATASETS", "Cifar10", "Dataset", "Digits", "Patterns", "Ring", "Source", "load"]
 
 DATASETS: dict[str, type[Source]] = {
     "digits": Digits,
     "ring": Ring,
     "patterns": Patterns,
+    "cifar10": Cifar10,
 }
 
 
