@@ -20,9 +20,7 @@ def normalised(layer: nn.Conv2d, *activation: nn.Module) -> nn.Sequential:
 
 
 def projection(channels: int, width: int, stride: int) -> nn.Module:
-    """Return He et al.'s shortcut B: the input, or a convolution where its shape must change."""
-    if stride == 1 and channels == width:
-        return nn.Identity()
+    """Return He et al.'s option B of a shortcut that changes the shape: a convolution."""
     return normalised(conv(channels, width, 1, stride))
 
 
@@ -42,7 +40,8 @@ class Block(nn.Module):
         self.relu = nn.ReLU()
         self.conv2 = conv(width, width, 3)
         self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = shortcut(channels, width, stride)
+        same = stride == 1 and channels == width
+        self.downsample = nn.Identity() if same else shortcut(channels, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output."""
@@ -69,7 +68,8 @@ class Bottleneck(nn.Module):
         self.conv3 = conv(width, wide, 1)
         self.bn3 = nn.BatchNorm2d(wide)
         self.relu = nn.ReLU()
-        self.downsample = projection(channels, wide, stride)
+        same = stride == 1 and channels == wide
+        self.downsample = nn.Identity() if same else projection(channels, wide, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output."""
@@ -80,15 +80,18 @@ class Bottleneck(nn.Module):
 
 
 def dilate(layers: Iterable[nn.Module]) -> None:
-    """Take the stride out of a stage; its kernels after that see as far as before, by dilation."""
+    """Take the stride out of a stage of 1x1 and 3x3 kernels, given block by block.
+
+    The blocks after the first see as far as before by dilation.
+    """
     dilation = 1
     for layer in layers:
         for part in layer.modules():
             if not isinstance(part, nn.Conv2d):
                 continue
-            part.dilation = (dilation, dilation)
-            part.padding = tuple(dilation * (size // 2) for size in part.kernel_size)
             part.stride = (1, 1)
+            if part.kernel_size != (1, 1):
+                part.dilation = part.padding = (dilation, dilation)
         dilation = 2
 
 
