@@ -26,8 +26,8 @@ SMALL = {
     "resnet18": ((3, 16, 16), {}),
     "resnet50": ((3, 16, 16), {}),
     "mobilenet_v2": ((3, 16, 16), {"dropout": 0}),
-    "deeplab_mobilenet": ((3, 32, 48), {"backbone": "mobilenet_v2"}),
-    "deeplab_resnet": ((3, 32, 48), {"backbone": "resnet50"}),
+    "deeplab_mobilenet": ((3, 32, 112), {"backbone": "mobilenet_v2"}),
+    "deeplab_resnet": ((3, 32, 112), {"backbone": "resnet50"}),
 }
 networks = pytest.mark.parametrize("network", SMALL)
 backbones = pytest.mark.parametrize("backbone", ["mobilenet_v2", "resnet50"])

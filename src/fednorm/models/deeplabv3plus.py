@@ -13,7 +13,8 @@ have the same decoder. Backbones have torchvision's names: `model.backbone.load_
 strict=False)` takes those of its ResNet-50, or of its MobileNet-v2's `features`.
 
 BatchNorm of the image's mean (`aspp.pool`) sees one value per sample and channel. In training torch
-refuses it a batch of one sample, and in a batch of two each channel is known but for its sign.
+refuses it a batch of one sample, and in a batch of two each channel is known but for its sign. On
+images of up to 96 pixels the dilated kernels reach beyond the 6x6 features: they see their centre.
 """
 
 from collections import OrderedDict
