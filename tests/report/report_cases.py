@@ -4,7 +4,10 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 from fednorm.experiment.result import Comparison, Evaluation, RunResult
+from fednorm.experiment.story import Panel, Story
 from fednorm.report.colors import KNOWN
+from fednorm.report.page import page as page_of_story
+from fednorm.report.plain import as_story
 
 NAN = float("nan")
 CONFIG = {
@@ -51,6 +54,40 @@ def personal(strategy, clients, seed=0):
 
 def comparison(*runs, config=CONFIG):
     return Comparison(config, ENVIRONMENT, runs)
+
+
+def page(result):
+    """Return the page of a comparison or a story."""
+    return page_of_story(result if isinstance(result, Story) else as_story(result))
+
+
+def told(*panels, **changes):
+    """Make a story that reproduces something published."""
+    story = Story(
+        title="FBN, Figure 3a",
+        question="Does it keep up?",
+        command="fednorm reproduce fbn-3a",
+        panels=panels,
+        source="FBN, 2024, arXiv:2405.14670",
+        cuts=("A small network.",),
+    )
+    return replace(story, **changes)
+
+
+def two_panels():
+    first = comparison(
+        run("centralized", (0.5, 0.9)), run("fbn", (0.4, 0.8)), run("naive", (0.3, 0.1))
+    )
+    second = comparison(
+        run("fbn", (0.45, 0.85)),
+        run("gn", (0.5, 0.7)),
+        diverged("naive", (0.2,)),
+        config={**CONFIG, "rounds": 30},
+    )
+    return told(
+        Panel("γ = 0", first, {"centralized": 91.0, "fbn": 90.0, "naive": 10.0}),
+        Panel("γ = 0.01", second, {"fbn": 88.0, "gn": 75.5}, expected_rounds=6000),
+    )
 
 
 def three_strategies():

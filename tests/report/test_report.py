@@ -2,14 +2,16 @@
 
 import json
 import re
+from base64 import b64encode
 from dataclasses import replace
+from hashlib import sha256
 from importlib import import_module
 
 import pytest
 
 from fednorm.experiment.result import Comparison, Evaluation
+from fednorm.experiment.story import Panel
 from fednorm.report import write
-from fednorm.report.page import page
 from fednorm.report.setting import setting
 from fednorm.report.tables import rows
 from report.report_cases import (
@@ -20,9 +22,11 @@ from report.report_cases import (
     Elements,
     comparison,
     diverged,
+    page,
     personal,
     run,
     three_strategies,
+    told,
 )
 
 PROMISED = {
@@ -119,23 +123,41 @@ def test_the_page_loads_nothing(result):
     elements = Elements(html)
     addresses = [(k, v) for k, v in elements.attributes if v and "://" in v]
     assert {name for name, _ in addresses} <= {"xmlns", "xmlns:xlink"}
-    assert not {"script", "link", "img", "iframe", "object", "embed"} & set(elements.tags)
+    assert not {"link", "img", "iframe", "object", "embed"} & set(elements.tags)
+    assert not {"src", "srcset", "action", "onload"} & {name for name, _ in elements.attributes}
     assert not re.search(r"@import|url\((?!#)", html)
-    without_names = re.sub(r'xmlns(:\w+)?="[^"]*"', "", html)
+    without_names = re.sub(r'xmlns(:\w+)?="[^"]*"|"http://www.w3.org/2000/svg"', "", html)
     assert not re.search(r"https?://", without_names)
 
 
+def test_the_policy_allows_the_one_script_and_no_request():
+    html = page(three_strategies())
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]+)"', html)
+    script = html.split("<script>")[1].split("</script>")[0]
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert rules["default-src"] == "'none'"
+    assert rules["script-src"] == f"'sha256-{digest}'"
+    assert html.index("Content-Security-Policy") < html.index("<style")
+    assert html.count("<script") == 2
+
+
 def test_all_that_comes_from_outside_is_escaped():
-    evil = '<script>alert("x")</script>'
+    evil = '</script><script>alert("x")</script>'
     result = Comparison(
         {"data": evil, evil: {"a": [evil, {"b": evil}]}},
         {"torch": evil},
         (run(evil, (0.5,)), diverged(f"fbn {evil}", (0.5,), error=evil)),
     )
-    html = page(result)
-    assert "<script" not in html
-    assert html.count("&lt;script&gt;") >= 9
-    assert "script" not in Elements(html).tags
+    story = told(
+        Panel(evil, result, {evil: 3.0}), title=evil, question=evil, command=evil, cuts=(evil,)
+    )
+    for html in (page(result), page(replace(story, source=evil))):
+        assert "<script>alert" not in html
+        assert html.count("&lt;script&gt;") >= 9
+        assert Elements(html).tags.count("script") == 2
+        (data,) = re.findall(r'id="story">(.*?)</script>', html)
+        assert json.loads(data)["methods"] == [evil, f"fbn {evil}"]
 
 
 def test_the_page_says_what_was_run():

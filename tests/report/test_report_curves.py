@@ -2,14 +2,41 @@
 
 import re
 import struct
+from dataclasses import replace
 from importlib.resources import files
 
 import pytest
 
 from fednorm.report.colors import KNOWN, OTHERS, style, styles
 from fednorm.report.curve import breaks, curve
-from fednorm.report.plots import curves, curves_svg
-from report.report_cases import EDGE_CASES, NAN, diverged, run, three_strategies
+from fednorm.report.figure import NARROW, WIDE
+from fednorm.report.panels import plots
+from fednorm.report.plain import as_story
+from fednorm.report.plots import curves, panel_svg
+from report.report_cases import (
+    EDGE_CASES,
+    NAN,
+    comparison,
+    diverged,
+    page,
+    run,
+    three_strategies,
+    told,
+    two_panels,
+)
+
+
+def png_size(story, path):
+    curves(story, path)
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    assert 2_000 < len(content) < 500_000
+    return struct.unpack(">II", content[16:24])
+
+
+def svgs(story, size=NARROW):
+    drawn = plots(story)
+    return [panel_svg(drawn, plot, size) for plot in drawn.panels]
 
 
 def test_a_curve_covers_every_round_that_a_seed_has():
@@ -24,31 +51,79 @@ def test_a_curve_covers_every_round_that_a_seed_has():
 
 @pytest.mark.parametrize("result", EDGE_CASES.values(), ids=EDGE_CASES)
 def test_the_png_is_a_png_of_a_plausible_size(result, tmp_path):
-    curves(result, tmp_path / "c.png")
-    content = (tmp_path / "c.png").read_bytes()
-    assert content.startswith(b"\x89PNG\r\n\x1a\n")
-    width, height = struct.unpack(">II", content[16:24])
+    width, height = png_size(as_story(result), tmp_path / "c.png")
     assert width == 1080
     assert 200 <= height <= 1200
-    assert 2_000 < len(content) < 500_000
 
 
+@pytest.mark.parametrize(("count", "columns", "rows"), [(2, 2, 1), (3, 3, 1), (4, 3, 2)])
+def test_panels_stand_side_by_side_three_in_a_row(count, columns, rows, tmp_path):
+    panels = (two_panels().panels * 2)[:count]
+    width, height = png_size(told(*panels), tmp_path / "c.png")
+    assert width == pytest.approx(150 * columns * NARROW[0], abs=1)
+    assert 0 < height - 150 * rows * NARROW[1] < 150
+
+
+def test_a_story_without_panels_or_runs_can_be_drawn(tmp_path):
+    assert png_size(told(), tmp_path / "c.png")
+    assert "Nothing to plot" in page(as_story(comparison()))
+    assert "Nothing was run." in page(as_story(comparison()))
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
 @pytest.mark.parametrize("result", EDGE_CASES.values(), ids=EDGE_CASES)
-def test_the_svg_is_the_same_every_time_and_names_every_strategy(result):
-    svg = curves_svg(result)
-    assert svg == curves_svg(result)
+def test_the_svg_is_the_same_every_time_and_shows_every_strategy(result, size):
+    (svg,) = svgs(as_story(result), size)
+    assert [svg] == svgs(as_story(result), size)
     assert svg.startswith("<svg")
     assert "currentColor" in svg
     assert "#010203" not in svg
     shown = [s.strategy for s in result.summaries() if s.accuracy is not None]
-    assert all(f">{label[:31]}" in svg for label in shown)
+    numbers = {int(number) for number in re.findall(r'data-method="(\d+)"', svg)}
+    labels = list(plots(as_story(result)).looks)
+    assert [labels[number] for number in sorted(numbers)] == shown
     assert ("Nothing to plot" in svg) is (not shown)
+    assert ('class="area"' in svg) is bool(shown)
 
 
 def test_the_svg_draws_lines_in_the_colours_of_the_strategies():
-    svg = curves_svg(three_strategies())
+    (svg,) = svgs(as_story(three_strategies()))
     assert all(KNOWN[name].color in svg for name in ("centralized", "fbn", "naive"))
     assert KNOWN["gn"].color not in svg
+
+
+def test_panels_share_axes_and_looks():
+    drawn = plots(two_panels())
+    assert list(drawn.looks) == ["centralized", "fbn", "naive", "gn"]
+    assert drawn.x == pytest.approx((10 - 0.2, 20 + 0.2))
+    assert drawn.y == pytest.approx((10 - 4.05, 91 + 4.05))  # the published 91.0 is in sight
+    first, second = svgs(two_panels())
+    ticks = [re.findall(r">(\d+)</text>", svg) for svg in (first, second)]
+    assert ticks[0] == ticks[1] != []
+    assert 'data-method="3"' in second
+    assert 'data-method="3"' not in first
+
+
+def test_published_numbers_and_diverged_runs_are_marked():
+    def count(panels, method):
+        return svgs(told(*panels))[0].count(f'data-method="{method}"')
+
+    first, second = two_panels().panels
+    bare = replace(first, published={})
+    assert count([first], 1) == count([bare], 1) + 1
+    finished = tuple(replace(r, status="finished") for r in second.comparison.runs)
+    well = replace(second, comparison=comparison(*finished))
+    assert count([second], 2) == count([well], 2) + 1
+
+
+def test_axes_name_the_metric():
+    ious = comparison(run("fbn", (0.5, 0.6), metric="mean IoU"))
+    html = page(ious)
+    assert ">mean IoU (%)<" in svgs(as_story(ious))[0]
+    assert "<h2>Mean IoU by round</h2>" in html
+    assert "final mean IoU %" in html
+    assert "Mean IoU: of one seed." in html
+    assert "ccuracy" not in html.split("<body>")[1].split("<script")[0]
 
 
 def test_a_name_has_one_colour_everywhere():

@@ -6,9 +6,16 @@ import pytest
 from rich.console import Console
 
 from fednorm.report import table
-from fednorm.report.page import page
 from fednorm.report.tables import columns, rows
-from report.report_cases import Elements, comparison, diverged, personal, run, three_strategies
+from report.report_cases import (
+    Elements,
+    comparison,
+    diverged,
+    page,
+    personal,
+    run,
+    three_strategies,
+)
 
 
 def test_rows_hold_means_over_seeds():

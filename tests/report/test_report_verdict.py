@@ -2,9 +2,8 @@
 
 import pytest
 
-from fednorm.report.page import page
 from fednorm.report.verdict import caveats, verdict
-from report.report_cases import comparison, diverged, run
+from report.report_cases import comparison, diverged, page, run
 
 VERDICTS = [
     ((), "Nothing was run."),

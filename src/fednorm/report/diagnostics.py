@@ -7,13 +7,13 @@ from math import ceil
 from matplotlib.figure import Figure
 
 from fednorm.experiment.result import Comparison, RunResult
-from fednorm.report.colors import Style, styles
+from fednorm.report.colors import Style
 from fednorm.report.curve import Curve, summarise
-from fednorm.report.figure import draw, frame, legend, legend_keys, plain_logarithmic
+from fednorm.report.figure import draw, frame, plain_logarithmic
 from fednorm.report.numbers import finite
 from fednorm.report.plots import svg
 
-_PANELS = {
+_TITLES = {
     "drift": "drift",
     "deviation": "deviation",
     "gradient_deviation": "gradient deviation",
@@ -25,33 +25,39 @@ _MEANINGS = {
     "BatchNorm on their merged batches, relative to it; what is below 0.001 stands at 0.001.",
 }
 _FLOOR = {"gradient_deviation": 1e-3}  # rounding, far below, would take most of the plot
-_WIDTH, _HEIGHT = 7.2, 2.4  # inches
+_SIZE = (3.1, 2.3)  # inches
 _MOST = 150  # points of a curve; more cannot be told apart, and make the page heavy
 
 Lines = Mapping[str, Curve]  # by strategy
 
 
-def diagnostics_svg(comparison: Comparison) -> str:
-    """Return the plots as an SVG element, or nothing if nothing was recorded."""
-    panels = _panels(comparison)
-    chosen = styles(run.strategy for run in comparison.runs)
-    return svg(partial(_figure, panels, chosen)) if panels else ""
+def diagnostics(comparison: Comparison, looks: Mapping[str, Style], name: str) -> dict[str, str]:
+    """Return an SVG element for each kind of value that was recorded, by its title."""
+    return {
+        _TITLES[key]: svg(partial(_figure, lines, looks), f"{key} {name}")
+        for key, lines in _recorded(comparison).items()
+    }
+
+
+def diagnosed(comparison: Comparison) -> set[str]:
+    """Return the methods that have something to show."""
+    return {label for lines in _recorded(comparison).values() for label in lines}
 
 
 def explanation(comparison: Comparison) -> str:
     """Return what the plots show."""
-    sentences = [_MEANINGS[key] for key in _panels(comparison)]
+    sentences = [_MEANINGS[key] for key in _recorded(comparison)]
     width = _width(comparison.runs)
     if width > 1:
         sentences.append(f"Each point is the mean over {width} rounds.")
     return " ".join([*sentences, "Logarithmic scale; zeros are left out."])
 
 
-def _panels(comparison: Comparison) -> dict[str, Lines]:
+def _recorded(comparison: Comparison) -> dict[str, Lines]:
     width = _width(comparison.runs)
     lines = {
         key: {s.strategy: _curve(s.runs, key, width) for s in comparison.summaries()}
-        for key in _PANELS
+        for key in _TITLES
     }
     seen = {key: {k: line for k, line in of.items() if line.rounds} for key, of in lines.items()}
     return {key: of for key, of in seen.items() if of}
@@ -72,20 +78,12 @@ def _curve(runs: Sequence[RunResult], key: str, width: int) -> Curve:
     return summarise((number, max(value, least)) for number, value in found if value)
 
 
-def _figure(panels: Mapping[str, Lines], chosen: Mapping[str, Style], ink: str) -> Figure:
-    result = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
-    grid = result.subplots(1, len(_PANELS), squeeze=False)[0]
-    for axes, key in zip(grid, _PANELS, strict=True):
-        if key not in panels:
-            axes.set_axis_off()
-            continue
-        frame(axes, ink)
-        for index, (label, line) in enumerate(panels[key].items()):
-            draw(axes, line, chosen[label], index)
-        plain_logarithmic(axes)
-        axes.set_title(_PANELS[key], loc="left", color=ink, fontsize=10)
-        axes.tick_params(labelsize=8)
-    shown = {label for lines in panels.values() for label in lines}
-    looks = {label: look for label, look in chosen.items() if label in shown}
-    legend(result, legend_keys(looks), ink)
+def _figure(lines: Lines, looks: Mapping[str, Style], ink: str) -> Figure:
+    result = Figure(figsize=_SIZE, layout="constrained")
+    axes = result.add_subplot()
+    frame(axes, ink)
+    for number, (label, look) in enumerate(looks.items()):
+        if label in lines:
+            draw(axes, lines[label], look, number)
+    plain_logarithmic(axes)
     return result

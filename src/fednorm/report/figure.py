@@ -1,4 +1,4 @@
-"""The figure of a comparison: accuracy against rounds, the legend below it."""
+"""The curves of a story: all panels in one figure, or one panel for the page."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -10,42 +10,117 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from fednorm.experiment.result import Comparison
-from fednorm.report.colors import Style, styles
-from fednorm.report.curve import Curve, breaks, curve
+from fednorm.report.colors import Style
+from fednorm.report.curve import Curve
+from fednorm.report.panels import Plot, Plots
 
-_WIDTH, _HEIGHT, _EMPTY, _LEGEND_LINE = 7.2, 3.9, 1.5, 0.22  # inches
-_LETTERS = 88  # that fit beside each other in the legend
+WIDE, NARROW = (7.2, 3.7), (4.2, 3.1)  # inches: a panel alone, and one beside others or on a phone
+_EMPTY, _LEGEND_LINE = 1.5, 0.22  # inches
+_IN_A_ROW = 3  # panels
+_LETTERS = 12  # that fit in an inch of the legend
 _KEY = 9  # letters that a legend's line and gaps take
 _LONGEST = 32  # longer labels are cut
 _MARKS = 8  # markers on a line
 _NARROW, _WIDEN, _WIDE = 4, 1.6, 100  # ratios of the ends of a logarithmic axis
-_DIVERGED = "diverged"
+_DIVERGED, _PUBLISHED = "diverged", "published"
+_BESIDE = (1.015, 1.06)  # where published numbers stand, in widths of the plot
 
 
-def figure(comparison: Comparison, *, ink: str, title: str = "") -> Figure:
-    """Draw a mean line and a band from minimum to maximum over seeds for each strategy."""
-    chosen = styles(run.strategy for run in comparison.runs)
-    lines = {s.strategy: curve(s.runs) for s in comparison.summaries()}
-    lines = {label: line for label, line in lines.items() if line.rounds}
-    result = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
-    axes = result.add_subplot()
-    axes.set_title(fill(title, _LETTERS), loc="left", color=ink, fontsize=9, pad=10)
-    if not lines:
+def figure(plots: Plots, *, ink: str, title: str = "") -> Figure:
+    """Draw all panels, the title above and the legend below them."""
+    count = max(1, len(plots.panels))
+    columns = min(count, _IN_A_ROW)
+    alone = count == 1
+    width, height = WIDE if alone else (NARROW[0] * columns, NARROW[1] * ceil(count / columns))
+    result = Figure(figsize=(width, height), layout="constrained")
+    wrapped = fill(title, int(_LETTERS * width))
+    result.suptitle(wrapped, x=0.01, ha="left", color=ink, fontsize=9 if alone else 11)
+    grid = result.subplots(ceil(count / columns), columns, squeeze=False).flatten()
+    for axes, plot in zip(grid, plots.panels, strict=False):
+        axes.set_title(plot.title, loc="left", color=ink, fontsize=10)
+        _panel(axes, plots, plot, ink)
+    for axes in grid[len(plots.panels) :]:
+        axes.set_axis_off()
+    if plots.drawn:
+        legend(result, _keys(plots, ink), ink)
+    else:
         result.set_figheight(_EMPTY)
+    return result
+
+
+def single(plots: Plots, plot: Plot, size: tuple[float, float], ink: str) -> Figure:
+    """Draw one panel without title and legend, which the page has as text."""
+    empty = not plots.drawn
+    result = Figure(figsize=(size[0], _EMPTY if empty else size[1]), layout="constrained")
+    axes = result.add_subplot()
+    _panel(axes, plots, plot, ink)
+    axes.patch.set_gid("area")
+    return result
+
+
+def _panel(axes: Axes, plots: Plots, plot: Plot, ink: str) -> None:
+    """Draw a mean line and a band from minimum to maximum over seeds for each method."""
+    if not plot.lines:
         axes.set_axis_off()
         message = "Nothing to plot: no run came to an evaluation."
         axes.text(0.5, 0.5, message, color=ink, ha="center", transform=axes.transAxes)
-        return result
+        return
     frame(axes, ink)
-    axes.set_ylabel("accuracy (%)", color=ink)
-    for index, (label, line) in enumerate(lines.items()):
-        draw(axes, line, chosen[label], index)
-    keys = legend_keys({label: chosen[label] for label in lines})
-    if _cross(axes, comparison, chosen):
+    axes.set_ylabel(f"{plot.metric} (%)", color=ink)
+    axes.set(xlim=plots.x, ylim=plots.y)
+    for label, line in plot.lines.items():
+        draw(axes, line, plots.looks[label], plots.number[label])
+    for label, value in plot.published.items():
+        _publish(axes, value, plots.looks[label], plots.number[label])
+    for label, points in plot.ends.items():
+        _cross(axes, points, plots.looks[label], plots.number[label])
+
+
+def _publish(axes: Axes, value: float, look: Style, number: int) -> None:
+    """Mark a published number beside the plot."""
+    axes.plot(
+        _BESIDE,
+        (value, value),
+        color=look.color,
+        linestyle=(0, (2, 1)),
+        linewidth=1.4,
+        marker=look.marker,
+        markevery=[1],
+        markersize=5,
+        markerfacecolor="none",
+        clip_on=False,
+        transform=axes.get_yaxis_transform(),
+        gid=_gid(number),
+    )
+
+
+def _cross(axes: Axes, points: Sequence[tuple[int, float]], look: Style, number: int) -> None:
+    """Mark where diverged runs end."""
+    rounds, values = zip(*points, strict=True)
+    axes.plot(
+        rounds,
+        values,
+        color=look.color,
+        linestyle="",
+        marker="x",
+        markersize=9,
+        zorder=4,
+        gid=_gid(number),
+    )
+
+
+def _keys(plots: Plots, ink: str) -> dict[str, Line2D]:
+    keys = legend_keys(plots.drawn)
+    if any(plot.ends for plot in plots.panels):
         keys[_DIVERGED] = Line2D([], [], color=ink, marker="x", markersize=7, linestyle="")
-    legend(result, keys, ink)
-    return result
+    if any(plot.published for plot in plots.panels):
+        keys[_PUBLISHED] = Line2D([], [], color=ink, linestyle=(0, (2, 1)), linewidth=1.4)
+    return keys
+
+
+def _gid(number: int) -> str:
+    """Return the name by which the page's script finds all that is drawn of a method."""
+    return f"method-{number}"
 
 
 def frame(axes: Axes, ink: str) -> None:
@@ -74,31 +149,24 @@ def plain_logarithmic(axes: Axes) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def draw(axes: Axes, line: Curve, look: Style, index: int) -> None:
-    """Draw one strategy, the `index`-th of its plot."""
-    if len(line.rounds) == 1:  # a band needs two rounds to be seen
-        axes.vlines(line.rounds, line.low, line.high, color=look.color, alpha=0.4, linewidth=5)
-    axes.fill_between(line.rounds, line.low, line.high, color=look.color, alpha=0.14, linewidth=0)
-    every = ceil(len(line.rounds) / _MARKS)
+def draw(axes: Axes, line: Curve, look: Style, number: int) -> None:
+    """Draw one method, the `number`-th of the story."""
+    rounds, color, gid = line.rounds, look.color, _gid(number)
+    if len(rounds) == 1:  # a band needs two rounds to be seen
+        axes.vlines(rounds, line.low, line.high, color=color, alpha=0.4, linewidth=5, gid=gid)
+    axes.fill_between(rounds, line.low, line.high, color=color, alpha=0.14, linewidth=0, gid=gid)
+    every = ceil(len(rounds) / _MARKS)
     axes.plot(
-        line.rounds,
+        rounds,
         line.mean,
-        color=look.color,
+        color=color,
         linestyle=look.line,
         marker=look.marker,
-        markevery=(index % every, every),  # lines that coincide show their markers in turn
+        markevery=(number % every, every),  # lines that coincide show their markers in turn
         markersize=5,
         linewidth=1.8,
+        gid=gid,
     )
-
-
-def _cross(axes: Axes, comparison: Comparison, chosen: Mapping[str, Style]) -> bool:
-    """Mark where diverged runs end, and return whether there are any."""
-    found = [(s.strategy, point) for s in comparison.summaries() for point in breaks(s.runs)]
-    for label, (number, accuracy) in found:
-        color = chosen[label].color
-        axes.plot(number, accuracy, color=color, marker="x", markersize=9, zorder=4)
-    return bool(found)
 
 
 def legend_keys(chosen: Mapping[str, Style]) -> dict[str, Line2D]:
@@ -124,7 +192,7 @@ def _cut(label: str) -> str:
 
 def legend(result: Figure, keys: Mapping[str, Line2D], ink: str) -> None:
     """Write the legend below the plots, for which the figure grows."""
-    columns = _columns(list(keys))
+    columns = _columns(list(keys), int(_LETTERS * result.get_figwidth()))
     result.set_figheight(result.get_figheight() + ceil(len(keys) / columns) * _LEGEND_LINE)
     result.legend(
         list(keys.values()),
@@ -138,10 +206,10 @@ def legend(result: Figure, keys: Mapping[str, Line2D], ink: str) -> None:
     )
 
 
-def _columns(labels: Sequence[str]) -> int:
+def _columns(labels: Sequence[str], letters: int) -> int:
     """Return the largest number of columns that fit; they are filled from top to bottom."""
     for number in range(len(labels), 1, -1):
         columns = np.array_split([_KEY + len(label) for label in labels], number)
-        if sum(int(column.max()) for column in columns) <= _LETTERS:
+        if sum(int(column.max()) for column in columns) <= letters:
             return number
     return 1

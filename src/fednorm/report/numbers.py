@@ -1,4 +1,4 @@
-"""How numbers are written, in tables and sentences alike."""
+"""How numbers and their names are written, in tables and sentences alike."""
 
 from math import isfinite
 
@@ -61,3 +61,26 @@ def plain(value: float | None) -> str:
         return MISSING
     whole = number == round(number) or number >= _WHOLE
     return f"{number:,.0f}" if whole else f"{number:.1f}"
+
+
+def points(difference: float | None) -> str:
+    """Write a difference in points, always with its sign.
+
+    >>> points(1.25), points(-0.31), points(0.02), points(None)
+    ('+1.2', '−0.3', '0.0', '–')
+    """
+    value = finite(difference)
+    if value is None:
+        return MISSING
+    text = f"{abs(value):.1f}"
+    sign = "−" if value < 0 else "+"
+    return text if float(text) == 0 else sign + text
+
+
+def sentence_case(words: str) -> str:
+    """Begin with a capital, as at the start of a sentence.
+
+    >>> sentence_case("accuracy"), sentence_case("mean IoU")
+    ('Accuracy', 'Mean IoU')
+    """
+    return words[:1].upper() + words[1:]

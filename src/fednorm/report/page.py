@@ -1,133 +1,68 @@
-"""A comparison as one HTML file: no script, no request, light and dark, phone and paper."""
+"""A story as one HTML file: no request, light and dark, phone and paper, with or without script."""
 
-from collections.abc import Mapping
+import json
+from base64 import b64encode
+from collections.abc import Iterator
+from hashlib import sha256
 from html import escape
 from importlib.resources import files
 
-from fednorm.experiment.result import Comparison, RunResult
-from fednorm.report.colors import style
-from fednorm.report.diagnostics import diagnostics_svg, explanation
-from fednorm.report.numbers import percent
-from fednorm.report.plots import curves_svg
-from fednorm.report.setting import flatten, setting
-from fednorm.report.tables import NOTE, STRATEGY, caption, columns, rows
-from fednorm.report.verdict import caveats, verdict
-
-QUESTION = "Which normalization survives these clients?"
+from fednorm.experiment.story import Story
+from fednorm.report import sections
+from fednorm.report.panels import Plots, plots
+from fednorm.report.setting import setting
 
 
-def page(comparison: Comparison) -> str:
+def page(story: Story) -> str:
     """Return the page; all that comes from labels, config and errors is escaped."""
-    where = escape(setting(comparison.config))
-    css = files("fednorm.report").joinpath("page.css").read_text(encoding="utf-8")
-    sections = (
-        f'<h1>{QUESTION}</h1>\n<p class="setting">{where}</p>',
-        f'<p class="verdict">{escape(verdict(comparison))}</p>',
-        _caveats(comparison),
-        _curves(comparison),
-        _table(comparison),
-        _diagnostics(comparison),
-        _failures(comparison),
-        _clients(comparison),
-        _what_was_run(comparison),
-    )
-    body = "\n".join(section for section in sections if section)
+    drawn = plots(story)
+    body = "\n".join(section for section in _sections(story, drawn) if section)
+    title = " – ".join(filter(None, (story.question, story.title or _setting(story))))
+    script = _file("page.js")
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{QUESTION}{' – ' + where if where else ''}</title>\n"
-        f"<style>\n{css}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{_file('page.css')}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n"
+        f'<script type="application/json" id="story">{_embedded(drawn)}</script>\n'
+        f"<script>{script}</script>\n</body>\n</html>\n"
     )
 
 
-def _caveats(comparison: Comparison) -> str:
-    text = " ".join(caveats(comparison))
-    return f'<p class="caveats">{escape(text)}</p>' if text else ""
+def _sections(story: Story, drawn: Plots) -> Iterator[str]:
+    yield from sections.introduction(story)
+    yield from sections.cuts(story)
+    yield from sections.curves(story, drawn)
+    yield from sections.published(story, drawn)
+    yield from sections.results(story, drawn)
+    yield from sections.diagnosis(story, drawn)
+    yield from sections.failures(story)
+    yield from sections.clients(story)
+    yield from sections.what_was_run(story)
 
 
-def _curves(comparison: Comparison) -> str:
-    band = " Bands reach from the lowest to the highest seed."
-    many = len({run.seed for run in comparison.runs}) > 1
+def _setting(story: Story) -> str:
+    return setting(story.panels[0].comparison.config) if story.panels else ""
+
+
+def _file(name: str) -> str:
+    return files("fednorm.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(script: str) -> str:
+    """Forbid every request, and every script but this one.
+
+    Styles may be inline, since matplotlib writes them so; without requests they can do no harm.
+    """
+    digest = b64encode(sha256(script.encode()).digest()).decode()
     return (
-        f'<h2>Accuracy by round</h2>\n<figure>\n<div class="box">{curves_svg(comparison)}</div>\n'
-        f"<figcaption>Accuracy on test data.{band if many else ''}</figcaption>\n</figure>"
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+        "base-uri 'none'; form-action 'none'"
     )
 
 
-def _table(comparison: Comparison) -> str:
-    titles = columns(comparison)
-    head = "".join(f'<th scope="col"{_kind(title)}>{title}</th>' for title in titles)
-    body = "\n".join(_row(row) for row in rows(comparison))
-    return (
-        f'<h2>Results</h2>\n<div class="box"><table>\n<thead><tr>{head}</tr></thead>\n'
-        f"<tbody>\n{body}\n</tbody>\n</table></div>\n"
-        f'<p class="caption">{caption(comparison)}</p>'
-    )
-
-
-def _row(row: Mapping[str, str]) -> str:
-    label = row[STRATEGY]
-    key = f'<span class="key" style="color: {style(label).color}"></span>'
-    name = f'<th scope="row" class="name">{key}{escape(label)}</th>'
-    cells = (f"<td{_kind(k)}>{escape(v)}</td>" for k, v in row.items() if k != STRATEGY)
-    return f"<tr>{name}{''.join(cells)}</tr>"
-
-
-def _kind(title: str) -> str:
-    kinds = {STRATEGY: "", NOTE: ' class="note"'}
-    return kinds.get(title, ' class="number"')
-
-
-def _diagnostics(comparison: Comparison) -> str:
-    drawn = diagnostics_svg(comparison)
-    if not drawn:
-        return ""
-    return (
-        f'<h2>Diagnostics</h2>\n<figure>\n<div class="box">{drawn}</div>\n'
-        f"<figcaption>{explanation(comparison)}</figcaption>\n</figure>"
-    )
-
-
-def _failures(comparison: Comparison) -> str:
-    failed = [run for run in comparison.runs if run.status != "finished"]
-    items = "\n".join(_failure(run) for run in failed)
-    return f"<h2>Failures</h2>\n<ul>\n{items}\n</ul>" if failed else ""
-
-
-def _failure(run: RunResult) -> str:
-    rounds = f"{run.rounds} round{'' if run.rounds == 1 else 's'}"
-    head = f"<strong>{escape(run.strategy)}</strong>, seed {run.seed}: {run.status} after {rounds}"
-    return f"<li>{head}{f'<pre>{escape(run.error)}</pre>' if run.error else ''}</li>"
-
-
-def _clients(comparison: Comparison) -> str:
-    finals = ((run, run.final.per_client) for run in comparison.runs if run.final)
-    listed = {
-        f"{run.strategy}, seed {run.seed}": " · ".join(percent(value) for value in values)
-        for run, values in finals
-        if values
-    }
-    if not listed:
-        return ""
-    return (
-        f"<h2>Accuracy of each client</h2>\n{_definitions(listed)}\n"
-        '<p class="caption">In %, each client on its own test split, at the last evaluation.</p>'
-    )
-
-
-def _what_was_run(comparison: Comparison) -> str:
-    seeds = ", ".join(str(seed) for seed in sorted({run.seed for run in comparison.runs}))
-    return (
-        "<h2>What was run</h2>\n<p>To repeat it:</p>\n"
-        "<pre><code>fednorm run config.toml</code></pre>\n"
-        f"<h3>Config</h3>\n{_definitions(flatten(comparison.config))}\n"
-        f"<h3>Seeds and versions</h3>\n"
-        f"{_definitions({'seeds': seeds or 'none', **comparison.environment})}"
-    )
-
-
-def _definitions(pairs: Mapping[str, str]) -> str:
-    items = (
-        f"<dt>{escape(str(k))}</dt><dd><code>{escape(str(v))}</code></dd>" for k, v in pairs.items()
-    )
-    return "<dl>\n" + "\n".join(items) + "\n</dl>"
+def _embedded(drawn: Plots) -> str:
+    """Return JSON that cannot end its script element, whatever the labels are."""
+    text = json.dumps(drawn.to_json(), allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c")

@@ -11,8 +11,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from fednorm.experiment.result import Comparison
-from fednorm.report.figure import figure
+from fednorm.experiment.story import Story
+from fednorm.report.figure import figure, single
+from fednorm.report.panels import Plot, Plots, plots
 from fednorm.report.setting import setting
 
 Draw: TypeAlias = Callable[[str], Figure]  # from the colour of text and axes
@@ -25,19 +26,20 @@ _SETTINGS: Any = {  # the type of the keys differs between versions of matplotli
     "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same figure everywhere
     "font.size": 10,
     "svg.fonttype": "none",
-    "svg.hashsalt": "fednorm",
     "text.parse_math": False,  # a label with $ is a label, not a formula
 }
 
 
-def curves(comparison: Comparison, path: Path) -> None:
-    """Write the curves as a PNG."""
-    png(lambda ink: figure(comparison, ink=ink, title=setting(comparison.config)), path)
+def curves(story: Story, path: Path) -> None:
+    """Write the curves of all panels as one PNG."""
+    title = story.title or " – ".join(setting(p.comparison.config) for p in story.panels)
+    png(lambda ink: figure(plots(story), ink=ink, title=title), path)
 
 
-def curves_svg(comparison: Comparison) -> str:
-    """Return the curves as an SVG element without background, its text in `currentColor`."""
-    return svg(lambda ink: figure(comparison, ink=ink))
+def panel_svg(drawn: Plots, plot: Plot, size: tuple[float, float]) -> str:
+    """Return the curves of one panel as an SVG element."""
+    name = f"{drawn.panels.index(plot)} {size}"
+    return svg(lambda ink: single(drawn, plot, size, ink), name)
 
 
 def png(draw: Draw, path: Path) -> None:
@@ -48,15 +50,21 @@ def png(draw: Draw, path: Path) -> None:
         drawn.savefig(path, format="png", dpi=_DPI, facecolor="white")
 
 
-def svg(draw: Draw) -> str:
-    """Return a figure as an SVG element without background, its text in `currentColor`."""
+def svg(draw: Draw, name: str) -> str:
+    """Return a figure as an SVG element without background, its text in `currentColor`.
+
+    What belongs to a method has the attribute `data-method`. The name is that of the figure on
+    its page: parts of two figures must not be called the same.
+    """
     target = StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with rc_context(_SETTINGS):
+    with rc_context({**_SETTINGS, "svg.hashsalt": f"fednorm {name}"}):
         drawn = draw(_STAND_IN)
         FigureCanvasSVG(drawn)
         drawn.savefig(target, format="svg", transparent=True, metadata=nothing)
     text = target.getvalue().replace(_STAND_IN, "currentColor")
     text = re.sub(r"<!--.*?-->\n?", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r'<g id="method-(\d+)"', r'<g data-method="\1"', text)
+    text = text.replace('<g id="area"', '<g class="area"')
     # Groups are numbered within a figure; a page with two of them would have each number twice.
     return re.sub(r'<g id="[\w.]+_\d+"', "<g", text)

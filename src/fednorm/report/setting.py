@@ -1,7 +1,7 @@
 """What was compared, read from the config: as one line and as TOML values."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _ASPECTS = ("data", "model", "partition", "clients", "algorithm")
@@ -77,3 +77,20 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             flat[f"{prefix}{key}"] = toml(value)
     return flat
+
+
+def divide(
+    listed: Sequence[Mapping[str, str]],
+) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """Return what all mappings have in common, and what is left of each.
+
+    >>> divide([{"rounds": "9", "gamma": "0"}, {"rounds": "9", "gamma": "1"}])
+    ({'rounds': '9'}, [{'gamma': '0'}, {'gamma': '1'}])
+    """
+    first, *others = listed or [{}]
+    shared = {
+        key: value
+        for key, value in first.items()
+        if all(other.get(key) == value for other in others)
+    }
+    return shared, [{k: v for k, v in one.items() if k not in shared} for one in listed]

@@ -1,6 +1,7 @@
 """The table of a comparison: one row for each strategy, for the terminal and for the page."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import fmean
 from textwrap import fill
 from typing import Literal
@@ -11,18 +12,26 @@ from rich.text import Text
 
 from fednorm.experiment.result import Comparison, RunResult, Summary
 from fednorm.report.colors import style
-from fednorm.report.numbers import mean_and_spread, percent, plain, size
+from fednorm.report.numbers import finite, mean_and_spread, percent, plain, sentence_case, size
 
 STRATEGY, NOTE = "strategy", "note"  # the columns of text; all others hold numbers
 _WORST = "worst client %"
 _NOTE_LENGTH = 60  # the page has the whole message under "Failures"
 
 
+@dataclass(frozen=True)
+class Cell:
+    """What is written, and the number behind it by which rows are sorted."""
+
+    text: str
+    value: float | None = None
+
+
 def columns(comparison: Comparison) -> list[str]:
     """Return the titles of the columns; the worst client has one only if it was measured."""
     titles = [
         STRATEGY,
-        "final accuracy %",
+        _final(comparison),
         "best %",
         _WORST,
         "exchanges / round",
@@ -35,12 +44,20 @@ def columns(comparison: Comparison) -> list[str]:
     return [title for title in titles if measured or title != _WORST]
 
 
-def rows(comparison: Comparison) -> list[dict[str, str]]:
-    """Return the rows, as text by column, in the order in which the strategies were run."""
+def cells(comparison: Comparison) -> list[dict[str, Cell]]:
+    """Return the rows by column, in the order in which the strategies were run."""
     titles = columns(comparison)
     seeds = len({run.seed for run in comparison.runs})
-    filled = [_row(summary, seeds) for summary in comparison.summaries()]
+    filled = [
+        {_final(comparison): _accuracy(summary), **_row(summary, seeds)}
+        for summary in comparison.summaries()
+    ]
     return [{title: row[title] for title in titles} for row in filled]
+
+
+def rows(comparison: Comparison) -> list[dict[str, str]]:
+    """Return the rows as text."""
+    return [{title: cell.text for title, cell in row.items()} for row in cells(comparison)]
 
 
 def table(comparison: Comparison) -> Table:
@@ -79,23 +96,35 @@ def caption(comparison: Comparison) -> str:
     """Return what the numbers of the table mean."""
     seeds = len({run.seed for run in comparison.runs})
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "of one seed"
-    return f"Accuracy: {over}. Up and down: what one client sends and receives in a round."
+    metric = sentence_case(comparison.metric)
+    return f"{metric}: {over}. Up and down: what one client sends and receives in a round."
 
 
-def _row(summary: Summary, seeds: int) -> dict[str, str]:
-    started = [run for run in summary.runs if run.rounds]
+def _final(comparison: Comparison) -> str:
+    return f"final {comparison.metric} %"
+
+
+def _accuracy(summary: Summary) -> Cell:
     evaluated = sum(bool(run.history) for run in summary.runs)
-    return {
-        STRATEGY: summary.strategy,
-        "final accuracy %": mean_and_spread(summary.accuracy, summary.spread, evaluated),
-        "best %": percent(summary.best),
-        _WORST: percent(summary.worst_client),
-        "exchanges / round": plain(_mean(run.exchanges_per_round for run in started)),
-        "up / round": size(_mean(run.bytes_up_per_round for run in started)),
-        "down / round": size(_mean(run.bytes_down_per_round for run in started)),
-        "s / run": plain(_mean(run.seconds for run in summary.runs)),
-        NOTE: "; ".join(_notes(summary, seeds)),
+    text = mean_and_spread(summary.accuracy, summary.spread, evaluated)
+    return Cell(text, finite(summary.accuracy))
+
+
+def _row(summary: Summary, seeds: int) -> dict[str, Cell]:
+    started = [run for run in summary.runs if run.rounds]
+    numbers = {
+        "best %": (percent, summary.best),
+        _WORST: (percent, summary.worst_client),
+        "exchanges / round": (plain, _mean(run.exchanges_per_round for run in started)),
+        "up / round": (size, _mean(run.bytes_up_per_round for run in started)),
+        "down / round": (size, _mean(run.bytes_down_per_round for run in started)),
+        "s / run": (plain, _mean(run.seconds for run in summary.runs)),
     }
+    written = {
+        title: Cell(write(value), finite(value)) for title, (write, value) in numbers.items()
+    }
+    note = Cell("; ".join(_notes(summary, seeds)))
+    return {STRATEGY: Cell(summary.strategy), **written, NOTE: note}
 
 
 def _mean(values: Iterable[float]) -> float | None:

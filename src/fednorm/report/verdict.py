@@ -25,18 +25,19 @@ def caveats(comparison: Comparison) -> list[str]:
         *(_diverged(summary) for summary in summaries),
         _interrupted(comparison.runs),
         _one_seed(comparison.runs),
-        _personal(summaries),
+        _personal(summaries, comparison.metric),
     )
     return [sentence for sentence in sentences if sentence]
 
 
 def _ranked(summaries: Sequence[Summary]) -> list[Summary]:
     """The strategies with a result, best first; one whose every seed diverged has none."""
-    having = [s for s in summaries if finite(s.accuracy) is not None and not _lost(s)]
+    having = [s for s in summaries if finite(s.accuracy) is not None and not lost(s)]
     return sorted(having, key=lambda s: -(s.accuracy or 0.0))
 
 
-def _lost(summary: Summary) -> bool:
+def lost(summary: Summary) -> bool:
+    """Tell whether every seed diverged: then the last evaluation is no result."""
     return all(run.status == "diverged" for run in summary.runs)
 
 
@@ -123,11 +124,11 @@ def _one_seed(runs: Sequence[RunResult]) -> str:
     return "With one seed, small differences may be chance." if one else ""
 
 
-def _personal(summaries: Sequence[Summary]) -> str:
+def _personal(summaries: Sequence[Summary], metric: str) -> str:
     personal = [s.strategy for s in summaries if any(run.personal for run in s.runs)]
     if not personal:
         return ""
     return (
-        f"For {', '.join(personal)} there is no global model: accuracy is the mean over clients, "
+        f"For {', '.join(personal)} there is no global model: {metric} is the mean over clients, "
         "each on its own test split."
     )

@@ -1,28 +1,60 @@
-"""Writes a comparison into its folder: each file is there as a whole or not at all."""
+"""Writes a report into its folder: each file is there as a whole or not at all."""
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from fednorm.experiment.result import Comparison, without_nan
+from fednorm.experiment.result import SCHEMA, Comparison, without_nan
+from fednorm.experiment.story import Panel, Story
+from fednorm.report.agreement import agreement
 from fednorm.report.page import page
+from fednorm.report.plain import as_story
 from fednorm.report.plots import curves
 
 
 def write(comparison: Comparison, folder: Path) -> Path:
     """Write results.json, curves.png and report.html; return the path of the page."""
+    return _write(as_story(comparison), comparison.to_json(), folder)
+
+
+def write_story(story: Story, folder: Path) -> Path:
+    """Write results.json with all panels, curves.png and report.html; return the page's path."""
+    record = {
+        "schema": SCHEMA,
+        "title": story.title,
+        "question": story.question,
+        "source": story.source,
+        "command": story.command,
+        "cuts": list(story.cuts),
+        "panels": [_panel(panel) for panel in story.panels],
+    }
+    return _write(story, record, folder)
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    found = agreement(panel)
+    return {
+        "title": panel.title,
+        "published": dict(panel.published),
+        "expected_rounds": panel.expected_rounds,
+        "agreement": found.to_json() if found else None,
+        **panel.comparison.to_json(),
+    }
+
+
+def _write(story: Story, record: Mapping[str, Any], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     report = folder / "report.html"
     with replacing(folder / "results.json") as path:
-        record = without_nan(comparison.to_json())
-        text = json.dumps(record, indent=2, allow_nan=False)
+        text = json.dumps(without_nan(record), indent=2, allow_nan=False)
         path.write_text(text + "\n", encoding="utf-8")
     with replacing(folder / "curves.png") as path:
-        curves(comparison, path)
+        curves(story, path)
     with replacing(report) as path:
-        path.write_text(page(comparison), encoding="utf-8")
+        path.write_text(page(story), encoding="utf-8")
     return report
 
 

@@ -1,0 +1,126 @@
+"""Published against measured: the gap of every method, and whether their order is the same."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any, Literal, TypeAlias
+
+from fednorm.experiment.result import Summary
+from fednorm.experiment.story import Panel
+from fednorm.report.numbers import finite
+from fednorm.report.verdict import lost
+
+Order: TypeAlias = Literal["same", "swapped", "too close to call"]
+
+CLOSE = 0.5  # points; published numbers that are no further apart have no order
+RULE = (
+    f"Two methods are too close to call if they were published within {CLOSE} points of each "
+    "other, or measured within one standard deviation over seeds."
+)
+_LISTED = 4  # pairs in a sentence; the others are counted
+_DIGITS = 9  # 80.4 − 79.9 is 0.5, not 0.5000000000000142
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method; all numbers in per cent, None where there is none."""
+
+    label: str
+    published: float | None
+    measured: float | None  # mean over seeds
+    spread: float  # standard deviation over seeds
+    seeds: int  # that came to an evaluation
+
+    @property
+    def gap(self) -> float | None:
+        """Points by which the measured number is higher."""
+        if self.published is None or self.measured is None:
+            return None
+        return round(self.measured - self.published, _DIGITS)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two methods, `above` the one with the higher published number."""
+
+    above: str
+    below: str
+    order: Order
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What a panel says of the published numbers."""
+
+    rows: tuple[Row, ...]
+    pairs: tuple[Pair, ...]
+
+    def of(self, order: Order) -> list[Pair]:
+        """Return the pairs of that order."""
+        return [pair for pair in self.pairs if pair.order == order]
+
+    def statement(self) -> str:
+        """Say in plain words whether the order of methods is the published one."""
+        swapped, close = self.of("swapped"), self.of("too close to call")
+        if not self.pairs:
+            return "Fewer than two methods have both numbers, so there is no order to compare."
+        if len(close) == len(self.pairs):
+            return f"Too close to call: {_listed(close, ' and ')}."
+        first = "Same order of methods as published."
+        if swapped:
+            turned = [Pair(pair.below, pair.above, pair.order) for pair in swapped]
+            first = f"Not the published order: {_listed(turned, ' is above ')}."
+        return first + (f" Too close to call: {_listed(close, ' and ')}." if close else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what stands in results.json."""
+        return {
+            "statement": self.statement(),
+            "rows": [{**asdict(row), "gap": row.gap} for row in self.rows],
+            "pairs": [asdict(pair) for pair in self.pairs],
+        }
+
+
+def agreement(panel: Panel) -> Agreement | None:
+    """Compare a panel with its published numbers, or return None if it has none."""
+    if not panel.published:
+        return None
+    summaries = panel.comparison.summaries()
+    rows = [_row(summary, panel.published.get(summary.strategy)) for summary in summaries]
+    run = {row.label for row in rows}
+    rows += [Row(k, finite(v), None, 0.0, 0) for k, v in panel.published.items() if k not in run]
+    return Agreement(tuple(rows), _pairs([row for row in rows if row.gap is not None]))
+
+
+def _row(summary: Summary, published: float | None) -> Row:
+    seeds = sum(bool(run.history) for run in summary.runs)
+    mean = None if lost(summary) else finite(summary.accuracy)
+    return Row(
+        label=summary.strategy,
+        published=finite(published),
+        measured=None if mean is None else 100 * mean,
+        spread=100 * (finite(summary.spread) or 0.0),
+        seeds=seeds,
+    )
+
+
+def _pairs(rows: Sequence[Row]) -> tuple[Pair, ...]:
+    ranked = sorted(rows, key=lambda row: -(row.published or 0.0))
+    return tuple(Pair(a.label, b.label, _order(a, b)) for a, b in combinations(ranked, 2))
+
+
+def _order(above: Row, below: Row) -> Order:
+    published = round((above.published or 0.0) - (below.published or 0.0), _DIGITS)
+    measured = round((above.measured or 0.0) - (below.measured or 0.0), _DIGITS)
+    spread = round(max(above.spread, below.spread), _DIGITS)
+    if published <= CLOSE or abs(measured) <= spread:
+        return "too close to call"
+    return "same" if measured > 0 else "swapped"
+
+
+def _listed(pairs: Sequence[Pair], between: str) -> str:
+    phrases = [f"{pair.above}{between}{pair.below}" for pair in pairs[:_LISTED]]
+    more = len(pairs) - len(phrases)
+    if more:
+        phrases.append(f"{more} more pair{'' if more == 1 else 's'}")
+    return "; ".join(phrases)

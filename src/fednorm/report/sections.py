@@ -1,0 +1,200 @@
+"""The sections of the page, in the order in which they stand."""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from fednorm.experiment.result import RunResult
+from fednorm.experiment.story import Panel, Story
+from fednorm.report import elements as html
+from fednorm.report.agreement import RULE, agreement
+from fednorm.report.compared import compared
+from fednorm.report.diagnostics import diagnosed, diagnostics, explanation
+from fednorm.report.figure import NARROW, WIDE
+from fednorm.report.numbers import percent, sentence_case
+from fednorm.report.panels import Plots
+from fednorm.report.plots import panel_svg
+from fednorm.report.setting import divide, flatten, setting
+from fednorm.report.tables import caption, cells, columns
+from fednorm.report.verdict import caveats, verdict
+
+_HINT = "Point at the curves, or focus them and use the arrow keys, for values. "
+
+
+def introduction(story: Story) -> Iterator[str]:
+    """Ask the question and answer it, panel by panel, with what the answer must be read with."""
+    yield html.paragraph("title", story.title)
+    yield html.heading(1, story.question)
+    if len(settings := _settings(story)) == 1:
+        yield html.paragraph("setting", settings[0])
+    if story.source:
+        yield html.paragraph("setting", f"Published in: {story.source}")
+    for panel in story.panels:
+        yield _verdict(panel)
+    for sentence in _once(story, [caveats(panel.comparison) for panel in story.panels]):
+        yield html.paragraph("caveats", sentence)
+
+
+def _verdict(panel: Panel) -> str:
+    title = f"<b>{escape(panel.title)}</b> " if panel.title else ""
+    found = agreement(panel)
+    order = f" <em>{escape(found.statement())}</em>" if found else ""
+    # A number stays on one line with its spread and sign.
+    text = verdict(panel.comparison).replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
+    return f'<p class="verdict">{title}{escape(text)}{order}</p>'
+
+
+def cuts(story: Story) -> Iterator[str]:
+    """Say how the setting differs from the published one."""
+    fewer = [_fewer_rounds(panel) for panel in story.panels]
+    listed = [*story.cuts, *_once(story, fewer)]
+    if listed:
+        yield html.heading(2, "What was cut")
+        yield html.listing([escape(cut) for cut in listed], "cuts")
+
+
+def _fewer_rounds(panel: Panel) -> list[str]:
+    rounds = max((run.rounds for run in panel.comparison.runs), default=0)
+    expected = panel.expected_rounds
+    if not expected or rounds >= expected:
+        return []
+    return [f"{rounds:,} rounds of the {expected:,} published."]
+
+
+def _once(story: Story, sentences: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Join the sentences of the panels, each once, with the panels that it is true of."""
+    for sentence in dict.fromkeys(s for some in sentences for s in some):
+        of = [p.title for p, some in zip(story.panels, sentences, strict=True) if sentence in some]
+        everywhere = len(of) == len(story.panels)
+        yield sentence if everywhere else f"{', '.join(of)}: {sentence}"
+
+
+def curves(story: Story, drawn: Plots) -> Iterator[str]:
+    """Show the curves of every panel under one legend."""
+    yield html.heading(2, f"{_metrics(story)} by round")
+    marks = {
+        "diverged": "×" if any(plot.ends for plot in drawn.panels) else "",
+        "published": "- -" if any(plot.published for plot in drawn.panels) else "",
+    }
+    yield html.legend(drawn.looks, drawn.drawn, {k: v for k, v in marks.items() if v})
+    alone = len(drawn.panels) == 1
+    yield f'<div class="plots{" alone" if alone else ""}">'
+    for number, (panel, plot) in enumerate(zip(story.panels, drawn.panels, strict=True)):
+        wide = f'<div class="wide">{panel_svg(drawn, plot, WIDE)}</div>' if alone else ""
+        narrow = f'<div class="narrow">{panel_svg(drawn, plot, NARROW)}</div>'
+        yield f"<figure>{html.heading(3, panel.title)}"
+        if len(_settings(story)) > 1:
+            yield html.paragraph("setting", setting(panel.comparison.config))
+        yield f'<div class="plot" data-panel="{number}">{wide}{narrow}</div></figure>'
+    yield "</div>"
+    many = any(len({run.seed for run in p.comparison.runs}) > 1 for p in story.panels)
+    band = " Lines are means over seeds; bands reach from the lowest to the highest seed."
+    dashes = " Dashes at the right are published numbers." if marks["published"] else ""
+    text = f"{_metrics(story)} on test data.{band if many else ''}{dashes}"
+    yield f'<p class="caption"><span class="hint">{_HINT}</span>{text}</p>'
+
+
+def _settings(story: Story) -> list[str]:
+    return list(dict.fromkeys(setting(panel.comparison.config) for panel in story.panels))
+
+
+def _metrics(story: Story) -> str:
+    names = dict.fromkeys(panel.comparison.metric for panel in story.panels)
+    return sentence_case(" and ".join(names) or "accuracy")
+
+
+def published(story: Story, drawn: Plots) -> Iterator[str]:
+    """Put published and measured numbers side by side."""
+    if not any(panel.published for panel in story.panels):
+        return
+    yield html.heading(2, f"{_metrics(story)}, published and measured")
+    yield '<div class="pairs">'
+    for panel in story.panels:
+        if found := agreement(panel):
+            rows = compared(found)
+            yield f"<section>{html.heading(3, panel.title)}"
+            yield f"{html.table(list(rows[0]), rows, drawn.looks)}</section>"
+    yield "</div>"
+    yield html.paragraph("caption", f"Gap: measured minus published, in points. {RULE}")
+
+
+def results(story: Story, drawn: Plots) -> Iterator[str]:
+    """Show the table of every panel."""
+    yield html.heading(2, "Results")
+    for panel in story.panels:
+        yield html.heading(3, panel.title)
+        yield html.table(columns(panel.comparison), cells(panel.comparison), drawn.looks)
+        yield html.paragraph("caption", caption(panel.comparison))
+
+
+def diagnosis(story: Story, drawn: Plots) -> Iterator[str]:
+    """Show what was recorded of statistics and gradients."""
+    recorded = [panel for panel in story.panels if diagnosed(panel.comparison)]
+    if recorded:
+        yield html.heading(2, "Diagnostics")
+    for number, panel in enumerate(recorded):
+        yield html.heading(3, panel.title)
+        yield html.legend(drawn.looks, diagnosed(panel.comparison), {})
+        plots = diagnostics(panel.comparison, drawn.looks, str(number))
+        figures = (
+            f"<figure>{html.heading(4, title)}{svg}</figure>" for title, svg in plots.items()
+        )
+        yield f'<div class="plots small">{"".join(figures)}</div>'
+        yield html.paragraph("caption", explanation(panel.comparison))
+
+
+def failures(story: Story) -> Iterator[str]:
+    """List the runs that did not finish, with the whole message."""
+    failed = [
+        _failure(run, panel.title)
+        for panel in story.panels
+        for run in panel.comparison.runs
+        if run.status != "finished"
+    ]
+    if failed:
+        yield html.heading(2, "Failures")
+        yield html.listing(failed, "failures")
+
+
+def _failure(run: RunResult, where: str) -> str:
+    rounds = f"{run.rounds} round{'' if run.rounds == 1 else 's'}"
+    place = f"{escape(where)}, " if where else ""
+    head = f"<strong>{escape(run.strategy)}</strong>, {place}seed {run.seed}: {run.status}"
+    message = f"<pre>{escape(run.error)}</pre>" if run.error else ""
+    return f"{head} after {rounds}{message}"
+
+
+def clients(story: Story) -> Iterator[str]:
+    """List what each client reaches, where that was measured."""
+    listed = {
+        ", ".join(filter(None, (panel.title, run.strategy, f"seed {run.seed}"))): " · ".join(
+            percent(value) for value in run.final.per_client
+        )
+        for panel in story.panels
+        for run in panel.comparison.runs
+        if run.final and run.final.per_client
+    }
+    if listed:
+        yield html.heading(2, f"{_metrics(story)} of each client")
+        yield html.definitions(listed)
+        yield html.paragraph(
+            "caption", "In %, each client on its own test split, at the last evaluation."
+        )
+
+
+def what_was_run(story: Story) -> Iterator[str]:
+    """Give command, config, seeds and versions; what panels share stands there once."""
+    yield html.heading(2, "What was run")
+    yield "<p>To repeat it:</p>"
+    yield f"<pre><code>{escape(story.command)}</code></pre>"
+    shared, own = divide([flatten(panel.comparison.config) for panel in story.panels])
+    yield html.heading(3, "Config")
+    yield html.definitions(shared)
+    for panel, values in zip(story.panels, own, strict=True):
+        if values:
+            yield html.heading(4, panel.title)
+            yield html.definitions(values)
+    runs = [run for panel in story.panels for run in panel.comparison.runs]
+    seeds = ", ".join(str(seed) for seed in sorted({run.seed for run in runs}))
+    versions, _ = divide([panel.comparison.environment for panel in story.panels])
+    yield html.heading(3, "Seeds and versions")
+    yield html.definitions({"seeds": seeds or "none", **versions})
