@@ -38,6 +38,22 @@ def test_momentum_between_rounds_with_one_client(state):
         torch.testing.assert_close(ours.state.weights[name], value.detach(), rtol=0, atol=1e-10)
 
 
+def test_adam_starts_anew_in_every_round():
+    clients = Toy(sizes=(5,), steps=2)
+    ours = last(task_of("ln", algorithm("fedavg", lr=0.01, optimizer="adam")), clients, 3)
+    model = task_of("ln", algorithm("fedavg")).model.train()
+    for round_ in range(1, 4):
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for x, y in clients.batches(0, round_).steps:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(ours.state.weights[name], value.detach(), rtol=0, atol=1e-10)
+    with pytest.raises(ValueError, match="use momentum = 0"):
+        algorithm("fedavg", optimizer="adam", momentum=0.9)
+
+
 def test_global_momentum_is_the_weighted_mean_and_doubles_the_message():
     clients = Toy(sizes=(2, 6), steps=2)
     plain = algorithm("fedavg", lr=0.05, momentum=0.9)
@@ -94,6 +110,8 @@ def test_schedules():
     assert step == pytest.approx([1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01])
     inverse = [learning_rate(0.1, "inverse", t, None) for t in (1, 1000, 1001, 2001, 3000)]
     assert inverse == pytest.approx([0.1, 0.1, 0.05, 0.1 / 3, 0.1 / 3])
+    sooner = algorithm("dsgd", lr=0.1, schedule="inverse", decay_every=2)
+    assert [sooner.rate(t, None) for t in (1, 2, 3, 5)] == pytest.approx([0.1, 0.1, 0.05, 0.1 / 3])
     with pytest.raises(ValueError, match="needs the number of rounds"):
         learning_rate(1.0, "step", 1, None)
 

@@ -16,7 +16,7 @@ class SGD:
     schedule: Schedule = param(
         "constant", "'constant', 'step' (÷10 after 50 % and 75 %), or 'inverse' (η/(1+⌊t/1000⌋))"
     )
-
+    decay_every: int = param(1000, "rounds after which 'inverse' divides by 2, then by 3, …")
     warmup: int | None = param(
         None, "rounds of linear warm-up; 'none' leaves it to the strategy (50 for dualbn, else 0)"
     )
@@ -26,6 +26,8 @@ class SGD:
             raise ValueError(f"warmup must not be negative, but is {self.warmup}.")
         if not self.lr > 0:
             raise ValueError(f"lr must be positive, not {self.lr}.")
+        if self.decay_every < 1:
+            raise ValueError(f"decay_every must be at least 1 round, not {self.decay_every}.")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), not {self.momentum}.")
         if not self.weight_decay >= 0:
@@ -38,4 +40,5 @@ class SGD:
     def rate(self, round_: int, rounds: int | None) -> float:
         """Return the learning rate of a round, counted from 1."""
         warm = min(1.0, round_ / self.warmup) if self.warmup else 1.0
-        return warm * learning_rate(self.lr, self.schedule, round_, rounds)
+        every = self.decay_every
+        return warm * learning_rate(self.lr, self.schedule, round_, rounds, every=every)

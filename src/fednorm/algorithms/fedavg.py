@@ -4,12 +4,12 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 arXiv:1602.05629. What happens to the optimiser's momentum between rounds follows Zhong et al.,
 2023, arXiv:2303.06530, section 7.
 
-Client: SGD on its batches of the round; sends how far its weights moved.
+Client: SGD (or Adam) on its batches of the round; sends how far its weights moved.
 
 Server: adds the weighted mean of the moves.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -29,6 +29,9 @@ class FedAvg(SGD):
 
     single_step: ClassVar[bool] = False
 
+    optimizer: Literal["sgd", "adam"] = param(
+        "sgd", "of the local steps; 'adam' starts anew in every round and has no momentum"
+    )
     momentum_state: Literal["reset", "local", "global"] = param(
         "reset",
         "momentum between rounds: 'reset', 'local' (kept on the client) or 'global' (averaged at "
@@ -41,16 +44,18 @@ class FedAvg(SGD):
             raise ValueError(
                 f"momentum_state must be 'reset', 'local' or 'global', not {self.momentum_state!r}."
             )
+        if self.optimizer not in ("sgd", "adam"):
+            raise ValueError(f"optimizer must be 'sgd' or 'adam', not {self.optimizer!r}.")
+        if self.optimizer == "adam" and (self.momentum or self.momentum_state != "reset"):
+            raise ValueError(
+                "the optimizer 'adam' has moments of its own, which are reset every round; "
+                "use momentum = 0 and momentum_state = 'reset' with it."
+            )
 
     def local(self, work: Work) -> Trained:
         """Take one SGD step for each batch."""
         parameters = {**work.shared, **work.personal}
-        optimizer = torch.optim.SGD(
-            parameters.values(),
-            lr=self.rate(work.broadcast.round, work.broadcast.rounds),
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-        )
+        optimizer = self._optimizer(parameters.values(), work)
         for name, value in self._received_momentum(work).items():
             if name in parameters:
                 optimizer.state[parameters[name]]["momentum_buffer"] = value.clone()
@@ -74,6 +79,14 @@ class FedAvg(SGD):
     def apply(self, state: ServerState, update: Tensors, rounds: int | None) -> Tensors:  # noqa: ARG002 (protocol)
         """Add the mean move to the weights."""
         return {name: state.weights[name] + move for name, move in update.items()}
+
+    def _optimizer(self, parameters: Iterable[nn.Parameter], work: Work) -> torch.optim.Optimizer:
+        rate = self.rate(work.broadcast.round, work.broadcast.rounds)
+        if self.optimizer == "adam":
+            return torch.optim.Adam(parameters, lr=rate, weight_decay=self.weight_decay)
+        return torch.optim.SGD(
+            parameters, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay
+        )
 
     def _received_momentum(self, work: Work) -> Tensors:
         if self.momentum_state == "reset":

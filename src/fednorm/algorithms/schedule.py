@@ -4,14 +4,14 @@ from typing import Literal, TypeAlias
 
 Schedule: TypeAlias = Literal["constant", "step", "inverse"]
 
-_INVERSE_EVERY = 1000  # rounds, as in FBN's Table 2
 
-
-def learning_rate(rate: float, schedule: Schedule, round_: int, rounds: int | None) -> float:
+def learning_rate(
+    rate: float, schedule: Schedule, round_: int, rounds: int | None, *, every: int = 1000
+) -> float:
     """Return the learning rate of a round, counted from 1.
 
     `step` divides by 10 after 50 % and again after 75 % of the rounds (FixBN); `inverse` is
-    η/(1+⌊t/1000⌋) with t counted from 0 (FBN).
+    η/(1+⌊t/every⌋) with t counted from 0 (FBN).
 
     >>> [learning_rate(0.1, "inverse", t, None) for t in (1, 1000, 1001)]
     [0.1, 0.1, 0.05]
@@ -19,7 +19,7 @@ def learning_rate(rate: float, schedule: Schedule, round_: int, rounds: int | No
     if schedule == "constant":
         return rate
     if schedule == "inverse":
-        return rate / (1 + (round_ - 1) // _INVERSE_EVERY)
+        return rate / (1 + (round_ - 1) // every)
     if rounds is None:
         raise ValueError("the schedule 'step' needs the number of rounds; give it, or 'constant'.")
     passed = sum(round_ > share * rounds for share in (0.5, 0.75))

@@ -174,9 +174,7 @@ def _sent_gradient(task: Task, before: ServerState, memory: Memory, reply: Reply
             name: (sent - share * old[name]) / (1 - share) if name in old else sent / (1 - share)
             for name, sent in reply.update.items()
         }
-    elif isinstance(algorithm, FedAvg) and (
-        not algorithm.momentum or algorithm.momentum_state == "reset"
-    ):
+    elif isinstance(algorithm, FedAvg) and _moves_along_the_gradient(algorithm):
         rate = algorithm.rate(before.round + 1, task.rounds)
         steps = {name: sent / -rate for name, sent in reply.update.items()}
     else:
@@ -185,6 +183,11 @@ def _sent_gradient(task: Task, before: ServerState, memory: Memory, reply: Reply
         name: torch.sub(step, before.weights[name], alpha=algorithm.weight_decay)
         for name, step in steps.items()
     }
+
+
+def _moves_along_the_gradient(algorithm: FedAvg) -> bool:
+    fresh = not algorithm.momentum or algorithm.momentum_state == "reset"
+    return fresh and algorithm.optimizer == "sgd"
 
 
 def central_gradient(task: Task, before: ServerState, clients: Clients) -> Tensors | None:
