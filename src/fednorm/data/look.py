@@ -28,6 +28,8 @@ class Look:
         pad: pixels of zeros around a training image, out of which one of its size is cut.
         window: height and width to which training images are cut at random instead.
         flip: whether half of the training images are mirrored.
+        channels_last: whether the channels of a pixel lie side by side in memory, which
+            convolutions on a CPU prefer.
         dtype: the number format of a batch.
         device: where batches are made.
     """
@@ -37,6 +39,7 @@ class Look:
     pad: int = 0
     window: tuple[int, int] | None = None
     flip: bool = False
+    channels_last: bool = False
     dtype: torch.dtype = torch.float32
     device: torch.device | str = "cpu"
 
@@ -63,6 +66,8 @@ class Look:
         if self.mean:
             shape = (len(self.mean), *(1,) * (x.dim() - 2))
             x = (x - x.new_tensor(self.mean).view(shape)) / x.new_tensor(self.std).view(shape)
+        if self.channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
         return x, self._labels(y.to(self.device))
 
     @staticmethod

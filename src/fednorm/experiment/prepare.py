@@ -25,6 +25,8 @@ from fednorm.experiment.entry import StrategyEntry
 from fednorm.experiment.load import ConfigError
 from fednorm.models import MODELS, build
 
+IMAGE_AXES = 3
+
 ModelSource: TypeAlias = nn.Module | Callable[[], nn.Module]
 
 
@@ -61,6 +63,12 @@ def _build(
     dtype = getattr(torch, experiment.dtype)
     device = _device(experiment.device)
     data = load(experiment.data.name, seed, **experiment.data.fields).to(device, dtype)
+    ours = model is None and experiment.model.name in MODELS
+    network = _model(experiment, data, seed, model).to(device, dtype)
+    if ours and len(data.shape) == IMAGE_AXES:
+        # A user's model may flatten with `view`, which this arrangement forbids.
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        data = replace(data, look=replace(data.look, channels_last=True))
     clients = federation(
         data,
         experiment.partition,
@@ -72,7 +80,7 @@ def _build(
     )
     strategy = experiment.make_strategy(entry)
     task = Task.build(
-        _model(experiment, data, seed, model).to(device, dtype),
+        network,
         strategy,
         experiment.make_algorithm(strategy),
         rounds=experiment.rounds,
@@ -83,7 +91,6 @@ def _build(
             "choose a strategy that shares everything."
         )
     source = Merged(clients) if entry.centralized else clients
-    ours = model is None and experiment.model.name in MODELS
     engine = lockstep if _in_lockstep(experiment, entry, task, clients, ours=ours) else simulate
     rounds = partial(engine.rounds, task, source, experiment.rounds)
     return Prepared(experiment, entry, seed, task, rounds, source, clients, data)
