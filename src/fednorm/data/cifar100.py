@@ -40,7 +40,7 @@ class Cifar100(Known):
     mean: ClassVar[tuple[float, ...]] = (0.5071, 0.4865, 0.4409)
     std: ClassVar[tuple[float, ...]] = (0.2673, 0.2564, 0.2762)
     files: ClassVar[str] = "cifar-100-binary.tar.gz"
-    sources: ClassVar[tuple[str, ...]] = (URL,)
+    sources: ClassVar[tuple[str, ...]] = ("cs.toronto.edu",)
     sums: ClassVar[dict[str, str]] = {}  # none is published for the arrays
 
     def copies(self, folders: list[Path]) -> Iterator[Way]:

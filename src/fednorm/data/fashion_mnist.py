@@ -39,7 +39,7 @@ class FashionMnist(Known):
     mean: ClassVar[tuple[float, ...]] = (0.2860,)
     std: ClassVar[tuple[float, ...]] = (0.3530,)
     files: ClassVar[str] = "a folder FashionMNIST/raw with the four files *-ubyte.gz"
-    sources: ClassVar[tuple[str, ...]] = (*MIRRORS, "Debian dataset-fashion-mnist")
+    sources: ClassVar[tuple[str, ...]] = ("fashion-mnist.s3", "tf-keras-datasets", "Debian")
     sums: ClassVar[dict[str, str]] = {
         "x": "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
         "y": "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",

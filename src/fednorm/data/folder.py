@@ -46,7 +46,7 @@ class Folder(Pictured):
 
     def listing(self, seed: int) -> Listing:
         """Return the pictures of both splits."""
-        root = Path(self.root).expanduser()
+        root = Path(self.root).expanduser().resolve()
         if not root.is_dir():
             raise MissingDataError(f"data set 'folder' needs a folder, but {root} is none.")
         test = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)

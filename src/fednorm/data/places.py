@@ -21,7 +21,7 @@ def located(name: str, root: str | None, markers: tuple[str, ...], below: tuple[
     looked = [place / inner for place in roots(root) for inner in ("", *below)]
     for folder in looked:
         if all((folder / marker).exists() for marker in markers):
-            return folder
+            return folder.resolve()
     needed = " and ".join(markers)
     raise MissingDataError(
         f"data set {name!r} needs a folder with {needed}, but there is none at "

@@ -32,7 +32,7 @@ class TinyImageNet(Pictured):
     """Photographs of 64x64 pixels in 200 classes, 100 000 to train on and 10 000 to test on."""
 
     name: ClassVar[str] = "tiny_imagenet"
-    sources: ClassVar[tuple[str, ...]] = (URL,)
+    sources: ClassVar[tuple[str, ...]] = ("cs231n.stanford.edu",)
 
     def listing(self, seed: int) -> Listing:
         """Return the pictures of the folders `train` and `val`."""
