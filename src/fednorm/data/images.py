@@ -67,13 +67,13 @@ class Images:
     def some(self, arrays: Arrays, seed: int) -> Arrays:
         """Return as many samples of each split as are asked for."""
         result = dict(arrays)
-        for end, count in (("", self.train), ("_test", self.test)):
-            if count is None:  # nothing is copied
-                continue
-            used = self.chosen(arrays[f"y{end}"], seed, test=bool(end))
-            for key in (f"x{end}", f"y{end}", f"groups{end}"):
-                if key in result:
-                    result[key] = result[key][used]
+        if self.train is not None:
+            result |= _taken(result, self.chosen(result["y"], seed, test=False), "")
+            if "groups_test" in result:  # a group that no longer trains is not tested either
+                seen = np.isin(result["groups_test"], result["groups"])
+                result |= _taken(result, np.flatnonzero(seen), "_test")
+        if self.test is not None:
+            result |= _taken(result, self.chosen(result["y_test"], seed, test=True), "_test")
         return result
 
 
@@ -87,10 +87,23 @@ def dataset(name: str, arrays: Arrays, *, classes: int, look: Look) -> Dataset:
         y_test=_labels(arrays["y_test"]),
         classes=classes,
         groups=arrays.get("groups"),
-        groups_test=arrays.get("groups_test"),
+        groups_test=_own_groups(arrays),
         look=look,
         on_disk=any(isinstance(array, np.memmap) for array in arrays.values()),
     )
+
+
+def _taken(arrays: Arrays, numbers: NDArray[np.int64], end: str) -> Arrays:
+    keys = (f"{key}{end}" for key in ("x", "y", "groups"))
+    return {key: arrays[key][numbers] for key in keys if key in arrays}
+
+
+def _own_groups(arrays: Arrays) -> NDArray[Any] | None:
+    """Return the groups of test samples, unless all are groups that nobody trains on."""
+    tested = arrays.get("groups_test")
+    if tested is None or not np.isin(tested, arrays["groups"]).any():
+        return None
+    return tested
 
 
 def _labels(y: NDArray[Any]) -> Tensor:
