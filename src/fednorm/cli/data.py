@@ -50,9 +50,9 @@ def get(
     - `fednorm data get imagenet --data-dir /data/ILSVRC --set size=32 --set train=100000`
     """
     find("data set", DATASETS, name)
-    given = [f"data.root={root}"] if root else []
-    given += [f"data.{setting}" for setting in settings or []]
+    given = [f"data.{setting}" for setting in settings or []]
     fields = Entry.model_validate(override({"data": name}, given)["data"]).fields
+    fields |= {"root": str(root)} if root else {}
     start = time.monotonic()
     try:
         data = make("data set", DATASETS, name, fields).load(seed)
