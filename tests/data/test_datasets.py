@@ -114,6 +114,30 @@ def test_patterns_are_noise_plus_two_on_the_block_of_the_class():
         torch.testing.assert_close((images - expected).std(), torch.tensor(1.0), atol=0.03, rtol=0)
 
 
+def test_patterns_of_one_channel_are_drawn_as_ever():
+    data = load("patterns", 5, samples=9, test=4, size=6, classes=4)
+    generator = torch.Generator().manual_seed(5)
+    for x, y in ((data.x, data.y), (data.x_test, data.y_test)):
+        noise = torch.randn(len(y), 1, 6, 6, generator=generator)
+        assert torch.equal(y, torch.randint(4, (len(y),), generator=generator))
+        for image, label, plain in zip(x, y.tolist(), noise, strict=True):
+            plain[0, label : label + 3, 3 * label % 6 :][:, :3] += 2.0
+            assert torch.equal(image, plain)
+
+
+def test_patterns_of_three_channels_have_the_block_in_each():
+    data = load("patterns", 0, samples=3000, size=8, classes=2, channels=3)
+    assert data.shape == (3, 8, 8)
+    means = data.x[data.y == 1].mean(0)
+    expected = torch.zeros(3, 8, 8)
+    expected[:, 1:4, 3:6] = 2.0
+    torch.testing.assert_close(means, expected, atol=0.15, rtol=0)
+    noise = data.x[:, :, 7, 7]  # outside the blocks, each channel has its own
+    assert (noise.T.corrcoef() - torch.eye(3)).abs().max() < 0.1
+    with pytest.raises(ValueError, match="channels of at least 1, but got 0"):
+        load("patterns", 0, channels=0)
+
+
 def test_patterns_refuse_classes_that_look_alike():
     with pytest.raises(ValueError, match="classes=9 and size=8"):
         load("patterns", 0, size=8, classes=9)

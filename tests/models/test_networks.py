@@ -210,11 +210,15 @@ def test_deeplab_is_as_described(backbone):
     model, images = on_paper("deeplabv3plus", (3, 64, 128), 19, backbone=backbone)
     rates = [c.dilation[0] for c in convolutions(model.aspp.views) if c.kernel_size == (3, 3)]
     assert rates == [6, 12, 18]
+    last, low = {"mobilenet_v2": ("3", 24), "resnet50": ("layer1", 256)}[
+        backbone
+    ]  # before a stride
     seen = []
-    model.reduce.register_forward_hook(lambda _, given, out: seen.append((given[0], out)))
+    for part in (model.backbone.get_submodule(last), model.reduce):
+        part.register_forward_hook(lambda _, given, out: seen.append((given[0], out)))
     model(images)
-    low = {"mobilenet_v2": 24, "resnet50": 256}[backbone]
-    assert [t.shape for t in seen[0]] == [(2, low, 16, 32), (2, 48, 16, 32)]
+    assert seen[1][0] is seen[0][1]
+    assert [t.shape for t in seen[1]] == [(2, low, 16, 32), (2, 48, 16, 32)]
     widths = [(c.in_channels, c.out_channels) for c in convolutions(model.decoder)]
     assert widths == [(48 + 256, 256), (256, 256)]
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fednorm.core.registry import param
 from fednorm.data.dataset import Dataset, random_generator
@@ -23,8 +24,11 @@ class Images:
     """Images held as bytes, normalised and varied batch by batch."""
 
     name: ClassVar[str]
+    sources: ClassVar[tuple[str, ...]]  # where it comes from
 
-    root: str | None = param(None, "folder that holds a copy; else the usual places, then download")
+    root: str | None = param(
+        None, "folder that holds a copy; none: the usual places, then download"
+    )
     train: int | None = param(None, "how many training images are used; none: all")
     test: int | None = param(None, "how many test images are used; none: all")
     augment: Augment = param(
@@ -51,32 +55,57 @@ class Images:
         pad = max(1, size // 8) if self.augment == "crop_flip" else 0
         return Look(mean, std, pad=pad, flip=self.augment != "none")
 
-    def chosen(self, labels: NDArray[Any], seed: int, *, test: bool) -> NDArray[np.int64] | None:
-        """Return which samples are used, in ascending order; None if all are."""
+    def chosen(self, labels: NDArray[Any], seed: int, *, test: bool) -> NDArray[np.int64]:
+        """Return which samples are used, in ascending order."""
         count = self.test if test else self.train
         if count is None:
-            return None
-        return balanced(
-            f"data set {self.name!r}", labels, count, random_generator(seed, TAG + test)
-        )
+            return np.arange(len(labels))
+        split = "test" if test else "training"
+        rng = random_generator(seed, TAG + test)
+        return balanced(f"{split} part of data set {self.name!r}", labels, count, rng)
 
-    def dataset(self, arrays: Arrays, seed: int, *, classes: int, look: Look) -> Dataset:
-        """Return the data set of these arrays, or of so many of them as are asked for."""
-        train = self.chosen(arrays["y"], seed, test=False)
-        test = self.chosen(arrays["y_test"], seed, test=True)
-        return Dataset(
-            self.name,
-            x=torch.from_numpy(_taken(arrays["x"], train)),
-            y=torch.from_numpy(_taken(arrays["y"], train)).long(),
-            x_test=torch.from_numpy(_taken(arrays["x_test"], test)),
-            y_test=torch.from_numpy(_taken(arrays["y_test"], test)).long(),
-            classes=classes,
-            groups=_taken(arrays["groups"], train) if "groups" in arrays else None,
-            groups_test=_taken(arrays["groups_test"], test) if "groups_test" in arrays else None,
-            look=look,
-            on_disk=train is None and isinstance(arrays["x"], np.memmap),
-        )
+    def some(self, arrays: Arrays, seed: int) -> Arrays:
+        """Return as many samples of each split as are asked for."""
+        result = dict(arrays)
+        if self.train is not None:
+            result |= _taken(result, self.chosen(result["y"], seed, test=False), "")
+            if "groups_test" in result:  # a group that no longer trains is not tested either
+                seen = np.isin(result["groups_test"], result["groups"])
+                result |= _taken(result, np.flatnonzero(seen), "_test")
+        if self.test is not None:
+            result |= _taken(result, self.chosen(result["y_test"], seed, test=True), "_test")
+        return result
 
 
-def _taken(array: NDArray[Any], chosen: NDArray[np.int64] | None) -> NDArray[Any]:
-    return array if chosen is None else array[chosen]
+def dataset(name: str, arrays: Arrays, *, classes: int, look: Look) -> Dataset:
+    """Return the data set of these arrays; those mapped from a file stay there."""
+    return Dataset(
+        name,
+        x=torch.from_numpy(arrays["x"]),
+        y=_labels(arrays["y"]),
+        x_test=torch.from_numpy(arrays["x_test"]),
+        y_test=_labels(arrays["y_test"]),
+        classes=classes,
+        groups=arrays.get("groups"),
+        groups_test=_own_groups(arrays),
+        look=look,
+        on_disk=any(isinstance(array, np.memmap) for array in arrays.values()),
+    )
+
+
+def _taken(arrays: Arrays, numbers: NDArray[np.int64], end: str) -> Arrays:
+    keys = (f"{key}{end}" for key in ("x", "y", "groups"))
+    return {key: arrays[key][numbers] for key in keys if key in arrays}
+
+
+def _own_groups(arrays: Arrays) -> NDArray[Any] | None:
+    """Return the groups of test samples, unless all are groups that nobody trains on."""
+    tested = arrays.get("groups_test")
+    if tested is None or not np.isin(tested, arrays["groups"]).any():
+        return None
+    return tested
+
+
+def _labels(y: NDArray[Any]) -> Tensor:
+    labels = torch.from_numpy(y)
+    return labels.long() if labels.dim() == 1 else labels  # masks stay bytes

@@ -37,14 +37,3 @@ def _pack(npm: str, spec: str, folder: str) -> None:
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line.lower()]
         raise OSError(f"`npm pack {spec}` failed: {' '.join(lines[:2]) or done.returncode}")
-
-
-def member(archive: tarfile.TarFile, name: str) -> bytes:
-    """Return one file of an archive."""
-    try:
-        file = archive.extractfile(name)
-    except KeyError:
-        file = None
-    if file is None:
-        raise FileNotFoundError(f"the archive has no file {name}")
-    return file.read()

@@ -25,10 +25,11 @@ class Patterns:
     test: int = param(500, "how many test images")
     size: int = param(28, "height and width of an image")
     classes: int = param(10, "how many classes, at most `size`: beyond that places repeat")
+    channels: int = param(1, "how many channels; noise in each, the block in all")
 
     def __post_init__(self) -> None:
         """Check the counts, and that no two classes share a place."""
-        for field in ("samples", "test", "size", "classes"):
+        for field in ("samples", "test", "size", "classes", "channels"):
             if getattr(self, field) < 1:
                 raise ValueError(
                     f"data set 'patterns' needs {field} of at least 1, but got "
@@ -54,9 +55,9 @@ class Patterns:
 
     def _images(self, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
         """Draw noise and labels, then add each label's block."""
-        x = torch.randn(count, 1, self.size, self.size, generator=generator)
+        x = torch.randn(count, self.channels, self.size, self.size, generator=generator)
         y = torch.randint(self.classes, (count,), generator=generator)
         for label in range(self.classes):
             row, column = label % self.size, (3 * label) % self.size
-            x[y == label, 0, row : row + BLOCK, column : column + BLOCK] += BRIGHTNESS
+            x[y == label, :, row : row + BLOCK, column : column + BLOCK] += BRIGHTNESS
         return x, y

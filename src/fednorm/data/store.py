@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from fednorm.data import cache
@@ -42,11 +43,20 @@ def digest(array: NDArray[Any]) -> str:
 
 def stored(folder: Path, write: Callable[[Path], None]) -> Arrays:
     """Return the arrays of a folder; if it is not there or damaged, `write` makes them first."""
+    if (arrays := _whole(folder)) is not None:
+        return arrays
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.parent / f".{folder.name}.lock"):  # runs side by side need the same data
+        if _whole(folder) is None:
+            _replace(folder, write)
+    return opened(folder)
+
+
+def _whole(folder: Path) -> Arrays | None:
     try:
         return opened(folder)
-    except (OSError, ValueError):
-        _replace(folder, write)
-    return opened(folder)
+    except (OSError, ValueError, LookupError):  # not there, or damaged: it is made anew
+        return None
 
 
 def save(folder: Path, arrays: Arrays) -> None:
@@ -75,7 +85,6 @@ def opened(folder: Path) -> Arrays:
 
 def _replace(folder: Path, write: Callable[[Path], None]) -> None:
     """Write a folder anew and put it in the place of what was there."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         fresh, old = Path(scratch) / "new", Path(scratch) / "old"
         fresh.mkdir()
@@ -83,11 +92,7 @@ def _replace(folder: Path, write: Callable[[Path], None]) -> None:
         _seal(fresh)
         if folder.exists():
             folder.rename(old)
-        try:
-            fresh.rename(folder)
-        except OSError:
-            if not folder.exists():  # else another process was faster, with the same content
-                raise
+        fresh.rename(folder)
 
 
 def _seal(folder: Path) -> None:

@@ -1,80 +1,19 @@
 """A user's own model, named as "package.module:function"."""
 
-import contextlib
-import importlib
-import inspect
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
-from fednorm.core.registry import unknown
+from fednorm.core.own import call_own
 
 
 def build_own(name: str, offered: Mapping[str, Any], fields: Mapping[str, Any]) -> nn.Module:
-    """Call the user's function and return its network.
-
-    Args:
-        name: "package.module:function"; the current directory is importable.
-        offered: the arguments that are passed if the function takes them (shape and classes).
-        fields: the arguments that the user sets, all of which it must take.
-    """
-    with importable_directory():
-        function = find_function(name)
-        accepted = arguments(function, {*offered, *fields})
-        for field in fields:
-            if field not in accepted:
-                raise unknown(f"argument of model {name!r}", field, accepted)
-        chosen = {key: value for key, value in offered.items() if key in accepted}
-        model = function(**{**chosen, **fields})
+    """Call the user's function with shape and classes, if it takes them, and return its network."""
+    model = call_own("model", name, offered, fields)
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"model {name!r} must return a torch.nn.Module, but returned "
             f"{type(model).__name__}; return the network itself."
         )
     return model
-
-
-@contextlib.contextmanager
-def importable_directory() -> Iterator[None]:
-    """Let modules of the current directory be imported, within the block only."""
-    directory = str(Path.cwd())
-    sys.path.insert(0, directory)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(directory)
-
-
-def find_function(name: str) -> Callable[..., Any]:
-    """Import the module and return its function."""
-    module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name or module_name.startswith("."):
-        raise ValueError(f"a model of your own is 'package.module:function', but got {name!r}.")
-    importlib.invalidate_caches()  # the file may be newer than the last look at the directory
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # An import that fails inside the user's module is theirs to see as it is.
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise ValueError(
-            f"model {name!r} needs module {module_name!r}, but there is none in {Path.cwd()} or "
-            "among the installed packages; check its name or the directory you are in."
-        ) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        known = [key for key, value in vars(module).items() if inspect.isroutine(value)]
-        raise unknown(f"function of module {module_name!r}", function_name, known)
-    return function  # type: ignore[no-any-return]  # a callable of any signature
-
-
-def arguments(function: Callable[..., Any], wanted: set[str]) -> set[str]:
-    """Return the names that the function can be given as keywords."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return wanted
-    return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}

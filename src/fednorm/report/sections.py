@@ -123,7 +123,8 @@ def results(story: Story, drawn: Plots) -> Iterator[str]:
     for panel in story.panels:
         yield html.heading(3, panel.title)
         yield html.table(columns(panel.comparison), cells(panel.comparison), drawn.looks)
-        yield html.paragraph("caption", caption(panel.comparison))
+    for sentences in _once(story, [[caption(panel.comparison)] for panel in story.panels]):
+        yield html.paragraph("caption", sentences)
 
 
 def diagnosis(story: Story, drawn: Plots) -> Iterator[str]:

@@ -1,0 +1,91 @@
+"""`fednorm data get` and `fednorm data list`: data sets on this machine."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.filesize import decimal
+from rich.table import Table
+
+from fednorm.cli.options import console
+from fednorm.core.registry import find
+from fednorm.data import DATASETS
+from fednorm.data.cache import home
+from fednorm.data.images import Images
+from fednorm.data.store import INDEX
+from fednorm.experiment.entry import Entry, make
+from fednorm.experiment.load import ConfigError, override
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Get data sets and see which are here.\n\n"
+    "They are kept in `$FEDNORM_DATA`, by default `fednorm` in your cache folder. "
+    "A run gets what it needs by itself.",
+)
+
+
+@app.command()
+def get(
+    name: Annotated[str, typer.Argument(help="a name that `fednorm data list` shows")],
+    root: Annotated[
+        Path | None,
+        typer.Option("--data-dir", "--root", help="folder with a copy of torchvision, Keras, …"),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="a field of the data set: size=64"),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="chooses samples, where not all are used")] = 0,
+) -> None:
+    """Fetch a data set, or read your copy of it, so that runs find it decoded.
+
+    For example:
+
+    - `fednorm data get cifar10`
+
+    - `fednorm data get cifar100 --data-dir ~/torchvision`
+
+    - `fednorm data get imagenet --data-dir /data/ILSVRC --set size=32 --set train=100000`
+    """
+    find("data set", DATASETS, name)
+    given = [f"data.{setting}" for setting in settings or []]
+    fields = Entry.model_validate(override({"data": name}, given)["data"]).fields
+    fields |= {"root": str(root)} if root else {}
+    start = time.monotonic()
+    try:
+        data = make("data set", DATASETS, name, fields).load(seed)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error)) from error
+    console.print(
+        f"{name}: {len(data.y)} training and {len(data.y_test)} test samples of shape "
+        f"{data.shape}, {data.classes} classes; {time.monotonic() - start:.1f} s.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command("list")
+def list_() -> None:
+    """List data sets: whether they are here, where, how large, and where they come from."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "here", "size"):
+        table.add_column(column, no_wrap=True)
+    for column in ("where", "comes from"):
+        table.add_column(column, overflow="fold")
+    for name, cls in DATASETS.items():
+        if not issubclass(cls, Images):
+            table.add_row(name, "yes", "", "", "comes with fednorm")
+        elif size := _size(home() / name):
+            place = str(home() / name)
+            table.add_row(name, "yes", decimal(size), place, ", ".join(cls.sources))
+        else:
+            table.add_row(name, "no", "", "", ", ".join(cls.sources))
+    console.print(table)
+
+
+def _size(folder: Path) -> int:
+    """Return the bytes of what was decoded into a folder, whole, in one choice or several."""
+    whole = [index.parent for index in (*folder.glob(INDEX), *folder.glob(f"*/{INDEX}"))]
+    return sum(path.stat().st_size for one in whole for path in one.iterdir())

@@ -1,0 +1,147 @@
+"""A story: its folder, its page, and its table in the terminal."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from fednorm.experiment.story import Panel
+from fednorm.report import story_table, write_story
+from report.report_cases import (
+    CONFIG,
+    NAN,
+    Elements,
+    comparison,
+    page,
+    run,
+    three_strategies,
+    told,
+    two_panels,
+)
+
+
+def written(story, folder):
+    write_story(story, folder)
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
+
+
+def printed(story):
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(story_table(story))
+    return capture.get()
+
+
+def test_a_story_leaves_three_files(tmp_path):
+    report = write_story(two_panels(), tmp_path / "new")
+    names = {path.name for path in report.parent.iterdir()}
+    assert names == {"results.json", "curves.png", "report.html"}
+    assert report.read_text(encoding="utf-8") == page(two_panels())
+
+
+def test_results_json_tells_the_story(tmp_path):
+    record = written(two_panels(), tmp_path)
+    panels = record.pop("panels")
+    assert record == {
+        "schema": 1,
+        "title": "FBN, Figure 3a",
+        "question": "Does it keep up?",
+        "source": "FBN, 2024, arXiv:2405.14670",
+        "command": "fednorm reproduce fbn-3a",
+        "cuts": ["A small network."],
+    }
+    assert [panel["title"] for panel in panels] == ["γ = 0", "γ = 0.01"]
+    assert panels[0]["published"] == {"centralized": 91.0, "fbn": 90.0, "naive": 10.0}
+    assert panels[0]["agreement"]["statement"] == "Same order of methods as published."
+    assert panels[1]["config"] == {**CONFIG, "rounds": 30}
+    assert panels[1]["expected_rounds"] == 6000
+    assert panels[1]["runs"][1]["final"]["accuracy"] == 0.7
+
+
+def test_a_panel_without_published_numbers_has_no_agreement(tmp_path):
+    story = told(Panel("", three_strategies()))
+    assert written(story, tmp_path)["panels"][0]["agreement"] is None
+    assert "published and measured" not in page(story)
+    assert "published" not in page(story).split("<main>")[1].split("</main>")[0].lower().replace(
+        "published in: fbn", ""
+    )
+    assert "order" not in printed(story)
+    assert "81.0 ± 1.0" in printed(story)
+
+
+def test_published_numbers_that_are_not_finite_become_null(tmp_path):
+    story = told(Panel("", three_strategies(), {"fbn": NAN, "naive": 10.0}))
+    assert written(story, tmp_path)["panels"][0]["published"] == {"fbn": None, "naive": 10.0}
+
+
+def test_the_page_tells_the_story_in_order():
+    html = page(two_panels())
+    told_in_order = [
+        "<title>Does it keep up? – FBN, Figure 3a</title>",
+        '<p class="title">FBN, Figure 3a</p>',
+        "<h1>Does it keep up?</h1>",
+        "Published in: FBN, 2024, arXiv:2405.14670",
+        "<b>γ = 0</b> fbn ends highest with 80.0\u00a0%",
+        "<em>Same order of methods as published.</em>",
+        "<b>γ = 0.01</b> fbn ends highest with 85.0\u00a0%",
+        "γ = 0.01: naive diverged.",
+        "<h2>What was cut</h2>",
+        "<li>A small network.</li>",
+        "<li>γ = 0.01: 20 rounds of the 6,000 published.</li>",
+        "<h2>Accuracy by round</h2>",
+        '<div class="plot" data-panel="0">',
+        '<div class="plot" data-panel="1">',
+        "Dashes at the right are published numbers.",
+        "<h2>Accuracy, published and measured</h2>",
+        "<h2>Results</h2>",
+        "<h2>Failures</h2>",
+        "<strong>naive</strong>, γ = 0.01, seed 0: diverged",
+        "<code>fednorm reproduce fbn-3a</code>",
+        "<dt>partition.alpha</dt><dd><code>0.1</code></dd>",
+        "<h4>γ = 0</h4>",
+        "<dt>rounds</dt><dd><code>20</code></dd>",
+        "<h4>γ = 0.01</h4>",
+        "<dt>rounds</dt><dd><code>30</code></dd>",
+    ]
+    places = [html.find(part) for part in told_in_order]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert html.count("<dt>partition.alpha</dt>") == 1  # what panels share stands there once
+
+
+def test_what_is_true_of_all_panels_is_said_once():
+    panels = [replace(panel, expected_rounds=6000) for panel in two_panels().panels]
+    html = page(told(*panels))
+    assert html.count("20 rounds of the 6,000 published.") == 1
+    assert "<li>20 rounds of the 6,000 published.</li>" in html
+    assert html.count("With one seed, small differences may be chance.") == 1
+
+
+def test_as_many_rounds_as_published_are_no_cut():
+    panel = replace(two_panels().panels[0], expected_rounds=20)
+    assert "What was cut" not in page(told(panel, cuts=()))
+
+
+def test_published_and_measured_stand_side_by_side_on_the_page():
+    table = page(two_panels()).split("published and measured</h2>")[1].split("<tbody>")[1]
+    cells = Elements(table.split("</tbody>")[0]).cells
+    assert cells[:5] == ["centralized", "91.0", "90.0", "−1.0", "1"]
+    assert 'data-value="-1.0"' in table
+
+
+def test_the_terminal_shows_published_measured_and_gap():
+    shown = printed(two_panels())
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["γ", "=", "0:", "accuracy,", "published", "and", "measured"] in lines
+    assert ["fbn", "90.0", "80.0", "−10.0", "1"] in lines
+    assert ["gn", "75.5", "70.0", "−5.5", "1"] in lines
+    assert ["naive", "–", "–", "–", "1"] in lines  # diverged: no result
+    assert shown.count("Same order of methods as published.") == 2
+
+
+@pytest.mark.parametrize("label", ["[red]x", "a label that is much too long " * 4])
+def test_the_terminal_keeps_numbers_whole_and_labels_literal(label):
+    story = told(Panel("[b]", comparison(run(label, (0.8123,))), {label: 85.25}))
+    shown = printed(story)
+    assert all(text in shown for text in ("85.2", "81.2", "−4.0", "[b]", label.split()[0]))
