@@ -26,6 +26,7 @@ from fednorm.experiment.load import ConfigError
 from fednorm.models import MODELS, build
 
 IMAGE_AXES = 3
+_SAFE_CHANNELS = 16
 
 ModelSource: TypeAlias = nn.Module | Callable[[], nn.Module]
 
@@ -65,7 +66,7 @@ def _build(
     data = load(experiment.data.name, seed, **experiment.data.fields).to(device, dtype)
     ours = model is None and experiment.model.name in MODELS
     network = _model(experiment, data, seed, model).to(device, dtype)
-    if ours and len(data.shape) == IMAGE_AXES:
+    if ours and len(data.shape) == IMAGE_AXES and channels_may_come_last(network):
         # A user's model may flatten with `view`, which this arrangement forbids.
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         data = replace(data, look=replace(data.look, channels_last=True))
@@ -94,6 +95,19 @@ def _build(
     engine = lockstep if _in_lockstep(experiment, entry, task, clients, ours=ours) else simulate
     rounds = partial(engine.rounds, task, source, experiment.rounds)
     return Prepared(experiment, entry, seed, task, rounds, source, clients, data)
+
+
+def channels_may_come_last(network: nn.Module) -> bool:
+    """Return False for models with which torch's CPU kernels corrupt memory in that arrangement.
+
+    The backward pass of a strided 1x1 convolution of few channels (seen below 8, with torch 2.13
+    and oneDNN) writes beyond its buffers.
+    """
+    return not any(
+        max(conv.kernel_size) == 1 and max(conv.stride) > 1 and conv.in_channels < _SAFE_CHANNELS
+        for conv in network.modules()
+        if isinstance(conv, nn.Conv2d)
+    )
 
 
 def _in_lockstep(

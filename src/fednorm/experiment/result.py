@@ -127,7 +127,7 @@ def without_nan(value: Any) -> Any:
 
 def _summary(label: str, runs: tuple[RunResult, ...]) -> Summary:
     finals = [run.final for run in runs if run.final]
-    accuracies = [final.accuracy for final in finals]
+    accuracies = [final.accuracy for final in finals if isfinite(final.accuracy)]
     worst = [final.worst for final in finals if final.worst is not None]
     return Summary(
         strategy=label,
