@@ -1,0 +1,79 @@
+"""The schema of a published table or figure, and where its files are."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fednorm.core.registry import unknown
+from fednorm.experiment.load import ConfigError, read
+
+
+class PanelSpec(BaseModel):
+    """One part of a figure, or one column of a table."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    title: str = Field(description="such as 'γ = 0'")
+    set: dict[str, Any] = Field(default={}, description="what differs from [experiment]")
+    short: dict[str, Any] = Field(default={}, description="further changes of the short scale")
+    published: dict[str, float] = Field(default={}, description="per cent, by label")
+    published_exchanges: dict[str, float] = Field(
+        default={}, description="exchanges a round, by label"
+    )
+
+
+class Figure(BaseModel):
+    """A published table or figure; `experiment` is the paper's setting."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    title: str
+    question: str
+    source: str
+    note: str = Field(default="", description="what had to be assumed")
+    finals: str = Field(default="", description="axis of a plot of final values by panel")
+    curves: list[str] | None = Field(default=None, description="panels whose curves are drawn")
+    needs: str = Field(default="", description="what the library lacks to run it")
+    ring: dict[str, int] | None = Field(default=None, description="drawn by `fednorm ring`")
+    experiment: dict[str, Any] = {}
+    short: dict[str, Any] = {}
+    panels: list[PanelSpec] = []
+
+
+def folder() -> Path:
+    """Return where the files are: in the package, or beside its source."""
+    package = Path(__file__).parents[1]
+    installed = package / "configs"
+    return installed if installed.is_dir() else package.parents[1] / "configs"
+
+
+def figures() -> dict[str, Figure]:
+    """Return every published table and figure by name."""
+    # Other experiments lie in the same folder; they have no source.
+    found = {path.stem: read(path) for path in sorted(folder().glob("*.toml"), key=_order)}
+    return {name: _checked(name, values) for name, values in found.items() if "source" in values}
+
+
+def find_figure(name: str) -> Figure:
+    """Return the figure of that name, or that the file describes."""
+    if name.endswith(".toml"):
+        return _checked(name, read(Path(name)))
+    known = figures()
+    if name not in known:
+        raise unknown("table or figure", name, known)
+    return known[name]
+
+
+def _checked(name: str, values: dict[str, Any]) -> Figure:
+    try:
+        return Figure.model_validate(values)
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise ConfigError(f"{name}: {where}: {error.errors()[0]['msg'].lower()}.") from None
+
+
+def _order(path: Path) -> tuple[str, int, str]:
+    """Sort fig2 before fig10."""
+    word = path.stem.rstrip("0123456789")
+    return word, int(path.stem[len(word) :] or 0), path.stem
