@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from fednorm.cli import app as fednorm
 from fednorm.cli.data import app
 from fednorm.core.registry import UnknownNameError
 from fednorm.data import DATASETS
@@ -77,6 +78,15 @@ def test_get_of_a_known_data_set(home, tmp_path, monkeypatch):
     monkeypatch.setattr(Mnist, "sums", {})
     assert "mnist: 4 training and 2 test" in call("get", "mnist", "--root", tmp_path)
     assert (home / "mnist" / "x.npy").exists()
+
+
+def test_a_run_decodes_what_it_needs(home, pictures, tmp_path):
+    flags = ["--data", "folder", "--set", f"data.root='{pictures}'", "--set", "data.size=8"]
+    flags += ["--strategies", "gn", "--model", "cnn", "--partition", "iid", "--clients", "2"]
+    flags += ["--rounds", "1", "--seeds", "2", "--workers", "2", "--out", tmp_path / "out"]
+    result = CliRunner().invoke(fednorm, ["compare", *map(str, flags)])
+    assert result.exit_code == 0, result.output
+    assert len(list((home / "folder").glob("*/index.json"))) == 2  # a split for each seed
 
 
 @pytest.mark.usefixtures("home")

