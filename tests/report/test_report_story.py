@@ -8,6 +8,7 @@ from rich.console import Console
 
 from fednorm.experiment.story import Panel
 from fednorm.report import story_table, write_story
+from fednorm.report.panels import plots
 from report.report_cases import (
     CONFIG,
     NAN,
@@ -55,7 +56,6 @@ def test_results_json_tells_the_story(tmp_path):
     assert panels[0]["published"] == {"centralized": 91.0, "fbn": 90.0, "naive": 10.0}
     assert panels[0]["agreement"]["statement"] == "Same order of methods as published."
     assert panels[1]["config"] == {**CONFIG, "rounds": 30}
-    assert panels[1]["expected_rounds"] == 6000
     assert panels[1]["runs"][1]["final"]["accuracy"] == 0.7
 
 
@@ -88,7 +88,6 @@ def test_the_page_tells_the_story_in_order():
         "γ = 0.01: naive diverged.",
         "<h2>What was cut</h2>",
         "<li>A small network.</li>",
-        "<li>γ = 0.01: 20 rounds of the 6,000 published.</li>",
         "<h2>Accuracy by round</h2>",
         '<div class="plot" data-panel="0">',
         '<div class="plot" data-panel="1">',
@@ -111,16 +110,35 @@ def test_the_page_tells_the_story_in_order():
 
 
 def test_what_is_true_of_all_panels_is_said_once():
-    panels = [replace(panel, expected_rounds=6000) for panel in two_panels().panels]
-    html = page(told(*panels))
-    assert html.count("20 rounds of the 6,000 published.") == 1
-    assert "<li>20 rounds of the 6,000 published.</li>" in html
+    html = page(told(*two_panels().panels))
     assert html.count("With one seed, small differences may be chance.") == 1
 
 
-def test_as_many_rounds_as_published_are_no_cut():
-    panel = replace(two_panels().panels[0], expected_rounds=20)
-    assert "What was cut" not in page(told(panel, cuts=()))
+def test_without_cuts_nothing_is_said_to_be_cut():
+    assert "What was cut" not in page(told(*two_panels().panels, cuts=()))
+
+
+def test_final_values_are_drawn_against_what_panels_differ_in():
+    story = replace(two_panels(), finals="γ", curves=("γ = 0.01",))
+    drawn = plots(story)
+    assert drawn.finals.ticks == ("0", "0.01")
+    assert drawn.finals.lines["fbn"].rounds == (0, 1)
+    assert drawn.finals.lines["fbn"].mean == pytest.approx((80.0, 85.0))
+    assert drawn.finals.published["centralized"] == ((0, 91.0),)
+    assert [plot.title for plot in drawn.panels] == ["γ = 0.01"]
+    html = page(story)
+    assert "Final accuracy by γ" in html
+    assert html.count('data-panel="') == 1
+    assert "centralized" in html.split("published and measured</h2>")[1]  # tables show all panels
+
+
+def test_exchanges_stand_beside_the_published_ones():
+    first, *_ = two_panels().panels
+    story = told(replace(first, published={}, published_exchanges={"fbn": 58.0}))
+    table = page(story).split("Exchanges a round, published and measured</h2>")[1]
+    cells = Elements(table.split("<tbody>")[1].split("</tbody>")[0]).cells
+    counted = [str(round(r.exchanges_per_round)) for r in first.comparison.runs]
+    assert cells[:6] == ["centralized", "–", counted[0], "fbn", "58", counted[1]]
 
 
 def test_published_and_measured_stand_side_by_side_on_the_page():

@@ -6,8 +6,10 @@ import typer
 
 from fednorm.cli.catalogue import list_, show
 from fednorm.cli.compare import compare, run
+from fednorm.cli.data import app as data
 from fednorm.cli.doctor import doctor
 from fednorm.cli.options import INTERRUPTED, errors
+from fednorm.cli.reproduce import reproduce
 from fednorm.cli.ring import ring
 from fednorm.core.registry import UnknownNameError
 from fednorm.experiment.load import ConfigError
@@ -22,6 +24,8 @@ app = typer.Typer(
 )
 app.command()(compare)
 app.command()(run)
+app.command()(reproduce)
+app.add_typer(data, name="data")
 app.command()(ring)
 app.command()(doctor)
 app.command("list")(list_)

@@ -17,6 +17,7 @@ from fednorm.data.mnist import Mnist
 from fednorm.data.own import load_own
 from fednorm.data.patterns import Patterns
 from fednorm.data.ring import Ring
+from fednorm.data.scenes import Scenes
 from fednorm.data.tiny_imagenet import TinyImageNet
 
 __all__ = ["DATASETS", "Dataset", "Source", "load"]
@@ -25,6 +26,7 @@ DATASETS: dict[str, type[Source]] = {
     "digits": Digits,
     "ring": Ring,
     "patterns": Patterns,
+    "scenes": Scenes,
     "mnist": Mnist,
     "fashion_mnist": FashionMnist,
     "femnist": Femnist,

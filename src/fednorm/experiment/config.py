@@ -44,7 +44,9 @@ class Experiment(BaseModel):
     strategy: dict[str, Any] = Field(
         default={}, description="fields for all strategies that have them"
     )
-    data: Entry = Field(default="digits", validate_default=True, description="data set")
+    data: Entry = Field(
+        default="digits", validate_default=True, description="data set, or package.module:function"
+    )
     model: Entry = Field(
         default="mlp", validate_default=True, description="network, or package.module:function"
     )
@@ -108,7 +110,8 @@ class Experiment(BaseModel):
         self.plan  # noqa: B018 (each of these raises an error that says what is wrong)
         self.make_algorithm()
         parse(self.partition)
-        make("data set", DATASETS, self.data.name, self.data.fields)
+        if ":" not in self.data.name:
+            make("data set", DATASETS, self.data.name, self.data.fields)
         if ":" not in self.model.name:
             make("model", MODELS, self.model.name, self.model.fields)
         for entry in self.strategies:

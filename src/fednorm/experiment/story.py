@@ -13,7 +13,7 @@ class Panel:
     title: str  # such as "γ = 0"
     comparison: Comparison
     published: Mapping[str, float] = field(default_factory=dict)  # by label, in per cent
-    expected_rounds: int | None = None  # of the paper, where `comparison` has fewer
+    published_exchanges: Mapping[str, float] = field(default_factory=dict)  # a round, by label
 
 
 @dataclass(frozen=True)
@@ -26,3 +26,13 @@ class Story:
     panels: tuple[Panel, ...]
     source: str = ""  # the paper
     cuts: tuple[str, ...] = ()  # how the setting differs from the paper's, a sentence each
+    finals: str = ""  # what the panels differ in, if final values are drawn against it
+    curves: tuple[str, ...] | None = None  # titles of the panels whose curves are drawn; all
+
+    @property
+    def curve_panels(self) -> tuple[Panel, ...]:
+        """The panels whose curves are drawn, in the order in which the paper shows them."""
+        if self.curves is None:
+            return self.panels
+        by_title = {panel.title: panel for panel in self.panels}
+        return tuple(by_title[title] for title in self.curves if title in by_title)

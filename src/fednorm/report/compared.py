@@ -1,7 +1,10 @@
 """The table of published and measured numbers, for the terminal and for the page."""
 
+from statistics import fmean
+
+from fednorm.experiment.story import Panel
 from fednorm.report.agreement import Agreement, Row
-from fednorm.report.numbers import MISSING, mean_and_spread, points
+from fednorm.report.numbers import MISSING, mean_and_spread, plain, points
 from fednorm.report.tables import STRATEGY, Cell
 
 
@@ -20,3 +23,21 @@ def _row(row: Row) -> dict[str, Cell]:
         "gap": Cell(points(row.gap), row.gap),
         "seeds": Cell(str(row.seeds), row.seeds),
     }
+
+
+def compared_exchanges(panel: Panel) -> list[dict[str, Cell]]:
+    """Return published and counted exchanges of each method; nothing if none were published."""
+    if not panel.published_exchanges:
+        return []
+    rows = []
+    for summary in panel.comparison.summaries():
+        before = panel.published_exchanges.get(summary.strategy)
+        counted = fmean(run.exchanges_per_round for run in summary.runs)
+        rows.append(
+            {
+                STRATEGY: Cell(summary.strategy),
+                "published": Cell(plain(before), before),
+                "counted": Cell(plain(counted), counted),
+            }
+        )
+    return rows

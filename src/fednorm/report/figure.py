@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from fednorm.report.colors import Style
 from fednorm.report.curve import Curve
+from fednorm.report.finals import draw_finals
 from fednorm.report.panels import Plot, Plots
 
 WIDE, NARROW = (7.2, 3.7), (4.2, 3.1)  # inches: a panel alone, and one beside others or on a phone
@@ -28,7 +29,8 @@ _BESIDE = (1.015, 1.06)  # where published numbers stand, in widths of the plot
 
 def figure(plots: Plots, *, ink: str, title: str = "") -> Figure:
     """Draw all panels, the title above and the legend below them."""
-    count = max(1, len(plots.panels))
+    first = int(plots.finals is not None)
+    count = max(1, first + len(plots.panels))
     columns = min(count, _IN_A_ROW)
     alone = count == 1
     width, height = WIDE if alone else (NARROW[0] * columns, NARROW[1] * ceil(count / columns))
@@ -36,16 +38,31 @@ def figure(plots: Plots, *, ink: str, title: str = "") -> Figure:
     wrapped = fill(title, int(_LETTERS * width))
     result.suptitle(wrapped, x=0.01, ha="left", color=ink, fontsize=9 if alone else 11)
     grid = result.subplots(ceil(count / columns), columns, squeeze=False).flatten()
-    for axes, plot in zip(grid, plots.panels, strict=False):
+    if plots.finals:
+        _finals(grid[0], plots, ink)
+    for axes, plot in zip(grid[first:], plots.panels, strict=False):
         axes.set_title(plot.title, loc="left", color=ink, fontsize=10)
         _panel(axes, plots, plot, ink)
-    for axes in grid[len(plots.panels) :]:
+    for axes in grid[first + len(plots.panels) :]:
         axes.set_axis_off()
     if plots.drawn:
         legend(result, _keys(plots, ink), ink)
     else:
         result.set_figheight(_EMPTY)
     return result
+
+
+def final_values(plots: Plots, ink: str) -> Figure:
+    """Draw the final values of all panels by themselves."""
+    result = Figure(figsize=WIDE, layout="constrained")
+    _finals(result.add_subplot(), plots, ink)
+    return result
+
+
+def _finals(axes: Axes, plots: Plots, ink: str) -> None:
+    if plots.finals:
+        frame(axes, ink)
+        draw_finals(axes, plots.finals, plots.looks, ink)
 
 
 def single(plots: Plots, plot: Plot, size: tuple[float, float], ink: str) -> Figure:

@@ -33,8 +33,10 @@ def page(story: Story) -> str:
 def _sections(story: Story, drawn: Plots) -> Iterator[str]:
     yield from sections.introduction(story)
     yield from sections.cuts(story)
+    yield from sections.finals(story, drawn)
     yield from sections.curves(story, drawn)
     yield from sections.published(story, drawn)
+    yield from sections.exchanges(story, drawn)
     yield from sections.results(story, drawn)
     yield from sections.diagnosis(story, drawn)
     yield from sections.failures(story)

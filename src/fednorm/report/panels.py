@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 from fednorm.experiment.story import Panel, Story
 from fednorm.report.colors import Style, styles
 from fednorm.report.curve import Curve, breaks, curve
+from fednorm.report.finals import Finals, finals
 from fednorm.report.numbers import finite
 
 Limits: TypeAlias = tuple[float, float]
@@ -33,11 +34,13 @@ class Plots:
     panels: tuple[Plot, ...]
     x: Limits
     y: Limits
+    finals: Finals | None = None
 
     @property
     def drawn(self) -> dict[str, Style]:
         """The looks of those methods that have something to show in at least one panel."""
         shown = {label for plot in self.panels for label in (*plot.lines, *plot.published)}
+        shown |= set(self.finals.lines) if self.finals else set()
         return {label: look for label, look in self.looks.items() if label in shown}
 
     @property
@@ -70,7 +73,7 @@ class Plots:
 
 def plots(story: Story) -> Plots:
     """Return what is drawn of a story."""
-    drawn = tuple(_plot(panel) for panel in story.panels)
+    drawn = tuple(_plot(panel) for panel in story.curve_panels)
     runs = (run.strategy for panel in story.panels for run in panel.comparison.runs)
     only_published = (label for panel in story.panels for label in panel.published)
     lines = [line for plot in drawn for line in plot.lines.values()]
@@ -81,6 +84,7 @@ def plots(story: Story) -> Plots:
         panels=drawn,
         x=_limits((number for line in lines for number in line.rounds), margin=0.02),
         y=_limits(values, margin=0.05),
+        finals=finals(story),
     )
 
 

@@ -12,7 +12,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from fednorm.experiment.story import Story
-from fednorm.report.figure import figure, single
+from fednorm.report.figure import figure, final_values, single
 from fednorm.report.panels import Plot, Plots, plots
 from fednorm.report.setting import setting
 
@@ -40,6 +40,11 @@ def panel_svg(drawn: Plots, plot: Plot, size: tuple[float, float]) -> str:
     """Return the curves of one panel as an SVG element."""
     name = f"{drawn.panels.index(plot)} {size}"
     return svg(lambda ink: single(drawn, plot, size, ink), name)
+
+
+def finals_svg(drawn: Plots) -> str:
+    """Return the final values of all panels as an SVG element."""
+    return svg(lambda ink: final_values(drawn, ink), "finals")
 
 
 def png(draw: Draw, path: Path) -> None:

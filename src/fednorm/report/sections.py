@@ -7,12 +7,12 @@ from fednorm.experiment.result import RunResult
 from fednorm.experiment.story import Panel, Story
 from fednorm.report import elements as html
 from fednorm.report.agreement import RULE, agreement
-from fednorm.report.compared import compared
+from fednorm.report.compared import compared, compared_exchanges
 from fednorm.report.diagnostics import diagnosed, diagnostics, explanation
 from fednorm.report.figure import NARROW, WIDE
 from fednorm.report.numbers import percent, sentence_case
 from fednorm.report.panels import Plots
-from fednorm.report.plots import panel_svg
+from fednorm.report.plots import finals_svg, panel_svg
 from fednorm.report.setting import divide, flatten, setting
 from fednorm.report.tables import caption, cells, columns
 from fednorm.report.verdict import caveats, verdict
@@ -45,19 +45,9 @@ def _verdict(panel: Panel) -> str:
 
 def cuts(story: Story) -> Iterator[str]:
     """Say how the setting differs from the published one."""
-    fewer = [_fewer_rounds(panel) for panel in story.panels]
-    listed = [*story.cuts, *_once(story, fewer)]
-    if listed:
+    if story.cuts:
         yield html.heading(2, "What was cut")
-        yield html.listing([escape(cut) for cut in listed], "cuts")
-
-
-def _fewer_rounds(panel: Panel) -> list[str]:
-    rounds = max((run.rounds for run in panel.comparison.runs), default=0)
-    expected = panel.expected_rounds
-    if not expected or rounds >= expected:
-        return []
-    return [f"{rounds:,} rounds of the {expected:,} published."]
+        yield html.listing([escape(cut) for cut in story.cuts], "cuts")
 
 
 def _once(story: Story, sentences: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -68,8 +58,20 @@ def _once(story: Story, sentences: Sequence[Sequence[str]]) -> Iterator[str]:
         yield sentence if everywhere else f"{', '.join(of)}: {sentence}"
 
 
+def finals(story: Story, drawn: Plots) -> Iterator[str]:
+    """Show final values against what the panels differ in."""
+    if drawn.finals:
+        yield html.heading(2, f"Final {drawn.finals.metric} by {drawn.finals.axis}")
+        yield html.legend(drawn.looks, drawn.finals.lines, {})
+        yield f'<figure class="plot">{finals_svg(drawn)}</figure>'
+        hollow = " Hollow markers are published numbers." if drawn.finals.published else ""
+        yield html.paragraph("caption", f"{_metrics(story)} at the last evaluation.{hollow}")
+
+
 def curves(story: Story, drawn: Plots) -> Iterator[str]:
     """Show the curves of every panel under one legend."""
+    if not drawn.panels and drawn.finals:
+        return
     yield html.heading(2, f"{_metrics(story)} by round")
     marks = {
         "diverged": "×" if any(plot.ends for plot in drawn.panels) else "",
@@ -78,7 +80,7 @@ def curves(story: Story, drawn: Plots) -> Iterator[str]:
     yield html.legend(drawn.looks, drawn.drawn, {k: v for k, v in marks.items() if v})
     alone = len(drawn.panels) == 1
     yield f'<div class="plots{" alone" if alone else ""}">'
-    for number, (panel, plot) in enumerate(zip(story.panels, drawn.panels, strict=True)):
+    for number, (panel, plot) in enumerate(zip(story.curve_panels, drawn.panels, strict=True)):
         wide = f'<div class="wide">{panel_svg(drawn, plot, WIDE)}</div>' if alone else ""
         narrow = f'<div class="narrow">{panel_svg(drawn, plot, NARROW)}</div>'
         yield f"<figure>{html.heading(3, panel.title)}"
@@ -115,6 +117,15 @@ def published(story: Story, drawn: Plots) -> Iterator[str]:
             yield f"{html.table(list(rows[0]), rows, drawn.looks)}</section>"
     yield "</div>"
     yield html.paragraph("caption", f"Gap: measured minus published, in points. {RULE}")
+
+
+def exchanges(story: Story, drawn: Plots) -> Iterator[str]:
+    """Put published and measured numbers of exchanges side by side."""
+    for panel in story.panels:
+        if rows := compared_exchanges(panel):
+            yield html.heading(2, "Exchanges a round, published and measured")
+            yield html.heading(3, panel.title)
+            yield html.table(list(rows[0]), rows, drawn.looks)
 
 
 def results(story: Story, drawn: Plots) -> Iterator[str]:

@@ -39,7 +39,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
     return {
         "title": panel.title,
         "published": dict(panel.published),
-        "expected_rounds": panel.expected_rounds,
+        "published_exchanges": dict(panel.published_exchanges),
         "agreement": found.to_json() if found else None,
         **panel.comparison.to_json(),
     }

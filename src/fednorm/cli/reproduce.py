@@ -1,0 +1,89 @@
+"""`fednorm reproduce`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from fednorm.cli.options import INTERRUPTED, Fresh, Workers, console, errors
+from fednorm.cli.ring import ring
+from fednorm.experiment.config import Experiment
+from fednorm.experiment.environment import cores
+from fednorm.experiment.interrupt import between_rounds
+from fednorm.experiment.load import ConfigError
+from fednorm.experiment.record import clear
+from fednorm.experiment.run import OnRound
+from fednorm.report import story_table, write_story
+from fednorm.report.progress import progress
+from fednorm.reproduce import SCALES, Scale, figures, find_figure
+from fednorm.reproduce import reproduce as run_figure
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="a table or figure that --list shows")] = None,
+    scale: Annotated[
+        Scale, typer.Option(help="; ".join(f"{key}: {text}" for key, text in SCALES.items()))
+    ] = "short",
+    out: Annotated[Path | None, typer.Option(help="folder [default: results/NAME-SCALE]")] = None,
+    workers: Workers = None,
+    fresh: Fresh = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="list what can be reproduced, and stop")
+    ] = False,
+) -> None:
+    """Run a published table or figure and put our numbers beside the published ones.
+
+    Called again, it goes on where it stopped: finished runs are not repeated.
+
+    For example:
+
+    - `fednorm reproduce --list`
+
+    - `fednorm reproduce fbn-fig3`
+
+    - `fednorm reproduce fixbn-table1 --scale smoke`
+    """
+    if listed or name is None:
+        console.print(_listing())
+        return
+    figure = find_figure(name)
+    folder = out or Path("results") / f"{Path(name).stem}-{scale}"
+    if figure.ring is not None:
+        ring(out=folder, rounds=figure.ring.get("rounds", 100), seed=0)
+        return
+    if fresh:
+        for panel in folder.glob("*/config.toml"):
+            clear(panel.parent)
+    story = run_figure(name, scale, folder, shown=_shown, workers=workers or cores())
+    report = write_story(story, folder)
+    console.print(story_table(story))
+    for cut in story.cuts:
+        console.print(f"- {cut}", highlight=False)
+    console.print(f"Report: {report}", soft_wrap=True)
+    runs = [run for panel in story.panels for run in panel.comparison.runs]
+    if any(run.status == "interrupted" for run in runs):
+        errors.print("Interrupted; what was finished is kept, and the same command goes on.")
+        raise typer.Exit(INTERRUPTED)
+
+
+@contextmanager
+def _shown(title: str, experiment: Experiment) -> Iterator[OnRound]:
+    console.print(title, style="bold")
+    with progress(experiment, console) as show_round, between_rounds(show_round) as on_round:
+        yield on_round
+
+
+def _listing() -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "what", "question"):
+        table.add_column(column, no_wrap=column == "name")
+    known = figures()
+    if not known:
+        raise ConfigError("there are no configs; install fednorm from its source tree or a wheel.")
+    for name, figure in known.items():
+        lacking = f" (not yet: needs {figure.needs})" if figure.needs else ""
+        table.add_row(name, f"{figure.title}{lacking}", figure.question)
+    return table
