@@ -19,8 +19,8 @@ from fednorm.experiment.load import ConfigError
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDNORM_DATA", str(tmp_path / "home"))
-    return tmp_path / "home"
+    monkeypatch.setenv("FEDNORM_DATA", str(tmp_path / "home[old]"))  # no markup
+    return tmp_path / "home[old]"
 
 
 @pytest.fixture

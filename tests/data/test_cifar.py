@@ -158,7 +158,12 @@ def test_cifar100_uses_the_fine_labels(home, tmp_path, monkeypatch):
     tiny(monkeypatch, Cifar100, arrays)
     parts = batches_of(arrays, cifar100.BINARY)
     files = {f"cifar-100-binary/{name}": binary(*p, before=[7]) for name, p in parts.items()}
-    write_archive(tmp_path / "mine" / "cifar-100-binary.tar.gz", files)
+    archive = tmp_path / "mine" / "cifar-100-binary.tar.gz"
+    write_archive(archive, files)
+    with pytest.raises(MissingDataError, match=f"must have {cifar100.MD5}"):
+        load("cifar100", 0, root=str(tmp_path / "mine"))
+    md5 = hashlib.md5(archive.read_bytes(), usedforsecurity=False).hexdigest()
+    monkeypatch.setattr(cifar100, "MD5", md5)
     assert_is(load("cifar100", 0, root=str(tmp_path / "mine")), arrays)
     assert load("cifar100", 0).classes == 100
     parts = batches_of(arrays, list(cifar100.PICKLES))

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.filesize import decimal
+from rich.markup import escape
 from rich.table import Table
 
 from fednorm.cli.options import console
@@ -78,7 +79,7 @@ def list_() -> None:
         if not issubclass(cls, Images):
             table.add_row(name, "yes", "", "", "comes with fednorm")
         elif size := _size(home() / name):
-            place = str(home() / name)
+            place = escape(str(home() / name))
             table.add_row(name, "yes", decimal(size), place, ", ".join(cls.sources))
         else:
             table.add_row(name, "no", "", "", ", ".join(cls.sources))

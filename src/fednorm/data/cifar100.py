@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from fednorm.data.cifar_files import SIDE, binary_archive, binary_folder, pickled_folder
+from fednorm.data.cifar_files import SIDE, binary_archive, binary_folder, checked, pickled_folder
 from fednorm.data.fetch import download
 from fednorm.data.known import Known
 from fednorm.data.store import Arrays
@@ -63,4 +63,4 @@ class Cifar100(Known):
 
 def from_archive(path: Path) -> Arrays:
     """Return CIFAR-100 out of the original archive, in which a coarse label precedes the fine."""
-    return binary_archive(path, [f"{FOLDER}/{name}" for name in BINARY], labels=2)
+    return binary_archive(checked(path, MD5), [f"{FOLDER}/{name}" for name in BINARY], labels=2)

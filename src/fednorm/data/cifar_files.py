@@ -50,6 +50,14 @@ def pickled_folder(path: Path, sums: Mapping[str, str], key: bytes) -> Arrays:
     return _joined(list(sums), lambda name: _pickled(path / name, sums[name], key))
 
 
+def checked(path: Path, md5: str) -> Path:
+    """Return the path of a file that has this MD5."""
+    came = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+    if came != md5:
+        raise DamagedDataError(f"{path.name} has MD5 {came}, but must have {md5}")
+    return path
+
+
 def _joined(names: Names, read: Callable[[str], Split]) -> Arrays:
     *train, (x_test, y_test) = [read(name) for name in names]
     x, y = (np.concatenate(parts) for parts in zip(*train, strict=True))
@@ -64,11 +72,7 @@ def _binary(data: bytes, labels: int) -> Split:
 
 
 def _pickled(path: Path, md5: str, key: bytes) -> Split:
-    data = path.read_bytes()
-    came = hashlib.md5(data, usedforsecurity=False).hexdigest()
-    if came != md5:
-        raise DamagedDataError(f"{path.name} has MD5 {came}, but must have {md5}")
-    batch = read_pickle(data)
+    batch = read_pickle(checked(path, md5).read_bytes())
     return batch[b"data"].reshape(-1, 3, SIDE, SIDE), np.array(batch[key], np.uint8)
 
 

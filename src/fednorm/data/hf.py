@@ -31,7 +31,7 @@ TEST_PARTS = ("test", "validation", "valid", "val")
 
 @dataclass(frozen=True, slots=True)
 class HuggingFace(Images):
-    """Images of the Hugging Face hub, by the name they have there; needs `fednorm[hf]`."""
+    """Images of the Hugging Face hub, by the name they have there; needs the extra `hf`."""
 
     name: ClassVar[str] = "hf"
     sources: ClassVar[tuple[str, ...]] = ("Hugging Face: path",)
@@ -97,7 +97,8 @@ def fetched(path: str, config: str | None, root: str | None) -> Mapping[str, Any
         datasets = importlib.import_module("datasets")  # an extra that few need
     except ModuleNotFoundError:
         raise MissingDataError(
-            "data set 'hf' needs the package datasets; install it with: pip install 'fednorm[hf]'"
+            "data set 'hf' needs the package datasets, which fednorm's extra hf brings; install "
+            "it with: pip install datasets"
         ) from None
     try:
         parts = datasets.load_dataset(path, config, data_dir=root)

@@ -27,7 +27,7 @@ class Images:
     sources: ClassVar[tuple[str, ...]]  # where it comes from
 
     root: str | None = param(
-        None, "folder that holds a copy; none: the usual places, then download"
+        None, "folder that holds a copy; none: the usual places, or a download"
     )
     train: int | None = param(None, "how many training images are used; none: all")
     test: int | None = param(None, "how many test images are used; none: all")
