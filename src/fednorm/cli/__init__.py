@@ -3,6 +3,7 @@
 import sys
 
 import typer
+from rich.markup import escape
 
 from fednorm.cli.catalogue import list_, show
 from fednorm.cli.compare import compare, run
@@ -37,7 +38,8 @@ def main() -> None:
     try:
         app()
     except (ConfigError, UnknownNameError, OSError) as error:
-        errors.print(f"[bold red]Error:[/] {error}", markup=True, highlight=False, soft_wrap=True)
+        message = f"[bold red]Error:[/] {escape(str(error))}"
+        errors.print(message, highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         errors.print("Interrupted before the first run; nothing was written.")
