@@ -123,7 +123,7 @@ def test_more_samples_than_there_are_is_an_error(here):
 
 
 @pytest.mark.parametrize(
-    ("augment", "pad", "flip"), [("none", 0, 0), ("flip", 0, 1), ("crop_flip", 3, 1)]
+    ("augment", "pad", "flip"), [(None, 0, 0), ("flip", 0, 1), ("crop_flip", 3, 1)]
 )
 def test_augment_is_how_training_batches_are_made(here, augment, pad, flip):
     del here
@@ -132,8 +132,15 @@ def test_augment_is_how_training_batches_are_made(here, augment, pad, flip):
     assert look.mean == (0.1307,)
 
 
+def test_the_shift_can_be_chosen(here):
+    del here
+    assert load("mnist", 0, augment="crop_flip", pad=2).look.pad == 2
+    with pytest.raises(ValueError, match="pad of data set 'mnist' is for augment = 'crop_flip'"):
+        Mnist(pad=2)
+
+
 def test_an_unknown_augment_is_refused():
-    with pytest.raises(ValueError, match="'none', 'flip' or 'crop_flip', but is 'mixup'"):
+    with pytest.raises(ValueError, match="none, 'flip' or 'crop_flip', but is 'mixup'"):
         Mnist(augment="mixup")
 
 

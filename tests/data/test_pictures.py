@@ -130,7 +130,7 @@ def batches(data, plan):
     return train + [batch for client in range(2) for batch in parts.test(client)]
 
 
-@pytest.mark.parametrize("augment", ["none", "crop_flip"])
+@pytest.mark.parametrize("augment", [None, "crop_flip"])
 def test_mapped_from_disk_gives_the_same_batches(tree, monkeypatch, augment):
     fields = {"root": tree, "size": None, "augment": augment}
     plan = Plan(4, steps=3)

@@ -16,7 +16,7 @@ from fednorm.data.subset import balanced
 
 TAG = 103
 
-Augment = Literal["none", "flip", "crop_flip"]
+Augment = Literal["flip", "crop_flip"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,11 @@ class Images:
     )
     train: int | None = param(None, "how many training images are used; none: all")
     test: int | None = param(None, "how many test images are used; none: all")
-    augment: Augment = param(
-        "none", "training images: 'none' as they are, 'flip' mirrored, 'crop_flip' shifted as well"
+    augment: Augment | None = param(
+        None, "training images: none as they are, 'flip' mirrored, 'crop_flip' shifted as well"
+    )
+    pad: int | None = param(
+        None, "pixels by which 'crop_flip' shifts at most; none: an eighth of the image"
     )
 
     def __post_init__(self) -> None:
@@ -44,16 +47,23 @@ class Images:
                     f"data set {self.name!r} needs {field} of at least 1, but got {count}; "
                     "leave it out to use all."
                 )
-        if self.augment not in get_args(Augment):
+        if self.augment not in (None, *get_args(Augment)):
             raise ValueError(
-                f"augment of data set {self.name!r} must be 'none', 'flip' or 'crop_flip', "
+                f"augment of data set {self.name!r} must be none, 'flip' or 'crop_flip', "
                 f"but is {self.augment!r}."
+            )
+        if self.pad is not None and (self.pad < 0 or self.augment != "crop_flip"):
+            raise ValueError(
+                f"pad of data set {self.name!r} is for augment = 'crop_flip', and not negative, "
+                f"but is {self.pad} with augment = {self.augment!r}."
             )
 
     def look(self, mean: tuple[float, ...], std: tuple[float, ...], size: int) -> Look:
         """Return how batches of images with so many pixels on their short side are made."""
-        pad = max(1, size // 8) if self.augment == "crop_flip" else 0
-        return Look(mean, std, pad=pad, flip=self.augment != "none")
+        if self.augment is None:
+            return Look(mean, std)
+        shift = max(1, size // 8) if self.pad is None else self.pad
+        return Look(mean, std, pad=shift if self.augment == "crop_flip" else 0, flip=True)
 
     def chosen(self, labels: NDArray[Any], seed: int, *, test: bool) -> NDArray[np.int64]:
         """Return which samples are used, in ascending order."""

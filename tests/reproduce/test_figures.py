@@ -1,0 +1,56 @@
+"""Published tables and figures: every file is valid, and runs at the smallest scale."""
+
+import pytest
+
+from fednorm.experiment.compare import run_all
+from fednorm.reproduce import figures, scaled
+from fednorm.reproduce.scale import cuts
+
+FIGURES = figures()
+RUNNABLE = [name for name, figure in FIGURES.items() if not figure.needs and figure.ring is None]
+NOT_RUN = {"fixbn, γ and β frozen alone"}  # FixBN's Table H; there is no such strategy
+
+
+def test_every_published_table_and_figure_is_there():
+    fbn = {f"fbn-fig{number}" for number in range(1, 14)}
+    fixbn = {f"fixbn-fig{number}" for number in (*range(1, 7), "I", "J")}
+    tables = {f"fixbn-table{number}" for number in (*range(1, 6), "H", "I")}
+    others = {"fedtan-table", "fedtan-communication", "tutorial-compare"}
+    assert set(FIGURES) == fbn | fixbn | tables | others
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_full_and_short_scale_are_valid(name):
+    figure = FIGURES[name]
+    full = {panel.title: experiment for panel, experiment in scaled(figure, "full")}
+    short = {panel.title: experiment for panel, experiment in scaled(figure, "short")}
+    assert short
+    assert set(short) <= set(full)
+    for title, cut in short.items():
+        paper = full[title]
+        assert (cut.data.name, cut.model, cut.clients) == (
+            paper.data.name,
+            paper.model,
+            paper.clients,
+        )
+        assert cut.partition == paper.partition
+        assert cut.rounds <= paper.rounds
+    assert cuts(figure, "full") == ((figure.note.strip(),) if figure.note else ())
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_published_numbers_belong_to_strategies_that_are_run(name):
+    for panel, experiment in scaled(FIGURES[name], "full"):
+        labels = {entry.title for entry in experiment.strategies}
+        assert set(panel.published) <= labels | NOT_RUN
+        assert set(panel.published_exchanges) <= labels
+        assert all(0 < value < 100 for value in panel.published.values())
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_smoke(name):
+    for _, experiment in scaled(FIGURES[name], "smoke"):
+        runs = run_all(experiment).runs
+        assert len(runs) == len(experiment.strategies)
+        assert {run.status for run in runs} <= {"finished", "diverged"}
+        assert "finished" in {run.status for run in runs}

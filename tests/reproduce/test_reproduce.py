@@ -1,0 +1,175 @@
+"""Scales, what they cut, and a figure of one's own from file to report."""
+
+import json
+from contextlib import contextmanager
+
+import pytest
+from typer.testing import CliRunner
+
+from fednorm.cli import app
+from fednorm.core.registry import UnknownNameError
+from fednorm.experiment.load import ConfigError
+from fednorm.reproduce import find_figure, reproduce, scaled
+from fednorm.reproduce.scale import cuts, merged
+
+OWN = """
+title = "Mine, Figure 1"
+question = "Does it work?"
+source = "Nobody, 2026"
+note = "Assumed: everything."
+finals = "γ"
+curves = ["γ = 1"]
+
+[experiment]
+strategies = ["centralized", "naive", "gn"]
+rounds = 40
+batch = 8
+seeds = [0]
+data = "digits"
+
+[short]
+rounds = 4
+strategies = ["centralized", "naive"]
+panels = ["γ = 0", "γ = 1"]
+data = { test = 50 }
+
+[[panels]]
+title = "γ = 0"
+set = { partition = "gamma=0" }
+published = { centralized = 90.0, naive = 10.0 }
+published_exchanges = { naive = 1 }
+
+[[panels]]
+title = "γ = 0.5"
+set = { partition = "gamma=0.5" }
+
+[[panels]]
+title = "γ = 1"
+set = { partition = "gamma=1" }
+short = { rounds = 3 }
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(OWN, encoding="utf-8")
+    return str(path)
+
+
+@contextmanager
+def seen(events, title):
+    yield lambda event: events.append((title, event.strategy, event.round))
+
+
+def test_scales(own):
+    figure = find_figure(own)
+    assert [e.rounds for _, e in scaled(figure, "full")] == [40, 40, 40]
+    short = scaled(figure, "short")
+    assert [(p.title, e.rounds, e.partition) for p, e in short] == [
+        ("γ = 0", 4, "gamma=0"),
+        ("γ = 1", 3, "gamma=1"),
+    ]
+    assert short[0][1].data.fields == {"test": 50}
+    smoke = scaled(figure, "smoke")
+    assert [p.title for p, _ in smoke] == ["γ = 0", "γ = 1"]
+    assert all((e.rounds, e.seeds, e.clients, e.batch) == (2, [0], 5, 4) for _, e in smoke)
+
+
+def test_what_is_cut_is_said(own):
+    figure = find_figure(own)
+    assert cuts(figure, "full") == ("Assumed: everything.",)
+    assert cuts(figure, "short") == (
+        "Without gn.",
+        "γ = 0: rounds = 4 instead of 40.",
+        "data.test = 50 instead of all.",
+        "γ = 1: rounds = 3 instead of 40.",
+        "Left out: γ = 0.5.",
+        "Assumed: everything.",
+    )
+
+
+def test_tables_are_merged_key_by_key():
+    before = {"data": "digits", "algorithm": {"name": "dsgd", "lr": 0.1}}
+    after = merged(before, {"data": {"test": 9}, "algorithm": {"lr": 0.2}, "rounds": 3})
+    assert after == {
+        "data": {"name": "digits", "test": 9},
+        "algorithm": {"name": "dsgd", "lr": 0.2},
+        "rounds": 3,
+    }
+    assert before["algorithm"]["lr"] == 0.1
+
+
+def test_finished_parts_are_not_repeated(own, tmp_path):
+    events = []
+
+    def run():
+        events.clear()
+        return reproduce(own, "short", tmp_path / "out", shown=lambda t, _: seen(events, t))
+
+    first = run()
+    assert ("γ = 0", "naive", 2) in events
+    again = run()
+    assert events == [  # one for each run that is there
+        ("γ = 0", "centralized", 4),
+        ("γ = 0", "naive", 4),
+        ("γ = 1", "centralized", 3),
+        ("γ = 1", "naive", 3),
+    ]
+    (tmp_path / "out" / "γ_=_1" / "runs" / "naive-seed0" / "run.json").unlink()
+    third = run()
+    assert ("γ = 1", "naive", 1) in events
+    assert ("γ = 0", "naive", 1) not in events
+    for story in (again, third):
+        for one, other in zip(first.panels, story.panels, strict=True):
+            assert [r.history for r in one.comparison.runs] == [
+                r.history for r in other.comparison.runs
+            ]
+
+
+def test_what_cannot_run_yet_says_so():
+    with pytest.raises(ConfigError, match=r"FBN, Figure 4 needs attacks"):
+        scaled(find_figure("fbn-fig4"), "smoke")
+
+
+def test_mistakes_in_a_file_are_named(tmp_path):
+    path = tmp_path / "bad.toml"
+    path.write_text(OWN.replace("question", "qestion"), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"bad.toml: question: field required"):
+        find_figure(str(path))
+    path.write_text(OWN.replace('panels = ["γ = 0",', 'panels = ["γ = 2",'), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"no panel 'γ = 2' to keep"):
+        scaled(find_figure(str(path)), "short")
+    with pytest.raises(UnknownNameError, match="did you mean 'fbn-fig3'"):
+        find_figure("fbn-fig33")
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, ["reproduce", *arguments], catch_exceptions=False)
+
+
+def test_the_command_writes_a_report(own, tmp_path):
+    out = tmp_path / "out"
+    result = call(own, "--out", str(out), "--workers", "1")
+    assert result.exit_code == 0
+    assert "published" in result.output
+    assert "data.test = 50 instead of all." in result.output
+    record = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    assert [panel["title"] for panel in record["panels"]] == ["γ = 0", "γ = 1"]
+    assert record["panels"][0]["published"] == {"centralized": 90.0, "naive": 10.0}
+    html = (out / "report.html").read_text(encoding="utf-8")
+    assert "Final accuracy by γ" in html
+    assert "Exchanges a round" in html
+    assert (out / "curves.png").stat().st_size > 10_000
+
+
+def test_the_list_shows_all(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    text = call("--list").output
+    assert "fixbn-tableI" in text
+    assert "FBN, Figure 4 (not yet: needs attacks)" in text
+
+
+def test_the_ring_figures_are_drawn_by_ring(tmp_path):
+    assert call("fbn-fig2", "--out", str(tmp_path)).exit_code == 0
+    assert (tmp_path / "figure2.png").exists()
