@@ -107,7 +107,7 @@ def test_is_tested_globally_or_per_client(name):
     assert all(0 <= s.accuracy <= 1 and s.examples == 5 for s in scores)
     if not is_personal(task):
         x, y = clients.union(1)
-        assert score_global(task, result.state, x, y).examples == 15
+        assert score_global(task, result.state, [(x, y)]).examples == 15
 
 
 @every
