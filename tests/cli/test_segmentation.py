@@ -1,6 +1,7 @@
 """Segmentation from files in Cityscapes' layout to a report, through the command line."""
 
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -42,11 +43,11 @@ def save(root, split, name, x, y):
 
 def test_cities_as_clients(streets, tmp_path):
     out = tmp_path / "out"
-    command = (
+    command = shlex.split(
         "compare --data cityscapes --model deeplabv3plus --partition natural --clients 3 "
         "--algorithm fedavg --lr 0.05 --epochs 2 --rounds 4 --batch 4 --seeds 1 --workers 1 "
         "--strategies centralized,fixbn,gn"
-    ).split()
+    )
     data = ["--set", f'data.root="{streets}"', "--set", "data.size=[48, 64]"]
     augmented = ["--set", "data.crop=[32, 48]", "--set", "data.augment=flip"]
     result = CliRunner().invoke(

@@ -15,6 +15,7 @@ from fednorm.cli.options import (
     default_workers,
     described,
     errors,
+    prefetch,
 )
 from fednorm.experiment.compare import run_all
 from fednorm.experiment.config import Experiment
@@ -28,6 +29,9 @@ from fednorm.report.progress import progress
 def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
     strategies: Annotated[str | None, typer.Option(help=described("strategies"))] = None,
     data: Annotated[str | None, typer.Option(help=described("data"))] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="folder that holds your copy of the data; see `data get`")
+    ] = None,
     model: Annotated[str | None, typer.Option(help=described("model"))] = None,
     partition: Annotated[str | None, typer.Option(help=described("partition"))] = None,
     clients: Annotated[int | None, typer.Option(help=described("clients"))] = None,
@@ -71,6 +75,8 @@ def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
 
     - `fednorm compare --model resnet --algorithm fedavg --steps 5 --rounds 100 --clients 20`
 
+    - `fednorm compare --data folder --data-dir photos --partition natural --clients 4 --model cnn`
+
     - `fednorm compare --config mine.toml --set algorithm.lr=0.1`
     """
     options = {key: value for key, value in locals().items() if key in Experiment.model_fields}
@@ -78,6 +84,7 @@ def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
     # A flag changes only what it names: another algorithm keeps learning rate and momentum.
     parts = {"name": given.pop("algorithm", None), "lr": lr, "momentum": momentum}
     extra = [f"algorithm.{key}={value}" for key, value in parts.items() if value is not None]
+    extra += [f"data.root={data_dir}"] if data_dir else []
     values = {**(read(config) if config else {}), **given}
     values = override(values, [*extra, *(settings or [])])
     _run(sweep(values, swept) if swept else values, out, workers, fresh=fresh)
@@ -102,6 +109,7 @@ def _run(values: dict[str, Any], out: Path, workers: int | None, *, fresh: bool)
     experiment = build(values)
     if fresh:
         clear(out)
+    prefetch(experiment)
     with progress(experiment, console) as show_round, between_rounds(show_round) as on_round:
         comparison = run_all(
             experiment,

@@ -8,6 +8,8 @@ from rich.console import Console
 
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.environment import cores
+from fednorm.experiment.load import ConfigError
+from fednorm.experiment.prepare import loaded
 
 console = Console()
 errors = Console(stderr=True)
@@ -48,3 +50,11 @@ _LISTED = {
 def default_workers(experiment: Experiment) -> int:
     """Return how many runs go on at once: one for each core, or one on a GPU."""
     return max(1, cores() // experiment.threads) if experiment.device == "cpu" else 1
+
+
+def prefetch(experiment: Experiment) -> None:
+    """Get the data before the live view of the runs: a download has a bar of its own."""
+    try:
+        loaded(experiment, experiment.seeds[0])
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"data set {experiment.data.name!r}: {error}") from error

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fednorm.cli.options import INTERRUPTED, Fresh, Workers, console, errors
+from fednorm.cli.options import INTERRUPTED, Fresh, Workers, console, errors, prefetch
 from fednorm.cli.ring import ring
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.environment import cores
@@ -71,6 +71,7 @@ def reproduce(
 
 @contextmanager
 def _shown(title: str, experiment: Experiment) -> Iterator[OnRound]:
+    prefetch(experiment)
     console.print(title, style="bold")
     with progress(experiment, console) as show_round, between_rounds(show_round) as on_round:
         yield on_round

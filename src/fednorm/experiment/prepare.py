@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TypeAlias
 
 import torch
@@ -21,7 +21,7 @@ from fednorm.engines.clients import Clients
 from fednorm.engines.evaluate import is_personal
 from fednorm.engines.simulate import Round
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.entry import StrategyEntry
+from fednorm.experiment.entry import Entry, StrategyEntry
 from fednorm.experiment.load import ConfigError
 from fednorm.models import MODELS, build
 
@@ -58,12 +58,23 @@ def prepare(
     return prepared
 
 
+def loaded(experiment: Experiment, seed: int) -> Dataset:
+    """Return the data of an experiment, fetched if it is missing; the last one is remembered."""
+    return _loaded(experiment.data.model_dump_json(), seed)
+
+
+@lru_cache(maxsize=1)
+def _loaded(entry: str, seed: int) -> Dataset:
+    chosen = Entry.model_validate_json(entry)
+    return load(chosen.name, seed, **chosen.fields)
+
+
 def _build(
     experiment: Experiment, entry: StrategyEntry, seed: int, model: ModelSource | None
 ) -> Prepared:
     dtype = getattr(torch, experiment.dtype)
     device = _device(experiment.device)
-    data = load(experiment.data.name, seed, **experiment.data.fields).to(device, dtype)
+    data = loaded(experiment, seed).to(device, dtype)
     ours = model is None and experiment.model.name in MODELS
     network = _model(experiment, data, seed, model).to(device, dtype)
     if ours and len(data.shape) == IMAGE_AXES and channels_may_come_last(network):
