@@ -155,7 +155,7 @@ def test_an_error_in_a_worker_is_raised_and_nothing_hangs(tmp_path, monkeypatch)
         "    def forward(self, x):\n"
         "        self.calls += 1\n"
         "        if self.calls > 40 and not os.path.exists('raised'):\n"
-        "            open('raised', 'x').close()\n"
+        "            open('raised', 'a').close()\n"
         "            raise OSError('strange')\n"
         "        return self.net(x)\n"
         "def net():\n"

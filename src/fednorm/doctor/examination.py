@@ -16,8 +16,8 @@ from fednorm.doctor.layers import layers, state
 from fednorm.doctor.measure import measure
 from fednorm.doctor.report import Report
 from fednorm.doctor.subject import is_source, network, samples
-from fednorm.experiment.compare import threads
 from fednorm.experiment.config import Experiment
+from fednorm.experiment.environment import threads
 from fednorm.experiment.load import ConfigError, build
 from fednorm.experiment.prepare import ModelSource
 from fednorm.strategies import STRATEGIES

@@ -24,7 +24,7 @@ from fednorm.core.types import ClientId
 from fednorm.data.federation import Federation
 from fednorm.engines.centralized import Merged, merged
 from fednorm.engines.clients import Clients
-from fednorm.engines.simulate import Round
+from fednorm.engines.simulate import Round, Start
 from fednorm.engines.simulate import rounds as rounds_in_turn
 from fednorm.nn import rules
 
@@ -69,11 +69,11 @@ class Together(Merged):
         return replace(merged(parts), steps=[step], sizes=sizes)
 
 
-def rounds(task: Task, clients: Clients, count: int) -> Iterator[Round]:
-    """Run federated rounds in lockstep."""
-    state = task.initial_state
+def rounds(task: Task, clients: Clients, count: int, start: Start | None = None) -> Iterator[Round]:
+    """Run federated rounds in lockstep, up to round `count`."""
+    state = start.state if start else task.initial_state
     try:
-        for result in rounds_in_turn(task, Together(clients), count):
+        for result in rounds_in_turn(task, Together(clients), count, start):
             state = result.state
             yield result
     except NonFiniteLossError:

@@ -36,11 +36,19 @@ class Round:
     replies: Sequence[Reply] = ()
 
 
-def rounds(task: Task, clients: Clients, count: int) -> Iterator[Round]:
-    """Run federated rounds one after the other."""
-    state = task.initial_state
-    memories: dict[ClientId, Memory] = {}
-    for _ in range(count):
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a run begins that was begun before."""
+
+    state: ServerState
+    memories: Mapping[ClientId, Memory]
+
+
+def rounds(task: Task, clients: Clients, count: int, start: Start | None = None) -> Iterator[Round]:
+    """Run federated rounds one after the other, up to round `count`."""
+    state = start.state if start else task.initial_state
+    memories: dict[ClientId, Memory] = dict(start.memories) if start else {}
+    while state.round < count:
         taking_part = clients.participants(state.round + 1)
         asked = Asked(0, 0.0, 0.0)
         if task.strategy.survey == "rounds":

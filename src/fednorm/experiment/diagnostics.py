@@ -58,6 +58,17 @@ class Diagnosis:
         self.drifts: deque[float | None] = deque(maxlen=WINDOW)
         self.deviations: deque[float | None] = deque(maxlen=WINDOW)
 
+    def go_on(
+        self,
+        state: ServerState,
+        memories: Mapping[ClientId, Memory],
+        found: Sequence[Diagnostics],
+    ) -> None:
+        """Look on from where a run stopped, after the rounds that were looked at."""
+        self.before, self.memories = state, memories
+        self.drifts.extend(one["drift"] for one in found)
+        self.deviations.extend(one["deviation"] for one in found)
+
     def of(self, result: Round, *, gradient: bool) -> Diagnostics:
         """Return what the next round shows; `gradient` asks for the gradient's deviation too."""
         task = self.prepared.task

@@ -1,10 +1,14 @@
-"""Under what a result was made: versions, machine type and commit."""
+"""Under what a result is made: versions, machine type, commit, cores and threads."""
 
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+
+import torch
 
 _PACKAGES = ("fednorm", "torch", "numpy")
 
@@ -35,3 +39,14 @@ def _commit() -> dict[str, str]:
     except (OSError, subprocess.CalledProcessError):
         return {}
     return {"commit": found.stdout.strip()}
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Compute with so many threads, and leave the process as it was."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

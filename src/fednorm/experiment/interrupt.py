@@ -1,4 +1,4 @@
-"""Ctrl-C between rounds.
+"""Ctrl-C, or the system's wish that the program ends (SIGTERM), between rounds.
 
 Python raises KeyboardInterrupt wherever the program happens to be, and where that is a destructor
 or a callback from compiled code the exception is lost. So the first Ctrl-C only leaves a mark that
@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from fednorm.experiment.run import Event, OnRound
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
@@ -34,8 +36,9 @@ def between_rounds(on_round: OnRound) -> Iterator[OnRound]:
         if pressed.is_set():
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, handler)
+    before = {number: signal.signal(number, handler) for number in _SIGNALS}
     try:
         yield watched
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, old in before.items():
+            signal.signal(number, old)

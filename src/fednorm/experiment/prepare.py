@@ -19,7 +19,7 @@ from fednorm.engines import lockstep, simulate
 from fednorm.engines.centralized import Merged
 from fednorm.engines.clients import Clients
 from fednorm.engines.evaluate import is_personal
-from fednorm.engines.simulate import Round
+from fednorm.engines.simulate import Round, Start
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.entry import Entry, StrategyEntry
 from fednorm.experiment.load import ConfigError
@@ -39,7 +39,7 @@ class Prepared:
     entry: StrategyEntry
     seed: int
     task: Task
-    rounds: Callable[[], Iterator[Round]]  # the engine, ready to run
+    rounds: Callable[[Start | None], Iterator[Round]]  # the engine, ready to run
     clients: Clients  # the federation, or all of it as one machine
     federation: Federation
     data: Dataset

@@ -1,7 +1,8 @@
 """What a run and a comparison return: plain values, ready for a table, a plot or JSON."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from math import isfinite
+from math import isfinite, nan
 from statistics import fmean, pstdev
 from typing import Any, Literal, TypeAlias
 
@@ -27,6 +28,13 @@ class Evaluation:
     worst: float | None = None
     weighted: float | None = None  # by the size of the clients' test splits
     unseen: float | None = None  # mean over clients that never trained
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> "Evaluation":
+        """Return what was written as JSON, which has no NaN and no tuples."""
+        loss, clients = values["loss"], values["per_client"]
+        read = {**values, "loss": nan if loss is None else loss}
+        return cls(**{**read, "per_client": None if clients is None else tuple(clients)})
 
 
 @dataclass(frozen=True)

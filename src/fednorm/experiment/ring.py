@@ -25,8 +25,7 @@ from fednorm.data.dataset import random_generator
 from fednorm.data.ring import Ring
 from fednorm.engines import lockstep, simulate
 from fednorm.engines.centralized import Merged
-from fednorm.experiment.compare import threads
-from fednorm.experiment.environment import environment
+from fednorm.experiment.environment import environment, threads
 from fednorm.strategies import strategy
 
 TAG = 401

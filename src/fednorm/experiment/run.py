@@ -1,20 +1,22 @@
 """One run from the first round to the last, with its evaluations."""
 
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Protocol
 
 from fednorm.core.messages import Memory, ServerState
 from fednorm.core.round import NonFiniteLossError, NoUsableReplyError
 from fednorm.core.types import ClientId
 from fednorm.engines.adapt import newcomer
 from fednorm.engines.evaluate import Score, is_personal, score_clients, score_global
-from fednorm.engines.simulate import Round
+from fednorm.engines.simulate import Round, Start
 from fednorm.engines.survey import surveyed
+from fednorm.experiment.checkpoint import Checkpoint
 from fednorm.experiment.diagnostics import Diagnosis, Diagnostics
 from fednorm.experiment.prepare import Prepared
 from fednorm.experiment.result import Evaluation, RunResult, Status
+from fednorm.experiment.tally import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +35,85 @@ class Event:
 OnRound = Callable[[Event], None]
 
 
-def run(prepared: Prepared, on_round: OnRound = lambda _: None) -> RunResult:
-    """Run all rounds; Ctrl-C and a loss that is not finite end the run, but keep what is done."""
-    tally = _Tally(prepared, time.perf_counter())
+class Saving(Protocol):
+    """Where a run is saved while it goes on."""
+
+    def after(self, result: Round, tally: Tally) -> None:
+        """Save if it is time."""
+        ...
+
+    def save(self, result: Round, tally: Tally) -> None:
+        """Save now."""
+        ...
+
+
+def run(
+    prepared: Prepared,
+    on_round: OnRound = lambda _: None,
+    *,
+    saves: Saving | None = None,
+    start: Checkpoint | None = None,
+) -> RunResult:
+    """Run all rounds, or the rest of them.
+
+    Ctrl-C and a loss that is not finite end the run, but keep what is done.
+    """
+    tally = Tally.read(start.record) if start else Tally()
+    done: Round | None = None
+    try:
+        for done in _rounds(prepared, tally, start):
+            on_round(_event(prepared, done, tally))
+            if saves:
+                saves.after(done, tally)
+    except (NonFiniteLossError, NoUsableReplyError) as error:
+        return _result(prepared, tally, "diverged", str(error))
+    except KeyboardInterrupt:
+        if saves and done:
+            saves.save(done, tally)
+        reached = len(tally.exchanges)
+        return _result(prepared, tally, "interrupted", f"interrupted after round {reached}")
+    return _result(prepared, tally, "finished")
+
+
+def _rounds(prepared: Prepared, tally: Tally, start: Checkpoint | None) -> Iterator[Round]:
+    """Run rounds and add them to the tally with their evaluation."""
     experiment = prepared.experiment
     diagnosis = Diagnosis(prepared) if experiment.diagnose else None
-    try:
-        for result in prepared.rounds():
-            number = result.state.round
-            due = number % experiment.evaluation_rounds == 0 or number == experiment.rounds
-            evaluation = evaluate(prepared, result) if due else None
-            diagnostics = diagnosis.of(result, gradient=due) if diagnosis else None
-            on_round(tally.add(result, evaluation, diagnostics))
-    except (NonFiniteLossError, NoUsableReplyError) as error:
-        return tally.result("diverged", str(error))
-    except KeyboardInterrupt:
-        return tally.result("interrupted", f"interrupted after round {len(tally.exchanges)}")
-    return tally.result("finished")
+    if diagnosis and start:
+        diagnosis.go_on(start.state, start.memories, tally.diagnostics)
+    for result in prepared.rounds(Start(start.state, start.memories) if start else None):
+        number = result.state.round
+        due = number % experiment.evaluation_rounds == 0 or number == experiment.rounds
+        evaluation = evaluate(prepared, result) if due else None
+        diagnostics = diagnosis.of(result, gradient=due) if diagnosis else None
+        tally.add(result, evaluation, diagnostics, sends=not prepared.entry.centralized)
+        yield result
+
+
+def _event(prepared: Prepared, result: Round, tally: Tally) -> Event:
+    number, last = result.state.round, tally.history[-1] if tally.history else None
+    return Event(
+        strategy=prepared.entry.title,
+        seed=prepared.seed,
+        round=number,
+        train_loss=result.train_loss,
+        rejected=tuple(f"client {r.client}: {r.reason}" for r in result.state.rejected),
+        evaluation=last if last and last.round == number else None,
+        diagnostics=tally.diagnostics[-1] if prepared.experiment.diagnose else None,
+    )
+
+
+def _result(
+    prepared: Prepared, tally: Tally, status: Status, error: str | None = None
+) -> RunResult:
+    return tally.result(
+        status,
+        error,
+        strategy=prepared.entry.title,
+        seed=prepared.seed,
+        personal=personal(prepared),
+        metric=prepared.data.metric,
+    )
 
 
 def evaluate(prepared: Prepared, result: Round) -> Evaluation:
@@ -104,62 +168,3 @@ def _per_client(
         worst=min(accuracies),
         weighted=sum(s.accuracy * s.examples for s in scores) / examples,
     )
-
-
-class _Tally:
-    """Collects the rounds of a run into its result."""
-
-    def __init__(self, prepared: Prepared, start: float) -> None:
-        self.prepared, self.start = prepared, start
-        self.history: list[Evaluation] = []
-        self.exchanges: list[int] = []
-        self.up: list[float] = []
-        self.down: list[float] = []
-        self.diagnostics: list[Diagnostics] = []
-        self.rejected = 0
-
-    def add(
-        self, result: Round, evaluation: Evaluation | None, diagnostics: Diagnostics | None
-    ) -> Event:
-        """Add a round."""
-        sends = not self.prepared.entry.centralized  # one machine sends nothing to anybody
-        self.exchanges.append(result.exchanges * sends)
-        self.up.append(result.bytes_up * sends)
-        self.down.append(result.bytes_down * sends)
-        self.rejected += len(result.state.rejected)
-        if evaluation is not None:
-            self.history.append(evaluation)
-        if diagnostics is not None:
-            self.diagnostics.append(diagnostics)
-        return Event(
-            strategy=self.prepared.entry.title,
-            seed=self.prepared.seed,
-            round=result.state.round,
-            train_loss=result.train_loss,
-            rejected=tuple(f"client {r.client}: {r.reason}" for r in result.state.rejected),
-            evaluation=evaluation,
-            diagnostics=diagnostics,
-        )
-
-    def result(self, status: Status, error: str | None = None) -> RunResult:
-        """Return what there is."""
-        mean = {name: fmean(values) if values else 0.0 for name, values in self._series().items()}
-        return RunResult(
-            strategy=self.prepared.entry.title,
-            seed=self.prepared.seed,
-            status=status,
-            history=tuple(self.history),
-            rounds=len(self.exchanges),
-            exchanges_per_round=mean["exchanges"],
-            bytes_up_per_round=mean["up"],
-            bytes_down_per_round=mean["down"],
-            seconds=time.perf_counter() - self.start,
-            personal=personal(self.prepared),
-            rejected=self.rejected,
-            error=error,
-            diagnostics=tuple(self.diagnostics),
-            metric=self.prepared.data.metric,
-        )
-
-    def _series(self) -> dict[str, list[float]]:
-        return {"exchanges": [float(e) for e in self.exchanges], "up": self.up, "down": self.down}

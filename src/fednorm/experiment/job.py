@@ -1,0 +1,98 @@
+"""One run of a comparison, made and recorded."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from fednorm.core.task import export
+from fednorm.experiment import checkpoint
+from fednorm.experiment.config import Experiment
+from fednorm.experiment.entry import StrategyEntry
+from fednorm.experiment.environment import threads
+from fednorm.experiment.load import ConfigError
+from fednorm.experiment.prepare import ModelSource, Prepared, prepare
+from fednorm.experiment.record import keep, recorded, run_folder, run_key
+from fednorm.experiment.result import RunResult
+from fednorm.experiment.run import Event, OnRound, run
+from fednorm.experiment.saves import Metrics, Saves
+
+_PATIENCE = 60.0  # seconds for a process of a killed comparison to end its round
+log = logging.getLogger("fednorm")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a comparison."""
+
+    experiment: Experiment
+    entry: StrategyEntry
+    seed: int
+    folder: Path | None = None
+    checkpoint_every: int | None = None  # rounds
+
+    @property
+    def name(self) -> str:
+        """What the run is called in messages."""
+        return f"{self.entry.title} seed {self.seed}"
+
+    def recorded(self) -> RunResult | None:
+        """Return the result if the run was finished before."""
+        if self.folder is None:
+            return None
+        return recorded(self.folder, self.experiment, self.entry, self.seed)
+
+
+def execute(job: Job, on_round: OnRound, model: ModelSource | None = None) -> RunResult:
+    """Make one run, or the rest of it, and record it."""
+    with threads(job.experiment.threads):
+        prepared = prepare(job.experiment, job.entry, job.seed, model)
+        if job.folder is None:
+            return run(prepared, on_round)
+        target = run_folder(job.folder, job.entry, job.seed)
+        target.mkdir(parents=True, exist_ok=True)
+        with locked(target, _PATIENCE):
+            result = _recorded(job, prepared, on_round, target)
+            # A model object has no name by which a record of it could be told from another's.
+            if result.status != "interrupted" and model is None:
+                keep(job.folder, job.experiment, job.entry, result)
+                checkpoint.clear(target)
+        return result
+
+
+def _recorded(job: Job, prepared: Prepared, on_round: OnRound, target: Path) -> RunResult:
+    metrics = Metrics(target / "metrics.jsonl")
+    key = run_key(job.experiment, job.entry, job.seed)
+    saves = Saves(target, key, metrics, job.checkpoint_every)
+    try:
+        start, messages = saves.start(prepared.data.look.device)
+        for message in messages:
+            log.warning(message)
+
+        def both(event: Event) -> None:
+            metrics.write(event)
+            on_round(event)
+
+        result = run(prepared, both, saves=saves, start=start)
+        if result.status == "finished" and saves.state:
+            model = export(prepared.task, saves.state).state_dict()
+            shared = {k: v for k, v in model.items() if k not in prepared.task.layout.personal}
+            checkpoint.save_model(target / "model.safetensors", shared)
+        return result
+    finally:
+        metrics.file.close()
+
+
+@contextmanager
+def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
+    """Keep others out of a folder; the system opens it again when the process ends."""
+    try:
+        with FileLock(folder / ".lock", timeout=patience):
+            yield
+    except Timeout:
+        raise ConfigError(
+            f"another run is writing into {str(folder)!r}; wait for it, or choose another --out."
+        ) from None

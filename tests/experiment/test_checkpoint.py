@@ -1,0 +1,320 @@
+"""A run that is stopped, killed or damaged ends as if nothing had happened."""
+
+import errno
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fednorm.core.messages import Memory, Rejected, Running, ServerState
+from fednorm.experiment import checkpoint
+from fednorm.experiment.checkpoint import Checkpoint, DiskError
+from fednorm.experiment.compare import run_all
+from fednorm.experiment.job import locked
+from fednorm.experiment.load import ConfigError, build
+from fednorm.experiment.processes import WorkerError
+
+SMALL = {
+    "strategies": ["fedbn"],
+    "seeds": [0],
+    "rounds": 12,
+    "clients": 3,
+    "batch": 8,
+    "eval_every": 4,
+    "model": {"name": "resnet", "widths": [4, 4]},
+    "algorithm": {"name": "fedavg", "lr": 0.05, "momentum": 0.9, "momentum_state": "local"},
+}
+KINDS = {
+    "personal": {},
+    "sampled": {"participation": 0.5},
+    "global momentum": {
+        "strategies": ["naive"],
+        "algorithm": {"name": "fedavg", "momentum": 0.9, "momentum_state": "global"},
+    },
+    "frozen by itself": {
+        "strategies": [{"name": "fixbn", "freeze_round": "auto", "window": 3, "threshold": 1.0}]
+    },
+    "dual in lockstep": {
+        "strategies": ["dualbn"],
+        "algorithm": {"name": "dsgd", "lr": 0.05, "momentum": 0.9},
+    },
+    "surveyed": {"strategies": ["hbn"], "algorithm": {"name": "fedavg", "lr": 0.05}},
+    "diagnosed": {"strategies": ["fbn"], "algorithm": "dsgd", "diagnose": True},
+    "exchanged": {"strategies": ["fedtan"], "algorithm": "dsgd", "rounds": 6},
+    "centralized": {"strategies": ["centralized"], "algorithm": "dsgd"},
+}
+
+
+def experiment(kind="personal", **more):
+    return build({**SMALL, **KINDS[kind], **more})
+
+
+def run_of(folder):
+    (found,) = (folder / "runs").iterdir()
+    return found
+
+
+def outcome(folder):
+    """All that a run leaves, but its time."""
+    files = {p.name: p.read_bytes() for p in run_of(folder).glob("m*") if p.is_file()}
+    assert set(files) == {"metrics.jsonl", "model.safetensors"}
+    return files
+
+
+def stopping_after(number):
+    def on_round(event):
+        if event.round == number:
+            raise KeyboardInterrupt
+
+    return on_round
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stopped_run_goes_on_as_if_nothing_had_happened(kind, tmp_path):
+    chosen = experiment(kind)
+    whole = run_all(chosen, folder=tmp_path / "whole")
+    seen = []
+    for number in (1, 5):
+        (stopped,) = run_all(
+            chosen, folder=tmp_path / "parts", on_round=stopping_after(number)
+        ).runs
+        assert (stopped.status, stopped.rounds) == ("interrupted", number)
+    parts = run_all(chosen, folder=tmp_path / "parts", on_round=lambda e: seen.append(e.round))
+    assert seen == list(range(6, chosen.rounds + 1))
+    assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
+    (one,), (other,) = whole.runs, parts.runs
+    assert repr(one.history) == repr(other.history)
+    assert repr(one.diagnostics) == repr(other.diagnostics)
+    assert one.bytes_up_per_round == other.bytes_up_per_round
+    assert not list(run_of(tmp_path / "parts").glob("checkpoint-*"))
+
+
+def saved(folder, kind="personal", every=2, until=9):
+    """Stop a run with checkpoints of the last two even rounds, and the one where it stopped."""
+    run_all(experiment(kind), folder=folder, on_round=stopping_after(until), checkpoint_every=every)
+    return sorted(run_of(folder).glob("checkpoint-*"))
+
+
+def test_the_newest_two_are_kept(tmp_path):
+    assert [path.name[:19] for path in saved(tmp_path)] == [
+        "checkpoint-00000008",
+        "checkpoint-00000009",
+    ]
+
+
+@pytest.mark.parametrize("damage", ["cut off", "altered", "empty"])
+@pytest.mark.parametrize("both", [False, True])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(damage, both, tmp_path, caplog):
+    run_all(experiment(), folder=tmp_path / "whole")
+    files = saved(tmp_path / "parts")
+    for path in files if both else files[-1:]:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        end = {"cut off": len(content) - 7, "altered": len(content), "empty": 0}[damage]
+        path.write_bytes(bytes(content[:end]))
+    seen = []
+    with caplog.at_level(logging.WARNING, "fednorm"):
+        run_all(experiment(), folder=tmp_path / "parts", on_round=lambda e: seen.append(e.round))
+    assert seen[0] == (1 if both else 9)
+    assert "checkpoint of round 9" in caplog.text
+    assert "is damaged; the one before it is used" in caplog.text
+    assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
+
+
+def test_lines_that_are_missing_make_a_checkpoint_useless(tmp_path):
+    saved(tmp_path)
+    metrics = run_of(tmp_path) / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-5])
+    seen = []
+    run_all(experiment(), folder=tmp_path, on_round=lambda e: seen.append(e.round))
+    assert seen[0] == 1
+    assert len(metrics.read_text().splitlines()) == 12
+
+
+def test_a_checkpoint_of_another_setting_is_not_used(tmp_path):
+    saved(tmp_path)
+    other = experiment(strategies=[{"name": "fedbn", "momentum": 0.2}])
+    seen = []
+    run_all(other, folder=tmp_path, on_round=lambda e: seen.append(e.round))
+    assert seen[0] == 1
+
+
+def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint(tmp_path, monkeypatch):
+    whole = tmp_path / "whole"
+    run_all(experiment(), folder=whole)
+    real, calls = os.fsync, []
+
+    def fsync(descriptor):
+        calls.append(descriptor)
+        if len(calls) > 4:  # two for each checkpoint: the file and its folder
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    parts = tmp_path / "parts"
+    with pytest.raises(DiskError, match=r"No space left on device; the checkpoint of round 4 is"):
+        run_all(experiment(), folder=parts, checkpoint_every=2)
+    monkeypatch.undo()
+    assert not list(run_of(parts).glob(".checkpoint*"))
+    seen = []
+    run_all(experiment(), folder=parts, on_round=lambda e: seen.append(e.round))
+    assert seen[0] == 5
+    assert outcome(parts) == outcome(whole)
+
+
+def test_two_runs_do_not_write_into_one_folder(tmp_path):
+    with locked(tmp_path), pytest.raises(ConfigError, match="another run is writing into"):
+        run_all(experiment(), folder=tmp_path)
+    run_all(experiment(rounds=1), folder=tmp_path)
+
+
+def test_values_come_back_bit_by_bit(tmp_path):
+    odd = torch.tensor([float("nan"), float("inf"), -0.0, 1e-45])
+    strided = torch.arange(24.0).view(2, 3, 2, 2).to(memory_format=torch.channels_last)
+    state = ServerState(
+        round=7,
+        weights={"a.b": odd, "tied": strided, "tied too": strided},
+        buffers={"count": torch.tensor(3)},
+        running={"layer": Running(odd.double(), torch.empty(0), 5)},
+        notes={"half": torch.tensor([0.5], dtype=torch.bfloat16)},
+        rejected=(Rejected(3, "reason"),),
+    )
+    before = Checkpoint(state, {11: Memory({"x": odd}, {})}, {"history": [], "n": 0.1 + 0.2})
+    checkpoint.save(tmp_path, {"k": (1, 2)}, before)
+    after, messages = checkpoint.newest(tmp_path, {"k": (1, 2)})
+    assert not messages
+    assert after.record == before.record
+    assert after.state.rejected == state.rejected
+    assert after.state.running["layer"].batches == 5
+    pairs = [
+        (after.state.weights[name], state.weights[name]) for name in ("a.b", "tied", "tied too")
+    ]
+    pairs += [
+        (after.state.buffers["count"], state.buffers["count"]),
+        (after.state.running["layer"].mean, state.running["layer"].mean),
+        (after.state.notes["half"], state.notes["half"]),
+        (after.memories[11].tensors["x"], odd),
+    ]
+    for new, old in pairs:
+        assert new.dtype == old.dtype
+        assert new.shape == old.shape
+        assert torch.equal(*(t.contiguous().view(-1).view(torch.uint8) for t in (new, old)))
+
+
+def _to_be_killed(values, folder):
+    torch.set_num_threads(1)
+    run_all(build(values), folder=folder, checkpoint_every=3)
+
+
+def test_a_run_killed_at_twenty_random_moments_ends_the_same(tmp_path):
+    values = {**SMALL, "rounds": 150, "model": "mlp", "eval_every": 10}
+    run_all(build(values), folder=tmp_path / "whole")
+    context = multiprocessing.get_context("forkserver")  # torch is imported once
+    context.set_forkserver_preload(["fednorm.experiment.compare"])
+    draw = np.random.default_rng(0)
+    killed = 0
+    while killed < 20:
+        process = context.Process(target=_to_be_killed, args=(values, tmp_path / "parts"))
+        process.start()
+        process.join(0.15 + draw.random() * 0.5)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            killed += 1
+        elif list((tmp_path / "parts").rglob("run.json")):
+            break
+    run_all(build(values), folder=tmp_path / "parts")
+    assert killed >= 3  # it had to be interrupted for this to show anything
+    assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
+
+
+def test_a_worker_that_dies_is_replaced(tmp_path, caplog):
+    chosen = experiment(seeds=[0, 1, 2])
+    whole = run_all(chosen, folder=tmp_path / "whole")
+    killed = []
+
+    def on_round(event):
+        if event.round == 5 and not killed:
+            child = multiprocessing.active_children()[0]
+            killed.append(child.pid)
+            os.kill(child.pid, signal.SIGKILL)
+
+    with caplog.at_level(logging.WARNING, "fednorm"):
+        parts = run_all(
+            chosen, folder=tmp_path / "parts", on_round=on_round, workers=2, checkpoint_every=2
+        )
+    assert killed
+    assert "a worker process died" in caplog.text
+    assert [repr(r.history) for r in parts.runs] == [repr(r.history) for r in whole.runs]
+
+
+def test_workers_that_die_again_and_again_are_given_up(tmp_path):
+    def on_round(event):
+        del event
+        for child in multiprocessing.active_children():
+            os.kill(child.pid, signal.SIGKILL)
+
+    with pytest.raises(WorkerError, match="died 3 times in a row"):
+        run_all(experiment(seeds=[0, 1]), folder=tmp_path, on_round=on_round, workers=2)
+
+
+def command(folder, **more):
+    settings = [f"--set={key}={value}" for key, value in more.items()]
+    script = "import sys; from fednorm.cli import main; main()"
+    arguments = ["compare", "--strategies", "fbn,gn", "--seeds", "1", "--out", str(folder)]
+    return [sys.executable, "-c", script, *arguments, *settings]
+
+
+def children(pid):
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in listed.read_text().split()]
+
+
+def wait_until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.05)
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(tmp_path):
+    arguments = command(tmp_path, rounds=100000, eval_every=50)
+    process = subprocess.Popen([*arguments, "--workers", "1"], stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "runs" / "fbn-seed0" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on" in errors
+    assert list(metrics.parent.glob("checkpoint-*"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads Linux's /proc")
+def test_workers_end_when_their_parent_is_killed(tmp_path):
+    process = subprocess.Popen(
+        [*command(tmp_path, rounds=100000, eval_every=50), "--workers", "2"],
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    wait_until(lambda: len(list(tmp_path.glob("runs/*/metrics.jsonl"))) == 2)
+    workers = children(process.pid)
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(_runs(pid) for pid in workers))
+    assert len(list(tmp_path.glob("runs/*/checkpoint-*"))) >= 2
+
+
+def _runs(pid):
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
