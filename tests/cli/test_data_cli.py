@@ -61,8 +61,8 @@ def test_get_reads_a_copy_and_list_shows_it(home, pictures):
     assert "folder: 4 training and 2 test samples of shape (3, 6, 6), 2 classes" in text
     row = line("folder").split()
     assert row[1] == "yes"
-    assert str(home / "folder") in row
-    held = sum(p.stat().st_size for p in (home / "folder").rglob("*") if p.is_file())
+    assert str(home / "decoded" / "folder") in row
+    held = sum(p.stat().st_size for p in (home / "decoded" / "folder").rglob("*") if p.is_file())
     assert float(row[2]) == pytest.approx(held / 1000, rel=0.1)
 
 
@@ -77,7 +77,7 @@ def test_get_of_a_known_data_set(home, tmp_path, monkeypatch):
     monkeypatch.setattr(Mnist, "shapes", {})
     monkeypatch.setattr(Mnist, "sums", {})
     assert "mnist: 4 training and 2 test" in call("get", "mnist", "--root", tmp_path)
-    assert (home / "mnist" / "x.npy").exists()
+    assert (home / "decoded" / "mnist" / "x.npy").exists()
 
 
 def test_a_run_decodes_what_it_needs(home, pictures, tmp_path):
@@ -86,7 +86,9 @@ def test_a_run_decodes_what_it_needs(home, pictures, tmp_path):
     flags += ["--rounds", "1", "--seeds", "2", "--workers", "2", "--out", tmp_path / "out"]
     result = CliRunner().invoke(fednorm, ["compare", *map(str, flags)])
     assert result.exit_code == 0, result.output
-    assert len(list((home / "folder").glob("*/index.json"))) == 2  # a split for each seed
+    assert (
+        len(list((home / "decoded" / "folder").glob("*/index.json"))) == 2
+    )  # a split for each seed
 
 
 @pytest.mark.usefixtures("home")

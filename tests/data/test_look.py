@@ -137,6 +137,7 @@ def test_scenes_are_street_like_and_seeded():
     assert (one.y[:, 0] == IGNORED).all()
     assert set(one.y[one.y != IGNORED].tolist()) == set(range(5))
     assert sorted(set(one.groups)) == list(range(6))
-    assert one.labels().tolist() == [np.bincount(m[m != IGNORED]).argmax() for m in one.y.numpy()]
+    sparse = one.y.numpy()[:, ::8, ::8]
+    assert one.labels().tolist() == [np.bincount(m[m != IGNORED]).argmax() for m in sparse]
     with pytest.raises(ValueError, match="'scenes' needs classes of at least 3, but got 2"):
         load("scenes", 0, classes=2)

@@ -106,7 +106,7 @@ def test_a_corrupt_picture_is_named(files, home, damage):
     bad.write_bytes(data)
     with pytest.raises(DamagedDataError, match=f"picture {bad} cannot be read: .*; replace it"):
         decoded("a", files, files, square(None))
-    assert not list((home / "a").glob("*/index.json"))
+    assert not list((home / "decoded" / "a").glob("*/index.json"))
 
 
 def test_pictures_of_two_sizes_need_a_size(files, draw):

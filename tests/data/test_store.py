@@ -44,7 +44,7 @@ def test_what_was_interrupted_is_never_used(tmp_path):
     assert_same(stored(tmp_path / "a", write))
 
 
-@pytest.mark.parametrize("broken", ["changed", "short", "gone", "index"])
+@pytest.mark.parametrize("broken", ["changed", "short", "empty", "gone", "list", "index"])
 def test_what_is_damaged_is_made_again(tmp_path, broken):
     stored(tmp_path / "a", write)
     path = tmp_path / "a" / "x.npy"
@@ -54,8 +54,12 @@ def test_what_is_damaged_is_made_again(tmp_path, broken):
         path.write_bytes(data)
     elif broken == "short":
         path.write_bytes(path.read_bytes()[:-7])
+    elif broken == "empty":
+        path.write_bytes(b"")
     elif broken == "gone":
         path.unlink()
+    elif broken == "list":
+        (tmp_path / "a" / INDEX).write_text("[]")
     else:
         (tmp_path / "a" / INDEX).write_text('{"x": ')
     with pytest.raises((OSError, ValueError)):
@@ -116,3 +120,18 @@ def test_digest_is_the_sha256_of_the_bytes_in_row_order(tmp_path):
     save(tmp_path, {"x": rows})
     stored(tmp_path / "a", lambda folder: save(folder, {"x": rows}))
     assert json.loads((tmp_path / "a" / INDEX).read_text())["x"]["sha256"] == known
+
+
+def test_a_folder_that_is_not_ours_is_never_removed(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "notes.txt").write_text("mine")
+    with pytest.raises(DamagedDataError, match="is in the way of a decoded data set"):
+        stored(tmp_path / "a", write)
+    assert (tmp_path / "a" / "notes.txt").read_text() == "mine"
+
+
+def test_a_mistyped_limit_is_no_damage(tmp_path, monkeypatch):
+    stored(tmp_path / "a", write)
+    monkeypatch.setenv("FEDNORM_DATA_LIMIT", "four")
+    with pytest.raises(ValueError, match="FEDNORM_DATA_LIMIT must be a number"):
+        stored(tmp_path / "a", never)

@@ -55,7 +55,7 @@ STATEMENTS = [
     (panel({"a": 90, "b": 80}, a=75, b=(68, 72)), SAME),
     (
         panel({"a": 90, "b": 89.8, "c": 10}, a=60, b=70, c=5),
-        f"{SAME} Too close to call: a and b.",
+        "2 of 3 pairs of methods in the published order. Too close to call: a and b.",
     ),
     (
         panel(dict.fromkeys("abcd", 50), a=1, b=2, c=3, d=4),
@@ -67,6 +67,24 @@ STATEMENTS = [
 @pytest.mark.parametrize(("of", "expected"), STATEMENTS)
 def test_the_statement_is_true_of_the_pairs(of, expected):
     assert agreement(of).statement() == expected
+
+
+def test_one_seed_is_as_sure_as_its_test_samples_are_many():
+    """At 50 % of 400 samples, one standard error is 2.5 points."""
+    close = comparison(run("a", (0.52,), tested=400), run("b", (0.5,), tested=400))
+    many = comparison(run("a", (0.52,), tested=40000), run("b", (0.5,), tested=40000))
+    published = {"a": 90.0, "b": 80.0}
+    assert agreement(Panel("", close, published)).statement() == "Too close to call: a and b."
+    assert agreement(Panel("", many, published)).statement() == SAME
+
+
+def test_published_maxima_are_compared_with_maxima():
+    runs = comparison(run("a", (0.8, 0.3)), run("b", (0.5, 0.6)))
+    published = {"a": 90.0, "b": 80.0}
+    assert agreement(Panel("", runs, published)).rows[0].measured == pytest.approx(30.0)
+    best = agreement(Panel("", runs, published, best=True))
+    assert best.rows[0].measured == pytest.approx(80.0)
+    assert best.statement() == SAME
 
 
 def test_a_method_that_diverged_with_every_seed_has_no_place_in_the_order():

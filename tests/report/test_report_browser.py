@@ -243,9 +243,10 @@ return { loaded: view.performance.getEntriesByType("resource"),
 )
 LIVES = {
     "two panels": two_panels(),
+    "final values": replace(two_panels(), finals="γ", curves=("γ = 0",)),
     "no runs": comparison(),
     "no panels": told(),
-    "all diverged": comparison(diverged("fbn"), diverged("gn", (NAN, 0.1))),
+    "all diverged": comparison(diverged("fbn"), diverged("gn", (NAN,))),
     "a panel without curves": told(*two_panels().panels, Panel("none", comparison(diverged("x")))),
     "long words": replace(
         told(Panel("p" * 90, comparison(run("g" * 99, (0.5, 0.6))), {"g" * 99: 50.0})),
@@ -254,6 +255,18 @@ LIVES = {
         cuts=("w" * 90,),
     ),
 }
+
+
+def test_a_method_is_hidden_among_final_values_too(tmp_path):
+    story = replace(two_panels(), finals="γ", curves=("γ = 0",))
+    script = """
+    const visible = (one) => view.getComputedStyle(one).visibility === "visible";
+    const shown = () => all(".finals g[data-method]").filter(visible);
+    const before = shown().length;
+    all(".legend button")[0].click();
+    return [before > 0, shown().length < before, all(".readout").length];
+    """
+    assert browse(page(story), script, tmp_path).value == [True, True, 1]
 
 
 def test_the_page_is_silent_fits_and_loads_nothing(tmp_path):

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from fednorm.cli import app
 from fednorm.core.registry import UnknownNameError
 from fednorm.experiment.load import ConfigError
-from fednorm.reproduce import find_figure, reproduce, scaled
+from fednorm.reproduce import Order, find_figure, reproduce, scaled
 from fednorm.reproduce.scale import cuts, merged
 
 OWN = """
@@ -89,6 +89,16 @@ def test_what_is_cut_is_said(own):
     )
 
 
+def test_a_users_settings_are_said_too(own):
+    figure = find_figure(own)
+    assert "rounds = 7 instead of 40." in cuts(figure, "full", ["rounds=7"])
+    assert {e.rounds for _, e in scaled(figure, "full", ["rounds=7"])} == {7}
+
+
+def test_how_often_a_run_is_looked_at_is_no_cut(own):
+    assert cuts(find_figure(own), "full", ["eval_every=3"]) == ("Assumed: everything.",)
+
+
 def test_tables_are_merged_key_by_key():
     before = {"data": "digits", "algorithm": {"name": "dsgd", "lr": 0.1}}
     after = merged(before, {"data": {"test": 9}, "algorithm": {"lr": 0.2}, "rounds": 3})
@@ -105,7 +115,9 @@ def test_finished_parts_are_not_repeated(own, tmp_path):
 
     def run():
         events.clear()
-        return reproduce(own, "short", tmp_path / "out", shown=lambda t, _: seen(events, t))
+        order = Order(own, "short")
+        *_, story = reproduce(order, tmp_path / "out", shown=lambda t, _: seen(events, t))
+        return story
 
     first = run()
     assert ("γ = 0", "naive", 2) in events
@@ -173,3 +185,40 @@ def test_the_list_shows_all(monkeypatch):
 def test_the_ring_figures_are_drawn_by_ring(tmp_path):
     assert call("fbn-fig2", "--out", str(tmp_path)).exit_code == 0
     assert (tmp_path / "figure2.png").exists()
+
+
+def test_data_that_cannot_be_had_are_known_before_the_first_run(tmp_path):
+    """The second panel's data are missing; nothing is run for hours to find that out."""
+    path = tmp_path / "two.toml"
+    last = 'set = { partition = "gamma=1" }'
+    other = 'set = { data = { name = "folder", root = "nowhere" } }'
+    path.write_text(
+        OWN.replace("data = { test = 50 }\n", "").replace(last, other), encoding="utf-8"
+    )
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, ["reproduce", str(path), "--out", str(out)])
+    assert isinstance(result.exception, OSError | ConfigError)
+    assert "nowhere" in str(result.exception)
+    assert not out.exists()
+
+
+def test_a_smoke_run_is_not_compared_with_published_numbers(own, tmp_path):
+    order = Order(own, "smoke")
+    *_, story = reproduce(order, tmp_path, shown=lambda t, _: seen([], t))
+    assert all(not panel.published for panel in story.panels)
+
+
+def test_ctrl_c_leaves_a_report_of_what_was_done(own, tmp_path):
+    @contextmanager
+    def stopping(title, experiment):
+        del experiment
+
+        def on_round(event):
+            if title == "γ = 1" and event.round == 2:
+                raise KeyboardInterrupt
+
+        yield on_round
+
+    stories = list(reproduce(Order(own, "short"), tmp_path, shown=stopping))
+    assert [len(story.panels) for story in stories] == [1, 2]
+    assert stories[-1].panels[1].comparison.runs[0].status == "interrupted"

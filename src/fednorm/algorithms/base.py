@@ -14,7 +14,10 @@ class SGD:
     momentum: float = param(0.0, "momentum of the optimiser, in [0, 1)")
     weight_decay: float = param(0.0, "weight decay, added to the gradient")
     schedule: Schedule = param(
-        "constant", "'constant', 'step' (÷10 after 50 % and 75 %), or 'inverse' (η/(1+⌊t/1000⌋))"
+        "constant", "'constant', 'step' (÷10 at the milestones), or 'inverse' (η/(1+⌊t/1000⌋))"
+    )
+    milestones: tuple[float, ...] = param(
+        (0.5, 0.75), "shares of all rounds after each of which 'step' divides by 10"
     )
     decay_every: int = param(1000, "rounds after which 'inverse' divides by 2, then by 3, …")
     warmup: int | None = param(
@@ -26,6 +29,8 @@ class SGD:
             raise ValueError(f"warmup must not be negative, but is {self.warmup}.")
         if not self.lr > 0:
             raise ValueError(f"lr must be positive, not {self.lr}.")
+        if not all(0 <= share <= 1 for share in self.milestones):
+            raise ValueError(f"milestones must be shares from 0 to 1, not {self.milestones}.")
         if self.decay_every < 1:
             raise ValueError(f"decay_every must be at least 1 round, not {self.decay_every}.")
         if not 0 <= self.momentum < 1:
@@ -40,5 +45,11 @@ class SGD:
     def rate(self, round_: int, rounds: int | None) -> float:
         """Return the learning rate of a round, counted from 1."""
         warm = min(1.0, round_ / self.warmup) if self.warmup else 1.0
-        every = self.decay_every
-        return warm * learning_rate(self.lr, self.schedule, round_, rounds, every=every)
+        return warm * learning_rate(
+            self.lr,
+            self.schedule,
+            round_,
+            rounds,
+            every=self.decay_every,
+            milestones=self.milestones,
+        )

@@ -12,7 +12,7 @@ from rich.table import Table
 from fednorm.cli.options import console
 from fednorm.core.registry import find
 from fednorm.data import DATASETS
-from fednorm.data.cache import home
+from fednorm.data.cache import decoded_home
 from fednorm.data.images import Images
 from fednorm.data.store import INDEX
 from fednorm.experiment.entry import Entry, make
@@ -78,8 +78,8 @@ def list_() -> None:
     for name, cls in DATASETS.items():
         if not issubclass(cls, Images):
             table.add_row(name, "yes", "", "", "comes with fednorm")
-        elif size := _size(home() / name):
-            place = escape(str(home() / name))
+        elif size := _size(decoded_home() / name):
+            place = escape(str(decoded_home() / name))
             table.add_row(name, "yes", decimal(size), place, ", ".join(cls.sources))
         else:
             table.add_row(name, "no", "", "", ", ".join(cls.sources))

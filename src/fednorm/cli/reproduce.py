@@ -8,25 +8,37 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fednorm.cli.options import INTERRUPTED, Fresh, Workers, console, errors, prefetch
+from fednorm.cli.options import (
+    INTERRUPTED,
+    Fresh,
+    Set,
+    Workers,
+    console,
+    default_workers,
+    described,
+    errors,
+    prefetch,
+)
 from fednorm.cli.ring import ring
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.environment import cores
 from fednorm.experiment.interrupt import between_rounds
 from fednorm.experiment.load import ConfigError
 from fednorm.experiment.record import clear
 from fednorm.experiment.run import OnRound
 from fednorm.report import story_table, write_story
 from fednorm.report.progress import progress
-from fednorm.reproduce import SCALES, Scale, figures, find_figure
+from fednorm.reproduce import SCALES, Order, Scale, figures, find_figure
 from fednorm.reproduce import reproduce as run_figure
 
 
-def reproduce(
+def reproduce(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
     name: Annotated[str | None, typer.Argument(help="a table or figure that --list shows")] = None,
     scale: Annotated[
         Scale, typer.Option(help="; ".join(f"{key}: {text}" for key, text in SCALES.items()))
     ] = "short",
+    settings: Set = None,
+    data_dir: Annotated[Path | None, typer.Option(help="folder with your copy of the data")] = None,
+    device: Annotated[str | None, typer.Option(help=described("device"))] = None,
     out: Annotated[Path | None, typer.Option(help="folder [default: results/NAME-SCALE]")] = None,
     workers: Workers = None,
     fresh: Fresh = False,
@@ -44,7 +56,7 @@ def reproduce(
 
     - `fednorm reproduce fbn-fig3`
 
-    - `fednorm reproduce fixbn-table1 --scale smoke`
+    - `fednorm reproduce fixbn-table1 --scale full --device cuda`
     """
     if listed or name is None:
         console.print(_listing())
@@ -54,14 +66,29 @@ def reproduce(
     if figure.ring is not None:
         ring(out=folder, rounds=figure.ring.get("rounds", 100), seed=0)
         return
+    places = {"data.root": data_dir, "device": device}
+    chosen = [f"{key}={value}" for key, value in places.items() if value is not None]
+    order = Order(name, scale, [*chosen, *(settings or [])])
     if fresh:
         for panel in folder.glob("*/config.toml"):
             clear(panel.parent)
-    story = run_figure(name, scale, folder, shown=_shown, workers=workers or cores())
-    report = write_story(story, folder)
+    _run(order, folder, workers)
+
+
+def _run(order: Order, folder: Path, workers: int | None) -> None:
+    """Run all panels; the report grows with each of them."""
+    experiments = [experiment for _, experiment in order.experiments]
+    for experiment in {e.data.model_dump_json(): e for e in experiments}.values():
+        prefetch(experiment)
+    count = workers or default_workers(experiments[0])
+    story = report = None
+    for story in run_figure(order, folder, shown=_shown, workers=count):
+        report = write_story(story, folder)
+    if story is None:
+        raise ConfigError(f"{order.name} has no panels at the scale {order.scale!r}.")
     console.print(story_table(story))
     for cut in story.cuts:
-        console.print(f"- {cut}", highlight=False)
+        console.print(f"- {cut}", highlight=False, markup=False)
     console.print(f"Report: {report}", soft_wrap=True)
     runs = [run for panel in story.panels for run in panel.comparison.runs]
     if any(run.status == "interrupted" for run in runs):
@@ -71,8 +98,7 @@ def reproduce(
 
 @contextmanager
 def _shown(title: str, experiment: Experiment) -> Iterator[OnRound]:
-    prefetch(experiment)
-    console.print(title, style="bold")
+    console.print(title, style="bold", markup=False)
     with progress(experiment, console) as show_round, between_rounds(show_round) as on_round:
         yield on_round
 

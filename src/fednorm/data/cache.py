@@ -15,6 +15,11 @@ def home() -> Path:
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "fednorm"
 
 
+def decoded_home() -> Path:
+    """Return the folder of what was decoded; no other file of a user's is ever in it."""
+    return home() / "decoded"
+
+
 def roots(root: str | None) -> list[Path]:
     """Return where a copy made by another library is looked for: only in `root`, if it is given."""
     if root is not None:

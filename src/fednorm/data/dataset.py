@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fednorm.data.look import AS_IT_IS, IGNORED, Batch, Look
 
+_EVERY = 8  # pixels of a mask
 _MOST_SAMPLES, _MOST_VALUES = 1000, 4_000_000  # of a test batch
 
 
@@ -61,7 +62,8 @@ class Dataset:
                     f"data set {self.name!r} needs one entry of {what} per {split} sample, but has "
                     f"{len(values)} for {len(x)} samples."
                 )
-        if y.dim() > 1 and y.dtype == torch.uint8:  # masks: checked where they are read
+        if y.dim() > 1 and y.dtype == torch.uint8:
+            self._check_masks(split, y)
             return
         if y.dtype != torch.int64 or (len(y) and int(y.min()) < 0):
             raise ValueError(
@@ -72,6 +74,16 @@ class Dataset:
             raise ValueError(
                 f"data set {self.name!r} says it has {self.classes} classes, but a {split} label "
                 f"is {int(y.max())}; labels go from 0 to classes - 1."
+            )
+
+    def _check_masks(self, split: str, y: Tensor) -> None:
+        if self.on_disk:  # too large to be looked through; checked where they are read
+            return
+        highest = int(torch.where(y == IGNORED, 0, y).max()) if y.numel() else 0
+        if highest >= self.classes:
+            raise ValueError(
+                f"data set {self.name!r} says it has {self.classes} classes, but a {split} mask "
+                f"holds {highest}; classes go from 0 to classes - 1, and {IGNORED} is no class."
             )
 
     @property
@@ -90,11 +102,15 @@ class Dataset:
         return "mean IoU" if self.segmentation else "accuracy"
 
     def labels(self, *, test: bool = False) -> NDArray[np.int64]:
-        """Return one label per sample, by which samples can be divided: of a mask, the largest."""
+        """Return one label per sample, by which samples can be divided.
+
+        Of a mask it is the class of most pixels, among every eighth in both directions.
+        """
         y = self.y_test if test else self.y
         if not self.segmentation:
             return np.asarray(y.cpu().numpy())
-        counts = [np.bincount(mask[mask != IGNORED], minlength=1) for mask in y.numpy()]
+        masks = y[:, ::_EVERY, ::_EVERY].cpu().numpy()
+        counts = [np.bincount(mask[mask != IGNORED], minlength=1) for mask in masks]
         return np.array([count.argmax() for count in counts], dtype=np.int64)
 
     def training_batch(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Batch:

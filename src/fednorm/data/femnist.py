@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from fednorm.core.registry import param
-from fednorm.data.cache import home, roots
+from fednorm.data.cache import decoded_home, roots
 from fednorm.data.dataset import Dataset, random_generator
 from fednorm.data.images import Images, dataset
 from fednorm.data.progress import bar
@@ -44,7 +44,9 @@ class Femnist(Images):
     def load(self, seed: int) -> Dataset:
         """Return the samples of all writers."""
         files = self._files()
-        arrays = stored(home() / self.name / _key(files), lambda folder: _write(folder, files))
+        arrays = stored(
+            decoded_home() / self.name / _key(files), lambda folder: _write(folder, files)
+        )
         if "x_test" not in arrays:
             arrays = split(arrays, arrays["groups"], self.test_share, random_generator(seed, TAG))
         look = self.look((0.5,), (0.5,), SIDE)

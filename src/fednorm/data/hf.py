@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib.format import open_memmap
 
 from fednorm.core.registry import param, unknown
-from fednorm.data.cache import home
+from fednorm.data.cache import decoded_home
 from fednorm.data.dataset import Dataset, random_generator
 from fednorm.data.images import Images, dataset
 from fednorm.data.progress import bar
@@ -61,7 +61,7 @@ class HuggingFace(Images):
                 self._write(folder, part, end)
 
         name = hashlib.sha256(key.encode()).hexdigest()[:16]
-        arrays = stored(home() / self.name / name, write)
+        arrays = stored(decoded_home() / self.name / name, write)
         if "x_test" not in arrays:
             arrays = split(arrays, arrays["y"], self.test_share, random_generator(seed, TAG))
         half = (0.5,) * self.channels

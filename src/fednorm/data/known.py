@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
-from fednorm.data.cache import home, roots
+from fednorm.data.cache import decoded_home, roots
 from fednorm.data.dataset import Dataset
 from fednorm.data.images import Images, dataset
 from fednorm.data.store import Arrays, DamagedDataError, digest, save, stored
@@ -36,7 +36,7 @@ class Known(Images, ABC):
 
     def load(self, seed: int) -> Dataset:
         """Return the images; they are fetched if this machine has none."""
-        arrays = stored(home() / self.name, self._get)
+        arrays = stored(decoded_home() / self.name, self._get)
         look = self.look(self.mean, self.std, arrays["x"].shape[-1])
         return dataset(self.name, self.some(arrays, seed), classes=self.classes, look=look)
 

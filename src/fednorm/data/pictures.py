@@ -13,7 +13,7 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from PIL import Image
 
-from fednorm.data.cache import home
+from fednorm.data.cache import decoded_home
 from fednorm.data.progress import Advance, bar
 from fednorm.data.store import Arrays, DamagedDataError, save, stored
 
@@ -64,7 +64,7 @@ def decoded(name: str, train: Files, test: Files, decoder: Decoder) -> Arrays:
         for files, end in ((train, ""), (test, "_test")):
             _write_split(folder, files, end, decoder)
 
-    return stored(home() / name / key, write)
+    return stored(decoded_home() / name / key, write)
 
 
 def fingerprint(splits: Iterable[Files], settings: str) -> str:

@@ -13,6 +13,8 @@ def square(size: int | None, channels: int = 3) -> Decoder:
 
     Without a size, pictures are left as large as they are.
     """
+    if size is not None and size < 1:
+        raise ValueError(f"size must be at least 1 pixel, but is {size}.")
     return Decoder(lambda path: _of_file(path, size, channels), f"square {size} {channels}")
 
 

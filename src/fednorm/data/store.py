@@ -53,9 +53,10 @@ def stored(folder: Path, write: Callable[[Path], None]) -> Arrays:
 
 
 def _whole(folder: Path) -> Arrays | None:
+    cache.limit()  # a mistake there is no damage
     try:
         return opened(folder)
-    except (OSError, ValueError, LookupError):  # not there, or damaged: it is made anew
+    except (OSError, ValueError, LookupError, EOFError, AttributeError):  # absent, or damaged
         return None
 
 
@@ -91,6 +92,10 @@ def _replace(folder: Path, write: Callable[[Path], None]) -> None:
         write(fresh)
         _seal(fresh)
         if folder.exists():
+            if not (folder / INDEX).exists():
+                raise DamagedDataError(
+                    f"{str(folder)!r} is in the way of a decoded data set and is not one; move it."
+                )
             folder.rename(old)
         fresh.rename(folder)
 

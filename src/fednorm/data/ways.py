@@ -2,6 +2,7 @@
 
 import pickle
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,14 @@ from fednorm.data.cache import home
 from fednorm.data.store import Arrays
 
 # What a file that is not there, or is damaged, can raise.
-_DAMAGED = (EOFError, LookupError, tarfile.TarError, pickle.PickleError, zlib.error)
+_DAMAGED = (
+    EOFError,
+    LookupError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    pickle.PickleError,
+    zlib.error,
+)
 _UNUSABLE = (OSError, ValueError, *_DAMAGED)
 
 

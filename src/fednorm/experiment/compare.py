@@ -7,7 +7,7 @@ from pathlib import Path
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.environment import environment
 from fednorm.experiment.job import Job, execute, locked
-from fednorm.experiment.prepare import ModelSource, prepare
+from fednorm.experiment.prepare import ModelSource, forget_data, prepare
 from fednorm.experiment.processes import in_processes
 from fednorm.experiment.record import open_folder
 from fednorm.experiment.result import Comparison, RunResult
@@ -41,7 +41,10 @@ def run_all(
             for entry in experiment.strategies
             for seed in experiment.seeds
         ]
-        runs = _results(jobs, on_round, model, workers)
+        try:
+            runs = _results(jobs, on_round, model, workers)
+        finally:
+            forget_data()  # a user's own data may be other ones the next time
     return Comparison(experiment.model_dump(mode="json", exclude_none=True), environment(), runs)
 
 

@@ -69,6 +69,11 @@ def _loaded(entry: str, seed: int) -> Dataset:
     return load(chosen.name, seed, **chosen.fields)
 
 
+def forget_data() -> None:
+    """Forget the data that were loaded last."""
+    _loaded.cache_clear()
+
+
 def _build(
     experiment: Experiment, entry: StrategyEntry, seed: int, model: ModelSource | None
 ) -> Prepared:

@@ -54,6 +54,7 @@ class RunResult:
     rejected: int = 0  # replies that were not used
     error: str | None = None
     diagnostics: tuple[dict[str, float | None], ...] = ()  # one for each round, if asked for
+    tested: int = 0  # test samples behind an accuracy
     metric: str = "accuracy"  # what `accuracy` is: segmentation has "mean IoU" in its place
 
     @property

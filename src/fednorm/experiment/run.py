@@ -113,6 +113,7 @@ def _result(
         seed=prepared.seed,
         personal=personal(prepared),
         metric=prepared.data.metric,
+        tested=len(prepared.data.y_test),
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
+from math import sqrt
 from typing import Any, Literal, TypeAlias
 
 from fednorm.experiment.result import Summary
@@ -15,7 +16,8 @@ Order: TypeAlias = Literal["same", "swapped", "too close to call"]
 CLOSE = 0.5  # points; published numbers that are no further apart have no order
 RULE = (
     f"Two methods are too close to call if they were published within {CLOSE} points of each "
-    "other, or measured within one standard deviation over seeds."
+    "other, or measured within one standard deviation over seeds, or within the standard error of "
+    "so many test samples."
 )
 _LISTED = 4  # pairs in a sentence; the others are counted
 _DIGITS = 9  # 80.4 − 79.9 is 0.5, not 0.5000000000000142
@@ -66,7 +68,10 @@ class Agreement:
             return "Fewer than two methods have both numbers, so there is no order to compare."
         if len(close) == len(self.pairs):
             return f"Too close to call: {_listed(close, ' and ')}."
+        same = len(self.of("same"))
         first = "Same order of methods as published."
+        if close and not swapped:
+            first = f"{same} of {len(self.pairs)} pairs of methods in the published order."
         if swapped:
             turned = [Pair(pair.below, pair.above, pair.order) for pair in swapped]
             first = f"Not the published order: {_listed(turned, ' is above ')}."
@@ -86,22 +91,30 @@ def agreement(panel: Panel) -> Agreement | None:
     if not panel.published:
         return None
     summaries = panel.comparison.summaries()
-    rows = [_row(summary, panel.published.get(summary.strategy)) for summary in summaries]
+    rows = [_row(s, panel.published.get(s.strategy), best=panel.best) for s in summaries]
     run = {row.label for row in rows}
     rows += [Row(k, finite(v), None, 0.0, 0) for k, v in panel.published.items() if k not in run]
     return Agreement(tuple(rows), _pairs([row for row in rows if row.gap is not None]))
 
 
-def _row(summary: Summary, published: float | None) -> Row:
+def _row(summary: Summary, published: float | None, *, best: bool) -> Row:
     seeds = sum(bool(run.history) for run in summary.runs)
-    mean = None if lost(summary) else finite(summary.accuracy)
+    mean = None if lost(summary) else finite(summary.best if best else summary.accuracy)
     return Row(
         label=summary.strategy,
         published=finite(published),
         measured=None if mean is None else 100 * mean,
-        spread=100 * (finite(summary.spread) or 0.0),
+        spread=100 * max(finite(summary.spread) or 0.0, _chance(summary, mean)),
         seeds=seeds,
     )
+
+
+def _chance(summary: Summary, accuracy: float | None) -> float:
+    """Return the standard error that the number of test samples leaves in one run's accuracy."""
+    tested = min((run.tested for run in summary.runs), default=0)
+    if not tested or accuracy is None or any(run.metric != "accuracy" for run in summary.runs):
+        return 0.0
+    return sqrt(accuracy * (1 - accuracy) / tested / len(summary.runs))
 
 
 def _pairs(rows: Sequence[Row]) -> tuple[Pair, ...]:

@@ -84,7 +84,7 @@ def _panel(axes: Axes, plots: Plots, plot: Plot, ink: str) -> None:
         return
     frame(axes, ink)
     axes.set_ylabel(f"{plot.metric} (%)", color=ink)
-    axes.set(xlim=plots.x, ylim=plots.y)
+    axes.set(xlim=plot.x, ylim=plots.y)
     for label, line in plot.lines.items():
         draw(axes, line, plots.looks[label], plots.number[label])
     for label, value in plot.published.items():

@@ -1,6 +1,6 @@
 """Final values against what the panels differ in, such as accuracy against heterogeneity."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -10,6 +10,8 @@ from fednorm.experiment.story import Story
 from fednorm.report.colors import Style
 from fednorm.report.curve import Curve
 from fednorm.report.numbers import finite
+
+_LETTERS = 44  # of ticks that fit beside each other
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ def finals(story: Story) -> Finals | None:
     return Finals(
         axis=story.finals,
         metric=story.panels[0].comparison.metric,
-        ticks=tuple(_tick(panel.title) for panel in story.panels),
+        ticks=_ticks([panel.title for panel in story.panels]),
         lines={label: Curve(*zip(*of, strict=True)) for label, of in points.items()},
         published={label: tuple(of) for label, of in published.items()},
     )
@@ -51,13 +53,20 @@ def _point(summary: Summary) -> tuple[float, float, float] | None:
     return (sum(found) / len(found), min(found), max(found)) if found else None
 
 
-def _tick(title: str) -> str:
-    """Return the value of a panel's title: "0.01" of "γ = 0.01"."""
-    return title.rpartition("=")[2].strip()
+def _ticks(titles: Sequence[str]) -> tuple[str, ...]:
+    """Return the values of titles that differ in one value alone, else the titles.
+
+    >>> _ticks(["γ = 0", "γ = 0.01"]), _ticks(["iid", "E = 1"])
+    (('0', '0.01'), ('iid', 'E = 1'))
+    """
+    parts = [title.partition(" = ") for title in titles]
+    alike = len({name for name, _, _ in parts}) == 1 and all(value for _, _, value in parts)
+    return tuple(value for _, _, value in parts) if alike else tuple(titles)
 
 
 def draw_finals(axes: Axes, drawn: Finals, looks: Mapping[str, Style], ink: str) -> None:
     """Draw final values with their range over seeds; hollow markers are published ones."""
+    number = {label: place for place, label in enumerate(looks)}
     for label, line in drawn.lines.items():
         look = looks[label]
         around = [
@@ -73,6 +82,7 @@ def draw_finals(axes: Axes, drawn: Finals, looks: Mapping[str, Style], ink: str)
             marker=look.marker,
             markersize=5,
             linewidth=1.8,
+            gid=f"method-{number[label]}",
         )
     for label, points in drawn.published.items():
         places, values = zip(*points, strict=True)
@@ -85,7 +95,11 @@ def draw_finals(axes: Axes, drawn: Finals, looks: Mapping[str, Style], ink: str)
             marker=look.marker,
             markersize=9,
             markerfacecolor="none",
+            gid=f"method-{number[label]}",
         )
+    long = max(map(len, drawn.ticks)) * len(drawn.ticks) > _LETTERS
     axes.set_xticks(range(len(drawn.ticks)), drawn.ticks)
+    for tick in axes.get_xticklabels() if long else ():
+        tick.set(rotation=30, horizontalalignment="right")
     axes.set_xlabel(drawn.axis, color=ink)
     axes.set_ylabel(f"final {drawn.metric} (%)", color=ink)

@@ -136,7 +136,7 @@
       const { svg, area } = this.drawing;
       const box = svg.getBoundingClientRect();
       const x = ((event.clientX - box.left) / box.width) * svg.viewBox.baseVal.width;
-      const [from, to] = story.x;
+      const [from, to] = this.panel.x;
       this.show(from + ((x - area.x) / area.width) * (to - from));
     }
 
@@ -172,7 +172,7 @@
     mark(values) {
       const { svg, area } = this.drawing;
       const along = (value, [from, to]) => (value - from) / (to - from);
-      const x = area.x + along(this.round, story.x) * area.width;
+      const x = area.x + along(this.round, this.panel.x) * area.width;
       const y = (value) => area.y + (1 - along(value, story.y)) * area.height;
       this.marks = values
         .filter(({ mean }) => mean !== null)
@@ -208,7 +208,7 @@
   for (const table of all("table")) {
     for (const header of table.tHead.rows[0].cells) asButton(header, () => sort(table, header));
   }
-  for (const plot of all(".plot")) {
+  for (const plot of all(".plot[data-panel]")) {
     if (story.panels[plot.dataset.panel].curves.length) new Reader(plot);
   }
 })();

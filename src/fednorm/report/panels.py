@@ -1,4 +1,4 @@
-"""What is drawn of a story: a plot for each panel, all with the same axes and the same looks."""
+"""What is drawn of a story: a plot for each panel, all with the same scale and the same looks."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ class Plot:
     lines: Mapping[str, Curve]
     ends: Mapping[str, list[tuple[int, float]]]  # where diverged runs were last evaluated
     published: Mapping[str, float]
+    x: Limits
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,6 @@ class Plots:
 
     looks: Mapping[str, Style]
     panels: tuple[Plot, ...]
-    x: Limits
     y: Limits
     finals: Finals | None = None
 
@@ -52,7 +52,6 @@ class Plots:
         """Return what the page's script reads."""
         return {
             "methods": list(self.looks),
-            "x": self.x,
             "y": self.y,
             "panels": [self._panel(plot) for plot in self.panels],
         }
@@ -68,7 +67,7 @@ class Plots:
             }
             for label, line in plot.lines.items()
         )
-        return {"title": plot.title, "metric": plot.metric, "curves": list(curves)}
+        return {"title": plot.title, "metric": plot.metric, "x": plot.x, "curves": list(curves)}
 
 
 def plots(story: Story) -> Plots:
@@ -82,7 +81,6 @@ def plots(story: Story) -> Plots:
     return Plots(
         looks=styles([*runs, *only_published]),
         panels=drawn,
-        x=_limits((number for line in lines for number in line.rounds), margin=0.02),
         y=_limits(values, margin=0.05),
         finals=finals(story),
     )
@@ -95,6 +93,7 @@ def _plot(panel: Panel) -> Plot:
     return Plot(
         title=panel.title,
         metric=panel.comparison.metric,
+        x=_limits((number for line in lines.values() for number in line.rounds), margin=0.02),
         lines={label: line for label, line in lines.items() if line.rounds},
         ends={label: points for label, points in ends.items() if points},
         published={k: v for k, v in panel.published.items() if finite(v) is not None},

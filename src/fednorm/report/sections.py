@@ -63,7 +63,7 @@ def finals(story: Story, drawn: Plots) -> Iterator[str]:
     if drawn.finals:
         yield html.heading(2, f"Final {drawn.finals.metric} by {drawn.finals.axis}")
         yield html.legend(drawn.looks, drawn.finals.lines, {})
-        yield f'<figure class="plot">{finals_svg(drawn)}</figure>'
+        yield f'<figure class="finals">{finals_svg(drawn)}</figure>'
         hollow = " Hollow markers are published numbers." if drawn.finals.published else ""
         yield html.paragraph("caption", f"{_metrics(story)} at the last evaluation.{hollow}")
 
@@ -112,7 +112,7 @@ def published(story: Story, drawn: Plots) -> Iterator[str]:
     yield '<div class="pairs">'
     for panel in story.panels:
         if found := agreement(panel):
-            rows = compared(found)
+            rows = compared(found, best=panel.best)
             yield f"<section>{html.heading(3, panel.title)}"
             yield f"{html.table(list(rows[0]), rows, drawn.looks)}</section>"
     yield "</div>"

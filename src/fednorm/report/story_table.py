@@ -36,7 +36,7 @@ def _panel(panel: Panel) -> Iterator[RenderableType]:
         yield table(panel.comparison)
         return
     yield Text(f"{title}{panel.comparison.metric}, published and measured", style="bold")
-    yield _table(compared(found))
+    yield _table(compared(found, best=panel.best))
     yield Text(found.statement())
 
 

@@ -1,47 +1,70 @@
 """Runs a figure panel by panel into a folder; what is there already is not run again."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 from fednorm.experiment.compare import run_all
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.run import OnRound
 from fednorm.experiment.story import Panel, Story
-from fednorm.reproduce.figure import find_figure
+from fednorm.reproduce.figure import PanelSpec, find_figure
 from fednorm.reproduce.scale import Scale, cuts, scaled
 
 Shown = Callable[[str, Experiment], AbstractContextManager[OnRound]]
 
 
-def reproduce(
-    name: str, scale: Scale, folder: Path, *, shown: Shown, workers: int | None = None
-) -> Story:
-    """Run every panel of a figure; `shown` opens a live view of one panel.
+@dataclass(frozen=True)
+class Order:
+    """Which figure is run, and how."""
 
-    An interrupted panel is the last one; the story then holds what was done.
+    name: str
+    scale: Scale
+    settings: Sequence[str] = ()  # `key=value`, a user's own
+
+    @property
+    def experiments(self) -> list[tuple[PanelSpec, Experiment]]:
+        """The experiment of every panel."""
+        return scaled(find_figure(self.name), self.scale, self.settings)
+
+
+def reproduce(order: Order, folder: Path, *, shown: Shown, workers: int = 1) -> Iterator[Story]:
+    """Run every panel of a figure; yield the story so far after each of them.
+
+    `shown` opens a live view of one panel. An interrupted panel is the last one.
     """
-    figure = find_figure(name)
     panels: list[Panel] = []
-    for spec, experiment in scaled(figure, scale):
+    for spec, experiment in order.experiments:
         with shown(spec.title, experiment) as on_round:
             comparison = run_all(
                 experiment,
                 folder=folder / panel_folder(spec.title),
                 on_round=on_round,
-                workers=workers or 1,
+                workers=workers,
             )
-        panels.append(Panel(spec.title, comparison, spec.published, spec.published_exchanges))
+        figure = find_figure(order.name)
+        # Two rounds on made-up data say nothing of published numbers.
+        published = {} if order.scale == "smoke" else spec.published
+        panels.append(
+            Panel(spec.title, comparison, published, spec.published_exchanges, figure.best)
+        )
+        yield _story(order, panels)
         if any(run.status == "interrupted" for run in comparison.runs):
-            break
+            return
+
+
+def _story(order: Order, panels: Sequence[Panel]) -> Story:
+    figure = find_figure(order.name)
+    settings = "".join(f" --set {setting}" for setting in order.settings)
     return Story(
         title=figure.title,
         question=figure.question,
-        command=f"fednorm reproduce {name} --scale {scale}",
+        command=f"fednorm reproduce {order.name} --scale {order.scale}{settings}",
         panels=tuple(panels),
         source=figure.source,
-        cuts=cuts(figure, scale),
+        cuts=cuts(figure, order.scale, order.settings),
         finals=figure.finals,
         curves=None if figure.curves is None else tuple(figure.curves),
     )

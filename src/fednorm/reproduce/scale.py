@@ -1,26 +1,35 @@
 """The three scales at which a figure is run, and what each of them cuts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.load import ConfigError, build
+from fednorm.experiment.load import ConfigError, build, override
 from fednorm.reproduce.figure import Figure, PanelSpec
 from fednorm.reproduce.smoke import smoke
 
 Scale: TypeAlias = Literal["full", "short", "smoke"]
 SCALES: dict[Scale, str] = {
     "full": "the paper's setting",
-    "short": "the same data, network, clients and partition for fewer rounds",
+    "short": "the same data set, network, clients and partition for fewer rounds",
     "smoke": "a minute on made-up data, to see that it runs",
 }
 
 
-def scaled(figure: Figure, scale: Scale) -> list[tuple[PanelSpec, Experiment]]:
-    """Return the experiment of every panel at a scale."""
+_HARMLESS = {"eval_every", "diagnose"}  # how often a run is looked at
+_COUNTS = {"data.train", "data.test"}  # of which none means all
+
+
+def scaled(
+    figure: Figure, scale: Scale, settings: Sequence[str] = ()
+) -> list[tuple[PanelSpec, Experiment]]:
+    """Return the experiment of every panel at a scale, with `key=value` settings of a user's."""
     if figure.needs:
         raise ConfigError(f"{figure.title} needs {figure.needs}, which this version does not have.")
-    return [(panel, build(_values(figure, panel, scale))) for panel in _kept(figure, scale)]
+    return [
+        (panel, build(override(_values(figure, panel, scale), settings)))
+        for panel in _kept(figure, scale)
+    ]
 
 
 def _values(figure: Figure, panel: PanelSpec, scale: Scale) -> dict[str, Any]:
@@ -60,16 +69,14 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     return result
 
 
-def cuts(figure: Figure, scale: Scale) -> tuple[str, ...]:
-    """Say in sentences how a scale differs from the paper's setting."""
+def cuts(figure: Figure, scale: Scale, settings: Sequence[str] = ()) -> tuple[str, ...]:
+    """Say in sentences how a run differs from the paper's setting."""
     notes = (figure.note.strip(),) if figure.note else ()
-    if scale == "full":
-        return notes
     kept = _kept(figure, scale)
     sentences: dict[str, list[str]] = {}
-    for panel in kept:
+    for panel, cut in scaled(figure, scale, settings):
         full = build(_values(figure, panel, "full"))
-        for sentence in _differences(full, build(_values(figure, panel, scale))):
+        for sentence in _differences(full, cut):
             sentences.setdefault(sentence, []).append(panel.title)
     said = [
         sentence if len(where) == len(kept) else f"{', '.join(where)}: {sentence}"
@@ -82,12 +89,13 @@ def cuts(figure: Figure, scale: Scale) -> tuple[str, ...]:
 
 def _differences(full: Experiment, cut: Experiment) -> list[str]:
     before, after = _flat(full.model_dump()), _flat(cut.model_dump())
-    lost = [e.title for e in full.strategies if e not in cut.strategies]
+    kept = {entry.title for entry in cut.strategies}
+    lost = [entry.title for entry in full.strategies if entry.title not in kept]
     listed = [f"Without {', '.join(lost)}."] if lost else []
     changed = [
-        f"{key} = {_word(after.get(key))} instead of {_word(before.get(key))}."
+        f"{key} = {_word(key, after.get(key))} instead of {_word(key, before.get(key))}."
         for key in dict.fromkeys([*before, *after])
-        if before.get(key) != after.get(key)
+        if before.get(key) != after.get(key) and key not in _HARMLESS
     ]
     return listed + changed
 
@@ -102,5 +110,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _word(value: Any) -> str:
-    return "all" if value is None else str(value)
+def _word(key: str, value: Any) -> str:
+    if value is None:
+        return "all" if key in _COUNTS else "the default"
+    return str(value)
