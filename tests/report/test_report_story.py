@@ -8,6 +8,7 @@ from rich.console import Console
 
 from fednorm.experiment.story import Panel
 from fednorm.report import story_table, write_story
+from fednorm.report.heat import heat_maps
 from fednorm.report.panels import plots
 from report.report_cases import (
     CONFIG,
@@ -163,3 +164,26 @@ def test_the_terminal_keeps_numbers_whole_and_labels_literal(label):
     story = told(Panel("[b]", comparison(run(label, (0.8123,))), {label: 85.25}))
     shown = printed(story)
     assert all(text in shown for text in ("85.2", "81.2", "−4.0", "[b]", label.split()[0]))
+
+
+def test_heat_maps_put_panels_into_cells():
+    cells = {"LeNet, iid, E = 1": (0.5, 0.4), "LeNet, iid, E = 9": (0.2, 0.6)}
+    panels = [
+        Panel(title, comparison(run("gn", (a,)), run("naive", (b,))))
+        for title, (a, b) in cells.items()
+    ]
+    panels.append(Panel("LeNet, shards, E = 1", comparison(run("gn", (0.5,)))))
+    story = replace(told(*panels), heat=("gn", "naive"), curves=())
+    (only,) = heat_maps(story)
+    assert (only.title, only.rows, only.columns) == ("LeNet", ("iid", "shards"), ("E = 1", "E = 9"))
+    assert only.cells == pytest.approx({("iid", "E = 1"): 10.0, ("iid", "E = 9"): -40.0})
+    html = page(story)
+    assert "gn against naive" in html
+    assert ">+10.0<" in html
+    assert "Accuracy by round" not in html
+
+
+def test_heat_maps_are_written_as_the_picture(tmp_path):
+    story = replace(two_panels(), heat=("fbn", "naive"), curves=())
+    written(story, tmp_path)
+    assert (tmp_path / "curves.png").stat().st_size > 3000

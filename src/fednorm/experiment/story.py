@@ -29,6 +29,7 @@ class Story:
     cuts: tuple[str, ...] = ()  # how the setting differs from the paper's, a sentence each
     finals: str = ""  # what the panels differ in, if final values are drawn against it
     curves: tuple[str, ...] | None = None  # titles of the panels whose curves are drawn; all
+    heat: tuple[str, str] | None = None  # methods whose difference is drawn panel by panel
 
     @property
     def curve_panels(self) -> tuple[Panel, ...]:

@@ -34,6 +34,7 @@ def _sections(story: Story, drawn: Plots) -> Iterator[str]:
     yield from sections.introduction(story)
     yield from sections.cuts(story)
     yield from sections.finals(story, drawn)
+    yield from sections.heat(story)
     yield from sections.curves(story, drawn)
     yield from sections.published(story, drawn)
     yield from sections.exchanges(story, drawn)

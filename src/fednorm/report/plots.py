@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,6 +14,7 @@ from matplotlib.figure import Figure
 
 from fednorm.experiment.story import Story
 from fednorm.report.figure import figure, final_values, single
+from fednorm.report.heat import heat_figure, heat_maps
 from fednorm.report.panels import Plot, Plots, plots
 from fednorm.report.setting import setting
 
@@ -33,7 +35,11 @@ _SETTINGS: Any = {  # the type of the keys differs between versions of matplotli
 def curves(story: Story, path: Path) -> None:
     """Write the curves of all panels as one PNG."""
     title = story.title or " – ".join(setting(p.comparison.config) for p in story.panels)
-    png(lambda ink: figure(plots(story), ink=ink, title=title), path)
+    maps = heat_maps(story)
+    if story.heat and maps and not story.curve_panels:
+        png(partial(heat_figure, maps, story.heat), path)
+    else:
+        png(lambda ink: figure(plots(story), ink=ink, title=title), path)
 
 
 def panel_svg(drawn: Plots, plot: Plot, size: tuple[float, float]) -> str:
@@ -45,6 +51,12 @@ def panel_svg(drawn: Plots, plot: Plot, size: tuple[float, float]) -> str:
 def finals_svg(drawn: Plots) -> str:
     """Return the final values of all panels as an SVG element."""
     return svg(lambda ink: final_values(drawn, ink), "finals")
+
+
+def heat_svg(story: Story) -> str:
+    """Return the heat maps as an SVG element, or nothing."""
+    maps = heat_maps(story)
+    return svg(partial(heat_figure, maps, story.heat), "heat") if story.heat and maps else ""
 
 
 def png(draw: Draw, path: Path) -> None:

@@ -12,7 +12,7 @@ from fednorm.report.diagnostics import diagnosed, diagnostics, explanation
 from fednorm.report.figure import NARROW, WIDE
 from fednorm.report.numbers import percent, sentence_case
 from fednorm.report.panels import Plots
-from fednorm.report.plots import finals_svg, panel_svg
+from fednorm.report.plots import finals_svg, heat_svg, panel_svg
 from fednorm.report.setting import divide, flatten, setting
 from fednorm.report.tables import caption, cells, columns
 from fednorm.report.verdict import caveats, verdict
@@ -68,9 +68,20 @@ def finals(story: Story, drawn: Plots) -> Iterator[str]:
         yield html.paragraph("caption", f"{_metrics(story)} at the last evaluation.{hollow}")
 
 
+def heat(story: Story) -> Iterator[str]:
+    """Show by how many points one method is ahead of another, panel by panel."""
+    if story.heat and (drawn := heat_svg(story)):
+        ahead, behind = story.heat
+        yield html.heading(2, f"{ahead} against {behind}")
+        yield f'<figure class="finals">{drawn}</figure>'
+        yield html.paragraph(
+            "caption", f"Points by which {ahead} ends above {behind}; green where it ends below."
+        )
+
+
 def curves(story: Story, drawn: Plots) -> Iterator[str]:
     """Show the curves of every panel under one legend."""
-    if not drawn.panels and drawn.finals:
+    if not drawn.panels and (drawn.finals or story.heat):
         return
     yield html.heading(2, f"{_metrics(story)} by round")
     marks = {

@@ -34,6 +34,9 @@ class Figure(BaseModel):
     note: str = Field(default="", description="what had to be assumed")
     finals: str = Field(default="", description="axis of a plot of final values by panel")
     curves: list[str] | None = Field(default=None, description="panels whose curves are drawn")
+    heat: tuple[str, str] | None = Field(
+        default=None, description="two labels whose difference is drawn as heat maps"
+    )
     best: bool = Field(default=False, description="published numbers are the best of a run")
     needs: str = Field(default="", description="what the library lacks to run it")
     ring: dict[str, int] | None = Field(default=None, description="drawn by `fednorm ring`")

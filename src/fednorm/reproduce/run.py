@@ -66,6 +66,7 @@ def _story(order: Order, panels: Sequence[Panel]) -> Story:
         source=figure.source,
         cuts=cuts(figure, order.scale, order.settings),
         finals=figure.finals,
+        heat=figure.heat,
         curves=None if figure.curves is None else tuple(figure.curves),
     )
 

@@ -1,0 +1,97 @@
+"""Heat maps: by how many points one method is ahead of another, panel by panel.
+
+The titles of the panels say where a cell is: "ResNet-20, shards, E = 100" is the row "shards" and
+the column "E = 100" of the map "ResNet-20".
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fednorm.experiment.story import Panel, Story
+from fednorm.report.numbers import finite
+
+_CELL, _MARGIN = (0.8, 0.42), (1.6, 1.1)  # inches
+_IN_A_ROW = 2
+_DARK = 0.6  # share of the scale from which a cell needs light digits
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """One map; a cell that was not run is missing."""
+
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: Mapping[tuple[str, str], float]  # points
+
+
+def heat_maps(story: Story) -> list[HeatMap]:
+    """Return the maps of a story, or none if it does not ask for them."""
+    if story.heat is None:
+        return []
+    ahead, behind = story.heat
+    found: dict[str, dict[tuple[str, str], float | None]] = {}
+    for panel in story.panels:
+        title, row, column = _place(panel.title)
+        found.setdefault(title, {})[row, column] = _gap(panel, ahead, behind)
+    return [_map(title, cells) for title, cells in found.items()]
+
+
+def _map(title: str, cells: Mapping[tuple[str, str], float | None]) -> HeatMap:
+    rows, columns = (tuple(dict.fromkeys(names)) for names in zip(*cells, strict=True))
+    known = {place: value for place, value in cells.items() if value is not None}
+    return HeatMap(title, rows, columns, known)
+
+
+def _place(title: str) -> tuple[str, str, str]:
+    """Return map, row and column.
+
+    >>> _place("LeNet, 128 epochs, IID, E = 1"), _place("IID, E = 1")
+    (('LeNet, 128 epochs', 'IID', 'E = 1'), ('', 'IID', 'E = 1'))
+    """
+    *rest, row, column = ["", *title.split(", ")] if ", " in title else ["", "", title]
+    return ", ".join(part for part in rest if part), row, column
+
+
+def _gap(panel: Panel, ahead: str, behind: str) -> float | None:
+    finals = {s.strategy: finite(s.accuracy) for s in panel.comparison.summaries()}
+    one, other = finals.get(ahead), finals.get(behind)
+    return None if one is None or other is None else 100 * (one - other)
+
+
+def heat_figure(maps: Sequence[HeatMap], heat: tuple[str, str], ink: str) -> Figure:
+    """Draw the maps: green where the first method is behind, purple where it is ahead."""
+    columns = min(len(maps), _IN_A_ROW)
+    widest = max(len(one.columns) for one in maps) * _CELL[0] + _MARGIN[0]
+    highest = max(len(one.rows) for one in maps) * _CELL[1] + _MARGIN[1]
+    size = (columns * widest, ceil(len(maps) / columns) * highest)
+    result = Figure(figsize=size, layout="constrained")
+    grid = result.subplots(ceil(len(maps) / columns), columns, squeeze=False).flatten()
+    most = max((abs(v) for one in maps for v in one.cells.values()), default=0.0) or 1.0
+    for axes in grid[len(maps) :]:
+        axes.set_axis_off()
+    for axes, one in zip(grid, maps, strict=False):
+        _draw(axes, one, most, ink)
+    result.suptitle(f"{heat[0]} minus {heat[1]}, points", x=0.01, ha="left", color=ink, fontsize=9)
+    return result
+
+
+def _draw(axes: Axes, one: HeatMap, most: float, ink: str) -> None:
+    values = np.full((len(one.rows), len(one.columns)), np.nan)
+    for (row, column), value in one.cells.items():
+        values[one.rows.index(row), one.columns.index(column)] = value
+    axes.imshow(values, cmap="PRGn_r", vmin=-most, vmax=most, aspect="auto")
+    axes.set_title(one.title, loc="left", color=ink, fontsize=10)
+    axes.set_xticks(range(len(one.columns)), one.columns)
+    axes.set_yticks(range(len(one.rows)), one.rows)
+    axes.tick_params(colors=ink, length=0, labelsize=8)
+    axes.spines[:].set_visible(False)
+    for (y, x), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            color = "white" if abs(value) > _DARK * most else "black"
+            axes.text(x, y, f"{value:+.1f}", ha="center", va="center", color=color, fontsize=8)
