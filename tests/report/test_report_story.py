@@ -179,6 +179,8 @@ def test_heat_maps_put_panels_into_cells():
     assert only.cells == pytest.approx({("iid", "E = 1"): 10.0, ("iid", "E = 9"): -40.0})
     html = page(story)
     assert "gn against naive" in html
+    sentence = "gn ends above naive in 1 of 2 settings; the gap goes from −40.0 to +10.0 points."
+    assert sentence in html
     assert ">+10.0<" in html
     assert "Accuracy by round" not in html
 

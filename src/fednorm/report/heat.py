@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fednorm.experiment.story import Panel, Story
-from fednorm.report.numbers import finite
+from fednorm.report.numbers import finite, points
 
 _CELL, _MARGIN = (0.8, 0.42), (1.6, 1.1)  # inches
 _IN_A_ROW = 2
@@ -40,6 +40,19 @@ def heat_maps(story: Story) -> list[HeatMap]:
         title, row, column = _place(panel.title)
         found.setdefault(title, {})[row, column] = _gap(panel, ahead, behind)
     return [_map(title, cells) for title, cells in found.items()]
+
+
+def heat_verdict(story: Story) -> str:
+    """Say in how many settings one method ends above the other."""
+    gaps = [gap for one in heat_maps(story) for gap in one.cells.values()]
+    if story.heat is None or not gaps:
+        return ""
+    ahead, behind = story.heat
+    above = sum(gap > 0 for gap in gaps)
+    return (
+        f"{ahead} ends above {behind} in {above} of {len(gaps)} settings; the gap goes from "
+        f"{points(min(gaps))} to {points(max(gaps))} points."
+    )
 
 
 def _map(title: str, cells: Mapping[tuple[str, str], float | None]) -> HeatMap:

@@ -10,6 +10,7 @@ from fednorm.report.agreement import RULE, agreement
 from fednorm.report.compared import compared, compared_exchanges
 from fednorm.report.diagnostics import diagnosed, diagnostics, explanation
 from fednorm.report.figure import NARROW, WIDE
+from fednorm.report.heat import heat_verdict
 from fednorm.report.numbers import percent, sentence_case
 from fednorm.report.panels import Plots
 from fednorm.report.plots import finals_svg, heat_svg, panel_svg
@@ -28,8 +29,10 @@ def introduction(story: Story) -> Iterator[str]:
         yield html.paragraph("setting", settings[0])
     if story.source:
         yield html.paragraph("setting", f"Published in: {story.source}")
-    for panel in story.panels:
-        yield _verdict(panel)
+    if sentence := heat_verdict(story):
+        yield html.paragraph("verdict", sentence)
+    else:
+        yield from (_verdict(panel) for panel in story.panels)
     for sentence in _once(story, [caveats(panel.comparison) for panel in story.panels]):
         yield html.paragraph("caveats", sentence)
 
