@@ -98,7 +98,10 @@ def _draw(axes: Axes, one: HeatMap, most: float, ink: str) -> None:
     values = np.full((len(one.rows), len(one.columns)), np.nan)
     for (row, column), value in one.cells.items():
         values[one.rows.index(row), one.columns.index(column)] = value
-    axes.imshow(values, cmap="PRGn_r", vmin=-most, vmax=most, aspect="auto")
+    # Drawn as shapes: the page's policy refuses pictures, even embedded ones.
+    edges = [np.arange(len(names) + 1) - 0.5 for names in (one.columns, one.rows)]
+    axes.pcolormesh(*edges, values, cmap="PRGn_r", vmin=-most, vmax=most)
+    axes.invert_yaxis()
     axes.set_title(one.title, loc="left", color=ink, fontsize=10)
     axes.set_xticks(range(len(one.columns)), one.columns)
     axes.set_yticks(range(len(one.rows)), one.rows)
