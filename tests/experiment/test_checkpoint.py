@@ -18,7 +18,7 @@ from fednorm.core.messages import Memory, Rejected, Running, ServerState
 from fednorm.experiment import checkpoint
 from fednorm.experiment.checkpoint import Checkpoint, DiskError
 from fednorm.experiment.compare import run_all
-from fednorm.experiment.job import locked
+from fednorm.experiment.job import Saving, locked
 from fednorm.experiment.load import ConfigError, build
 from fednorm.experiment.processes import WorkerError
 
@@ -99,7 +99,7 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(kind, tmp_path):
 
 def saved(folder, kind="personal", every=2, until=9):
     """Stop a run with checkpoints of the last two even rounds, and the one where it stopped."""
-    run_all(experiment(kind), folder=folder, on_round=stopping_after(until), checkpoint_every=every)
+    run_all(experiment(kind), folder=folder, on_round=stopping_after(until), saving=Saving(every))
     return sorted(run_of(folder).glob("checkpoint-*"))
 
 
@@ -147,6 +147,14 @@ def test_a_checkpoint_of_another_setting_is_not_used(tmp_path):
     assert seen[0] == 1
 
 
+def test_a_run_can_be_begun_anew(tmp_path):
+    saved(tmp_path)
+    seen = []
+    again = Saving(resume=False)
+    run_all(experiment(), folder=tmp_path, on_round=lambda e: seen.append(e.round), saving=again)
+    assert seen[0] == 1
+
+
 def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     whole = tmp_path / "whole"
     run_all(experiment(), folder=whole)
@@ -161,7 +169,7 @@ def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint(tmp_path, monk
     monkeypatch.setattr(os, "fsync", fsync)
     parts = tmp_path / "parts"
     with pytest.raises(DiskError, match=r"No space left on device; the checkpoint of round 4 is"):
-        run_all(experiment(), folder=parts, checkpoint_every=2)
+        run_all(experiment(), folder=parts, saving=Saving(2))
     monkeypatch.undo()
     assert not list(run_of(parts).glob(".checkpoint*"))
     seen = []
@@ -211,7 +219,7 @@ def test_values_come_back_bit_by_bit(tmp_path):
 
 def _to_be_killed(values, folder):
     torch.set_num_threads(1)
-    run_all(build(values), folder=folder, checkpoint_every=3)
+    run_all(build(values), folder=folder, saving=Saving(3))
 
 
 def test_a_run_killed_at_twenty_random_moments_ends_the_same(tmp_path):
@@ -249,7 +257,7 @@ def test_a_worker_that_dies_is_replaced(tmp_path, caplog):
 
     with caplog.at_level(logging.WARNING, "fednorm"):
         parts = run_all(
-            chosen, folder=tmp_path / "parts", on_round=on_round, workers=2, checkpoint_every=2
+            chosen, folder=tmp_path / "parts", on_round=on_round, workers=2, saving=Saving(2)
         )
     assert killed
     assert "a worker process died" in caplog.text

@@ -7,8 +7,10 @@ import typer
 
 from fednorm.cli.options import (
     INTERRUPTED,
+    CheckpointEvery,
     Fresh,
     Out,
+    Resume,
     Set,
     Workers,
     console,
@@ -20,6 +22,7 @@ from fednorm.cli.options import (
 from fednorm.experiment.compare import run_all
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.interrupt import between_rounds
+from fednorm.experiment.job import Saving
 from fednorm.experiment.load import build, override, read, sweep
 from fednorm.experiment.record import clear
 from fednorm.report import table, write
@@ -63,6 +66,8 @@ def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
     ] = None,
     out: Out = Path("results/compare"),
     workers: Workers = None,
+    checkpoint_every: CheckpointEvery = None,
+    resume: Resume = True,
     fresh: Fresh = False,
 ) -> None:
     """Run strategies side by side and write a table, a plot and a report.
@@ -87,14 +92,17 @@ def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
     extra += [f"data.root={data_dir}"] if data_dir else []
     values = {**(read(config) if config else {}), **given}
     values = override(values, [*extra, *(settings or [])])
-    _run(sweep(values, swept) if swept else values, out, workers, fresh=fresh)
+    saving = Saving(checkpoint_every, resume)
+    _run(sweep(values, swept) if swept else values, out, workers, saving, fresh=fresh)
 
 
-def run(
+def run(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
     config: Annotated[Path, typer.Argument(help="TOML file that describes the experiment")],
     settings: Set = None,
     out: Annotated[Path | None, typer.Option(help="folder [default: results/NAME]")] = None,
     workers: Workers = None,
+    checkpoint_every: CheckpointEvery = None,
+    resume: Resume = True,
     fresh: Fresh = False,
 ) -> None:
     """Run an experiment from a TOML file, as `compare` writes it beside its results.
@@ -102,10 +110,13 @@ def run(
     Example: `fednorm run results/compare/config.toml --set rounds=100 --out results/short`
     """
     folder = out or Path("results") / config.stem
-    _run(override(read(config), settings or []), folder, workers, fresh=fresh)
+    saving = Saving(checkpoint_every, resume)
+    _run(override(read(config), settings or []), folder, workers, saving, fresh=fresh)
 
 
-def _run(values: dict[str, Any], out: Path, workers: int | None, *, fresh: bool) -> None:
+def _run(
+    values: dict[str, Any], out: Path, workers: int | None, saving: Saving, *, fresh: bool
+) -> None:
     experiment = build(values)
     if fresh:
         clear(out)
@@ -116,6 +127,7 @@ def _run(values: dict[str, Any], out: Path, workers: int | None, *, fresh: bool)
             folder=out,
             on_round=on_round,
             workers=workers or default_workers(experiment),
+            saving=saving,
         )
     report = write(comparison, out)
     console.print(table(comparison))

@@ -24,6 +24,12 @@ Set = Annotated[
 ]
 Out = Annotated[Path, typer.Option(help="folder for results.json, curves.png, report.html, runs/")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="repeat runs that the folder already holds")]
+Resume = Annotated[
+    bool, typer.Option(help="go on from the last checkpoint of a run that was stopped or killed")
+]
+CheckpointEvery = Annotated[
+    int | None, typer.Option(min=1, help="rounds between checkpoints [default: every 10 seconds]")
+]
 Workers = Annotated[
     int | None, typer.Option(min=1, help="runs at once, each a process [default: all cores]")
 ]

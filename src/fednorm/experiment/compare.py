@@ -6,7 +6,8 @@ from pathlib import Path
 
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.environment import environment
-from fednorm.experiment.job import Job, execute, locked
+from fednorm.experiment.job import Job, Saving, execute, locked
+from fednorm.experiment.memory import Needs, peak
 from fednorm.experiment.prepare import ModelSource, forget_data, prepare
 from fednorm.experiment.processes import in_processes
 from fednorm.experiment.record import open_folder
@@ -21,7 +22,7 @@ def run_all(
     on_round: OnRound = lambda _: None,
     model: ModelSource | None = None,
     workers: int = 1,
-    checkpoint_every: int | None = None,
+    saving: Saving | None = None,
 ) -> Comparison:
     """Run every strategy with every seed.
 
@@ -29,15 +30,14 @@ def run_all(
     that was stopped or killed goes on from its last checkpoint. Everything is checked before the
     first run starts. Ctrl-C ends the comparison with what it has.
     """
-    for entry in experiment.strategies:
-        prepare(experiment, entry, experiment.seeds[0], model)
+    _check(experiment, model, workers)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     with nullcontext() if folder is None else locked(folder):
         if folder is not None:
             open_folder(folder, experiment)
         jobs = [
-            Job(experiment, entry, seed, folder, checkpoint_every)
+            Job(experiment, entry, seed, folder, saving or Saving())
             for entry in experiment.strategies
             for seed in experiment.seeds
         ]
@@ -46,6 +46,16 @@ def run_all(
         finally:
             forget_data()  # a user's own data may be other ones the next time
     return Comparison(experiment.model_dump(mode="json", exclude_none=True), environment(), runs)
+
+
+def _check(experiment: Experiment, model: ModelSource | None, workers: int) -> None:
+    """Try one step of every strategy, and whether the runs will fit into memory."""
+    needs = Needs()
+    for entry in experiment.strategies:
+        with peak() as found:
+            prepared = prepare(experiment, entry, experiment.seeds[0], model)
+        needs.add(found.bytes, prepared.kept * experiment.clients)
+    needs.check(min(workers, len(experiment.strategies) * len(experiment.seeds)))
 
 
 def _results(

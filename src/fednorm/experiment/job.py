@@ -25,6 +25,14 @@ log = logging.getLogger("fednorm")
 
 
 @dataclass(frozen=True)
+class Saving:
+    """How runs are saved while they go on, and whether they go on from there."""
+
+    every: int | None = None  # rounds between checkpoints; every ten seconds if none
+    resume: bool = True  # from the last checkpoint; else from the beginning
+
+
+@dataclass(frozen=True)
 class Job:
     """One run of a comparison."""
 
@@ -32,7 +40,7 @@ class Job:
     entry: StrategyEntry
     seed: int
     folder: Path | None = None
-    checkpoint_every: int | None = None  # rounds
+    saving: Saving = Saving()
 
     @property
     def name(self) -> str:
@@ -66,7 +74,9 @@ def execute(job: Job, on_round: OnRound, model: ModelSource | None = None) -> Ru
 def _recorded(job: Job, prepared: Prepared, on_round: OnRound, target: Path) -> RunResult:
     metrics = Metrics(target / "metrics.jsonl")
     key = run_key(job.experiment, job.entry, job.seed)
-    saves = Saves(target, key, metrics, job.checkpoint_every)
+    saves = Saves(target, key, metrics, job.saving.every)
+    if not job.saving.resume:
+        checkpoint.clear(target)
     try:
         start, messages = saves.start(prepared.data.look.device)
         for message in messages:

@@ -23,6 +23,7 @@ from fednorm.engines.simulate import Round, Start
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.entry import Entry, StrategyEntry
 from fednorm.experiment.load import ConfigError
+from fednorm.experiment.memory import size
 from fednorm.models import MODELS, build
 
 IMAGE_AXES = 3
@@ -43,6 +44,7 @@ class Prepared:
     clients: Clients  # the federation, or all of it as one machine
     federation: Federation
     data: Dataset
+    kept: int = 0  # bytes that a client keeps between its rounds
 
 
 def prepare(
@@ -52,10 +54,9 @@ def prepare(
     try:
         prepared = _build(experiment, entry, seed, model)
         _check_batches(prepared)
-        _try_one_step(prepared)
+        return replace(prepared, kept=size(_try_one_step(prepared)))
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{entry.title}: {error}") from error
-    return prepared
 
 
 def loaded(experiment: Experiment, seed: int) -> Dataset:
@@ -180,16 +181,16 @@ def _check_batches(prepared: Prepared) -> None:
             )
 
 
-def _try_one_step(prepared: Prepared) -> None:
-    """Train on one batch and throw the result away, so that misfits show before the first round."""
+def _try_one_step(prepared: Prepared) -> Memory:
+    """Train on one batch, so that misfits show before the first round; return what would stay."""
     task = prepared.task
     first = prepared.clients.participants(1)[0]
     batches = prepared.clients.batches(first, 1)
     one = replace(batches, steps=[next(iter(batches.steps))])
     try:
-        client_round(task, broadcast(task, task.initial_state), Memory(), one)
+        return client_round(task, broadcast(task, task.initial_state), Memory(), one)[1]
     except NonFiniteLossError:
-        return  # the run itself will say so, with its round and client
+        return Memory()  # the run itself will say so, with its round and client
     except (RuntimeError, LookupError, AssertionError, AttributeError) as error:
         shape = tuple(prepared.data.shape)
         raise ValueError(
