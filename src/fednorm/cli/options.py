@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fednorm.experiment.allocator import keep_memory
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.environment import cores
 from fednorm.experiment.load import ConfigError
@@ -60,6 +61,7 @@ def default_workers(experiment: Experiment) -> int:
 
 def prefetch(experiment: Experiment) -> None:
     """Get the data before the live view of the runs: a download has a bar of its own."""
+    keep_memory()
     try:
         loaded(experiment, experiment.seeds[0])
     except (ValueError, TypeError) as error:

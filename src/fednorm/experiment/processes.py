@@ -12,6 +12,7 @@ from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event as Flag
 from typing import Any
 
+from fednorm.experiment.allocator import keep_memory
 from fednorm.experiment.job import Job, execute, log
 from fednorm.experiment.result import RunResult
 from fednorm.experiment.run import Event, OnRound
@@ -80,6 +81,7 @@ def _succeeded(future: Future[RunResult]) -> bool:
 
 def _start_worker(events: "SimpleQueue[Event]", stop: Flag) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it could not be blocked
+    keep_memory()
     _shared.update(events=events, stop=stop, busy=threading.Lock(), orphaned=threading.Event())
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
