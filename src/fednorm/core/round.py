@@ -35,7 +35,11 @@ class NonFiniteLossError(ArithmeticError):
             f"the loss is {loss} in round {round_} at client {client}; "
             "lower the learning rate, or choose another strategy."
         )
-        self.client, self.round = client, round_
+        self.client, self.round, self.loss = client, round_, loss
+
+    def __reduce__(self) -> tuple[type, tuple[ClientId, int, float]]:
+        """Let it come from another process as it is."""
+        return type(self), (self.client, self.round, self.loss)
 
 
 class NoUsableReplyError(ArithmeticError):

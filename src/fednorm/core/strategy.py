@@ -68,6 +68,11 @@ class NormStrategy(Protocol):
         ...
 
     @property
+    def exchanges(self) -> bool:
+        """Whether clients wait for each other within a round."""
+        ...
+
+    @property
     def survey(self) -> Survey:
         """When the clients' statistics are measured in a pass without training."""
         ...

@@ -1,8 +1,9 @@
 """The loop over clients in one process."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -44,7 +45,20 @@ class Start:
     memories: Mapping[ClientId, Memory]
 
 
-def rounds(task: Task, clients: Clients, count: int, start: Start | None = None) -> Iterator[Round]:
+Train: TypeAlias = Callable[
+    [Task, Broadcast, Mapping[ClientId, Memory], Sequence[Batches]],
+    tuple[list[tuple[Reply, Memory]], dict[str, Tensor]],
+]
+
+
+def rounds(
+    task: Task,
+    clients: Clients,
+    count: int,
+    start: Start | None = None,
+    *,
+    train: Train | None = None,
+) -> Iterator[Round]:
     """Run federated rounds one after the other, up to round `count`."""
     state = start.state if start else task.initial_state
     memories: dict[ClientId, Memory] = dict(start.memories) if start else {}
@@ -55,7 +69,7 @@ def rounds(task: Task, clients: Clients, count: int, start: Start | None = None)
             state, asked = survey(task, state, memories, clients, taking_part)
         received = broadcast(task, state)
         batches = [clients.batches(client, received.round) for client in taking_part]
-        results, answers = _train(task, received, memories, batches)
+        results, answers = (train or train_in_turn)(task, received, memories, batches)
         replies = sorted((reply for reply, _ in results), key=lambda reply: reply.client)
         state = server_round(task, state, replies)
         memories = {**memories, **{reply.client: memory for reply, memory in results}}
@@ -73,7 +87,7 @@ def rounds(task: Task, clients: Clients, count: int, start: Start | None = None)
         )
 
 
-def _train(
+def train_in_turn(
     task: Task,
     received: Broadcast,
     memories: Mapping[ClientId, Memory],

@@ -51,6 +51,7 @@ class Strategy:
     roles: ClassVar[Mapping[Kind, Role]] = SHARED
     needs_batch_statistics: ClassVar[bool] = False
     lockstep: ClassVar[bool] = False  # whether it is exact with all clients in one batch
+    exchanges: ClassVar[bool] = False  # whether clients wait for each other within a round
     survey: ClassVar[Survey] = "never"
     warmup: ClassVar[int] = 0  # rounds of learning-rate warm-up, unless the algorithm says else
 

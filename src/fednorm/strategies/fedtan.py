@@ -29,6 +29,7 @@ class FedTAN(SharedStatisticsStrategy):
     """BatchNorm over all clients' batches at once, at the price of many exchanges."""
 
     lockstep: ClassVar[bool] = True
+    exchanges: ClassVar[bool] = True
     needs_batch_statistics: ClassVar[bool] = True
 
     statistics: Statistics = param(

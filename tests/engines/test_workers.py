@@ -1,0 +1,111 @@
+"""Clients in processes of their own: bit by bit what the loop gives."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from fednorm.algorithms import algorithm
+from fednorm.core.messages import Memory, Running, ServerState
+from fednorm.core.round import NonFiniteLossError
+from fednorm.engines.flat import Block, read
+from fednorm.engines.simulate import rounds as in_turn
+from fednorm.engines.workers import Crew, fits, rounds
+from support import Toy, task_of
+
+STEP = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def equal(one, other):
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def assert_equal(ours, expected):
+    assert equal(ours.state.weights, expected.state.weights)
+    assert equal(ours.state.momentum, expected.state.momentum)
+    assert ours.state.running.keys() == expected.state.running.keys()
+    for path, running in expected.state.running.items():
+        assert torch.equal(ours.state.running[path].mean, running.mean)
+        assert torch.equal(ours.state.running[path].var, running.var)
+        assert ours.state.running[path].batches == running.batches
+    for client, memory in expected.memories.items():
+        assert equal(ours.memories[client].tensors, memory.tensors)
+        assert equal(ours.memories[client].optimizer, memory.optimizer)
+    assert ours.train_loss == expected.train_loss
+    assert ours.bytes_up == expected.bytes_up
+
+
+CLIENTS = Toy(sizes=(3, 5, 4, 6, 2), steps=2, absent={2: (1, 3)})
+
+
+@pytest.mark.parametrize("name", ["naive", "fbn", "dualbn", "fedbn", "fixbn", "hbn", "gn"])
+def test_a_crew_gives_what_the_loop_gives(name):
+    task = task_of(name, STEP, count=4)
+    crew = Crew(task, CLIENTS, 2)
+    try:
+        for ours, expected in zip(
+            rounds(task, CLIENTS, 3, crew=crew), in_turn(task, CLIENTS, 3), strict=True
+        ):
+            assert_equal(ours, expected)
+    finally:
+        crew.close()
+
+
+def test_a_process_that_dies_is_replaced():
+    task = task_of("fedbn", STEP, count=4)
+    expected = list(in_turn(task, CLIENTS, 3))
+    crew = Crew(task, CLIENTS, 2)
+    try:
+        for number, ours in enumerate(rounds(task, CLIENTS, 3, crew=crew)):
+            assert_equal(ours, expected[number])
+            os.kill(crew.members[0].process.pid, signal.SIGKILL)
+    finally:
+        crew.close()
+    assert not any(member.process.is_alive() for member in crew.members)
+
+
+def test_a_loss_that_is_not_finite_is_told_as_in_the_loop():
+    task = task_of("none", algorithm("fedavg", lr=1e200), count=4)
+    crew = Crew(task, CLIENTS, 2)
+    try:
+        with pytest.raises(NonFiniteLossError, match=r"in round \d at client \d"):
+            list(rounds(task, CLIENTS, 4, crew=crew))
+    finally:
+        crew.close()
+
+
+def test_exchanges_in_mid_round_need_all_clients():
+    assert fits(task_of("fbn", STEP))
+    assert not fits(task_of("fedtan", STEP))
+    assert not fits(task_of("fedfn", STEP, base="fedtan"))
+
+
+def test_values_come_out_of_a_block_as_they_went_in():
+    value = ServerState(
+        round=3,
+        weights={"a": torch.randn(3, 4).to(torch.bfloat16), "b": torch.tensor(2.0)},
+        buffers={"n": torch.tensor([1, 2])},
+        running={"l": Running(torch.randn(5, dtype=torch.float64), torch.empty(0), 7)},
+    )
+    block = Block()
+    plan, new = block.write((value, Memory({"x": torch.randn(2, 3, 4, 4)})))
+    assert new is block.bytes
+    (state, memory) = read(plan, new, copy=True)
+    assert equal(state.weights, value.weights)
+    assert equal(state.buffers, value.buffers)
+    assert torch.equal(state.running["l"].mean, value.running["l"].mean)
+    assert (state.round, state.running["l"].batches) == (3, 7)
+    assert memory.tensors["x"].shape == (2, 3, 4, 4)
+    again, same = block.write(value)
+    assert same is None
+    assert equal(read(again, block.bytes, copy=False).weights, value.weights)
