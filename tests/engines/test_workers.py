@@ -12,6 +12,8 @@ from fednorm.core.round import NonFiniteLossError
 from fednorm.engines.flat import Block, read
 from fednorm.engines.simulate import rounds as in_turn
 from fednorm.engines.workers import Crew, fits, rounds
+from fednorm.experiment.compare import run_all
+from fednorm.experiment.load import ConfigError, build
 from support import Toy, task_of
 
 STEP = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
@@ -51,14 +53,10 @@ CLIENTS = Toy(sizes=(3, 5, 4, 6, 2), steps=2, absent={2: (1, 3)})
 @pytest.mark.parametrize("name", ["naive", "fbn", "dualbn", "fedbn", "fixbn", "hbn", "gn"])
 def test_a_crew_gives_what_the_loop_gives(name):
     task = task_of(name, STEP, count=4)
-    crew = Crew(task, CLIENTS, 2)
-    try:
-        for ours, expected in zip(
-            rounds(task, CLIENTS, 3, crew=crew), in_turn(task, CLIENTS, 3), strict=True
-        ):
-            assert_equal(ours, expected)
-    finally:
-        crew.close()
+    for ours, expected in zip(
+        rounds(task, CLIENTS, 3, processes=2), in_turn(task, CLIENTS, 3), strict=True
+    ):
+        assert_equal(ours, expected)
 
 
 def test_a_process_that_dies_is_replaced():
@@ -66,7 +64,7 @@ def test_a_process_that_dies_is_replaced():
     expected = list(in_turn(task, CLIENTS, 3))
     crew = Crew(task, CLIENTS, 2)
     try:
-        for number, ours in enumerate(rounds(task, CLIENTS, 3, crew=crew)):
+        for number, ours in enumerate(in_turn(task, CLIENTS, 3, train=crew.train)):
             assert_equal(ours, expected[number])
             os.kill(crew.members[0].process.pid, signal.SIGKILL)
     finally:
@@ -76,12 +74,8 @@ def test_a_process_that_dies_is_replaced():
 
 def test_a_loss_that_is_not_finite_is_told_as_in_the_loop():
     task = task_of("none", algorithm("fedavg", lr=1e200), count=4)
-    crew = Crew(task, CLIENTS, 2)
-    try:
-        with pytest.raises(NonFiniteLossError, match=r"in round \d at client \d"):
-            list(rounds(task, CLIENTS, 4, crew=crew))
-    finally:
-        crew.close()
+    with pytest.raises(NonFiniteLossError, match=r"in round \d at client \d"):
+        list(rounds(task, CLIENTS, 4, processes=2))
 
 
 def test_exchanges_in_mid_round_need_all_clients():
@@ -109,3 +103,17 @@ def test_values_come_out_of_a_block_as_they_went_in():
     again, same = block.write(value)
     assert same is None
     assert equal(read(again, block.bytes, copy=False).weights, value.weights)
+
+
+def test_an_experiment_gives_the_same_with_workers():
+    values = {
+        "strategies": ["fedbn"], "seeds": 1, "rounds": 3, "clients": 3, "steps": 2,
+        "model": "cnn", "algorithm": "fedavg",
+    }  # fmt: skip
+    loop, crew = (run_all(build({**values, "engine": e})).runs[0] for e in ("loop", "workers"))
+    assert crew.history == loop.history
+
+
+def test_what_workers_cannot_do_is_refused():
+    with pytest.raises(ConfigError, match="engine 'workers' needs"):
+        run_all(build({"strategies": ["fedtan"], "engine": "workers", "rounds": 1}))

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fednorm.experiment.allocator import keep_memory
+from fednorm.engines.allocator import keep_memory
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.environment import cores
 from fednorm.experiment.load import ConfigError
@@ -55,8 +55,9 @@ _LISTED = {
 
 
 def default_workers(experiment: Experiment) -> int:
-    """Return how many runs go on at once: one for each core, or one on a GPU."""
-    return max(1, cores() // experiment.threads) if experiment.device == "cpu" else 1
+    """Return how many runs go on at once: one for each core, unless one run takes them all."""
+    alone = experiment.device != "cpu" or experiment.engine == "workers"
+    return 1 if alone else max(1, cores() // experiment.threads)
 
 
 def prefetch(experiment: Experiment) -> None:

@@ -8,8 +8,7 @@ is a function of what it is given. The result is that of the loop, bit by bit.
 
 import contextlib
 import copy
-import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -22,6 +21,7 @@ from fednorm.core.messages import Batches, Broadcast, Memory, Reply
 from fednorm.core.round import client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
+from fednorm.engines.allocator import keep_memory
 from fednorm.engines.clients import Clients
 from fednorm.engines.flat import Block, read
 from fednorm.engines.simulate import Round, Start
@@ -53,14 +53,12 @@ class _Member:
 class Crew:
     """A fixed number of processes that train clients."""
 
-    def __init__(
-        self, task: Task, clients: Clients, count: int, begin: Callable[[], object] | None = None
-    ) -> None:
-        """Start the processes; `begin` is called in each of them."""
+    def __init__(self, task: Task, clients: Clients, count: int) -> None:
+        """Start the processes."""
         self.context = multiprocessing.get_context("spawn")
         # Tensors go to other processes as shared memory. That is meant for the data, not for the
         # model, which is a workspace: ours stays ours, and each process makes its own copy.
-        self.recipe = (copy.deepcopy(task), clients, begin)
+        self.recipe = (copy.deepcopy(task), clients)
         self.sent = Block()
         self.number = -1
         self.members = [self._member() for _ in range(count)]
@@ -152,13 +150,10 @@ class Crew:
         self.members[self.members.index(member)] = fresh
 
 
-def _serve(
-    wire: Connection, task: Task, clients: Clients, begin: Callable[[], object] | None
-) -> None:
+def _serve(wire: Connection, task: Task, clients: Clients) -> None:
     """Train clients until the parent has no more, or is gone."""
     torch.set_num_threads(1)
-    if begin:
-        begin()
+    keep_memory()
     task = copy.deepcopy(task)
     replies, received = Block(), Broadcast(0, None, {}, {}, {})
     blocks: dict[str, Tensor] = {}
@@ -187,16 +182,11 @@ def _read(
 
 
 def rounds(
-    task: Task, clients: Clients, count: int, start: Start | None = None, *, crew: Crew
+    task: Task, clients: Clients, count: int, start: Start | None = None, *, processes: int
 ) -> Iterator[Round]:
-    """Run federated rounds with a crew, up to round `count`."""
-    yield from rounds_in_turn(task, clients, count, start, train=crew.train)
-
-
-def can_be_sent(task: Task, clients: Clients) -> bool:
-    """Return whether other processes can have the model and the data."""
+    """Run federated rounds with so many processes, up to round `count`."""
+    crew = Crew(task, clients, processes)
     try:
-        pickle.dumps((task, clients))
-    except (pickle.PicklingError, AttributeError, TypeError):
-        return False
-    return True
+        yield from rounds_in_turn(task, clients, count, start, train=crew.train)
+    finally:
+        crew.close()

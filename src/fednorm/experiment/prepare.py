@@ -15,13 +15,14 @@ from fednorm.core.task import Task
 from fednorm.data import Dataset, load
 from fednorm.data.batches import Plan
 from fednorm.data.federation import Federation, federation
-from fednorm.engines import lockstep, simulate
+from fednorm.engines import lockstep, simulate, workers
 from fednorm.engines.centralized import Merged
 from fednorm.engines.clients import Clients
 from fednorm.engines.evaluate import is_personal
 from fednorm.engines.simulate import Round, Start
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.entry import Entry, StrategyEntry
+from fednorm.experiment.environment import cores
 from fednorm.experiment.load import ConfigError
 from fednorm.experiment.memory import size
 from fednorm.models import MODELS, build
@@ -109,9 +110,24 @@ def _build(
             "choose a strategy that shares everything."
         )
     source = Merged(clients) if entry.centralized else clients
+    if experiment.engine == "workers" and not entry.centralized:
+        rounds = _with_workers(experiment, task, clients)
+        return Prepared(experiment, entry, seed, task, rounds, source, clients, data)
     engine = lockstep if _in_lockstep(experiment, entry, task, clients, ours=ours) else simulate
     rounds = partial(engine.rounds, task, source, experiment.rounds)
     return Prepared(experiment, entry, seed, task, rounds, source, clients, data)
+
+
+def _with_workers(
+    experiment: Experiment, task: Task, clients: Federation
+) -> Callable[[Start | None], Iterator[Round]]:
+    if not workers.fits(task) or experiment.device != "cpu":
+        raise ValueError(
+            "engine 'workers' needs device 'cpu' and a strategy without exchanges in mid-round; "
+            "choose engine 'auto' or 'loop'."
+        )
+    processes = min(cores(), len(clients.participants(1)))
+    return partial(workers.rounds, task, clients, experiment.rounds, processes=processes)
 
 
 def channels_may_come_last(network: nn.Module) -> bool:

@@ -12,7 +12,7 @@ from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event as Flag
 from typing import Any
 
-from fednorm.experiment.allocator import keep_memory
+from fednorm.engines.allocator import keep_memory
 from fednorm.experiment.job import Job, execute, log
 from fednorm.experiment.result import RunResult
 from fednorm.experiment.run import Event, OnRound

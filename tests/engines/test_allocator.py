@@ -11,7 +11,7 @@ FAULTS = """
 import resource, sys, torch
 torch.set_num_threads(1)
 if sys.argv[1] == "keep":
-    from fednorm.experiment.allocator import keep_memory
+    from fednorm.engines.allocator import keep_memory
     print(keep_memory())
 for number in range(6):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
