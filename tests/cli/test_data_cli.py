@@ -1,10 +1,12 @@
 """`fednorm data get` and `fednorm data list` as a person uses them."""
 
 import gzip
+import sys
 
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner
 
 from fednorm.cli import app as fednorm
@@ -34,8 +36,15 @@ def pictures(tmp_path):
     return tmp_path / "pictures"
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """Paths of tests are long; a terminal of 80 letters would break them."""
+    commands = sys.modules["fednorm.cli.data"]
+    monkeypatch.setattr(commands, "console", Console(width=400))
+
+
 def call(*arguments):
-    result = CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output

@@ -92,10 +92,10 @@ def test_the_svg_draws_lines_in_the_colours_of_the_strategies():
     assert KNOWN["gn"].color not in svg
 
 
-def test_panels_share_axes_and_looks():
+def test_panels_share_the_scale_and_looks_and_have_their_own_rounds():
     drawn = plots(two_panels())
     assert list(drawn.looks) == ["centralized", "fbn", "naive", "gn"]
-    assert drawn.x == pytest.approx((10 - 0.2, 20 + 0.2))
+    assert drawn.panels[0].x == pytest.approx((10 - 0.2, 20 + 0.2))
     assert drawn.y == pytest.approx((10 - 4.05, 91 + 4.05))  # the published 91.0 is in sight
     first, second = svgs(two_panels())
     ticks = [re.findall(r">(\d+)</text>", svg) for svg in (first, second)]

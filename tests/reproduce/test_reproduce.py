@@ -1,9 +1,11 @@
 """Scales, what they cut, and a figure of one's own from file to report."""
 
 import json
+import sys
 from contextlib import contextmanager
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from fednorm.cli import app
@@ -176,7 +178,8 @@ def test_the_command_writes_a_report(own, tmp_path):
 
 
 def test_the_list_shows_all(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+    command = sys.modules["fednorm.cli.reproduce"]
+    monkeypatch.setattr(command, "console", Console(width=200))
     text = call("--list").output
     assert "fixbn-tableI" in text
     assert "FBN, Figure 4 (not yet: needs attacks)" in text
