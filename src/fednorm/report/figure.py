@@ -52,9 +52,9 @@ def figure(plots: Plots, *, ink: str, title: str = "") -> Figure:
     return result
 
 
-def final_values(plots: Plots, ink: str) -> Figure:
+def final_values(plots: Plots, size: tuple[float, float], ink: str) -> Figure:
     """Draw the final values of all panels by themselves."""
-    result = Figure(figsize=WIDE, layout="constrained")
+    result = Figure(figsize=size, layout="constrained")
     _finals(result.add_subplot(), plots, ink)
     return result
 

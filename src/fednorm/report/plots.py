@@ -48,9 +48,9 @@ def panel_svg(drawn: Plots, plot: Plot, size: tuple[float, float]) -> str:
     return svg(lambda ink: single(drawn, plot, size, ink), name)
 
 
-def finals_svg(drawn: Plots) -> str:
+def finals_svg(drawn: Plots, size: tuple[float, float]) -> str:
     """Return the final values of all panels as an SVG element."""
-    return svg(lambda ink: final_values(drawn, ink), "finals")
+    return svg(lambda ink: final_values(drawn, size, ink), f"finals {size}")
 
 
 def heat_svg(story: Story) -> str:

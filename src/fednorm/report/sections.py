@@ -66,7 +66,9 @@ def finals(story: Story, drawn: Plots) -> Iterator[str]:
     if drawn.finals:
         yield html.heading(2, f"Final {drawn.finals.metric} by {drawn.finals.axis}")
         yield html.legend(drawn.looks, drawn.finals.lines, {})
-        yield f'<figure class="finals">{finals_svg(drawn)}</figure>'
+        wide = f'<div class="wide">{finals_svg(drawn, WIDE)}</div>'
+        narrow = f'<div class="narrow">{finals_svg(drawn, NARROW)}</div>'
+        yield f'<div class="plots alone"><figure class="finals">{wide}{narrow}</figure></div>'
         hollow = " Hollow markers are published numbers." if drawn.finals.published else ""
         yield html.paragraph("caption", f"{_metrics(story)} at the last evaluation.{hollow}")
 
