@@ -101,6 +101,10 @@ def test_how_often_a_run_is_looked_at_is_no_cut(own):
     assert cuts(find_figure(own), "full", ["eval_every=3"]) == ("Assumed: everything.",)
 
 
+def test_where_a_run_is_made_is_no_cut(own):
+    assert cuts(find_figure(own), "full", ["threads=2"]) == ("Assumed: everything.",)
+
+
 def test_tables_are_merged_key_by_key():
     before = {"data": "digits", "algorithm": {"name": "dsgd", "lr": 0.1}}
     after = merged(before, {"data": {"test": 9}, "algorithm": {"lr": 0.2}, "rounds": 3})

@@ -8,6 +8,7 @@ is a function of what it is given. The result is that of the loop, bit by bit.
 
 import contextlib
 import copy
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -152,12 +153,13 @@ class Crew:
 
 def _serve(wire: Connection, task: Task, clients: Clients) -> None:
     """Train clients until the parent has no more, or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     torch.set_num_threads(1)
     keep_memory()
     task = copy.deepcopy(task)
     replies, received = Block(), Broadcast(0, None, {}, {}, {})
     blocks: dict[str, Tensor] = {}
-    with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
+    with contextlib.suppress(EOFError, ConnectionError):
         while (order := wire.recv()) is not None:
             news, client, memory = order
             if news is not None:
@@ -168,7 +170,7 @@ def _serve(wire: Connection, task: Task, clients: Clients) -> None:
                 batches = clients.batches(client, received.round)
                 result = client_round(task, received, kept, batches, Replay({}))
                 wire.send(("reply", *replies.write(result)))
-            except (ArithmeticError, RuntimeError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001 (the parent raises it)
                 wire.send(("error", error, None))
 
 

@@ -10,7 +10,7 @@ from fednorm.experiment.compare import run_all
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.run import OnRound
 from fednorm.experiment.story import Panel, Story
-from fednorm.reproduce.figure import PanelSpec, find_figure
+from fednorm.reproduce.figure import Figure, PanelSpec, find_figure
 from fednorm.reproduce.scale import Scale, cuts, scaled
 
 Shown = Callable[[str, Experiment], AbstractContextManager[OnRound]]
@@ -35,6 +35,8 @@ def reproduce(order: Order, folder: Path, *, shown: Shown, workers: int = 1) -> 
 
     `shown` opens a live view of one panel. An interrupted panel is the last one.
     """
+    figure = find_figure(order.name)
+    said = cuts(figure, order.scale, order.settings)
     panels: list[Panel] = []
     for spec, experiment in order.experiments:
         with shown(spec.title, experiment) as on_round:
@@ -44,19 +46,17 @@ def reproduce(order: Order, folder: Path, *, shown: Shown, workers: int = 1) -> 
                 on_round=on_round,
                 workers=workers,
             )
-        figure = find_figure(order.name)
         # Two rounds on made-up data say nothing of published numbers.
         published = {} if order.scale == "smoke" else spec.published
         panels.append(
             Panel(spec.title, comparison, published, spec.published_exchanges, figure.best)
         )
-        yield _story(order, panels)
+        yield _story(order, figure, panels, said)
         if any(run.status == "interrupted" for run in comparison.runs):
             return
 
 
-def _story(order: Order, panels: Sequence[Panel]) -> Story:
-    figure = find_figure(order.name)
+def _story(order: Order, figure: Figure, panels: Sequence[Panel], said: tuple[str, ...]) -> Story:
     settings = "".join(f" --set {setting}" for setting in order.settings)
     return Story(
         title=figure.title,
@@ -64,7 +64,7 @@ def _story(order: Order, panels: Sequence[Panel]) -> Story:
         command=f"fednorm reproduce {order.name} --scale {order.scale}{settings}",
         panels=tuple(panels),
         source=figure.source,
-        cuts=cuts(figure, order.scale, order.settings),
+        cuts=said,
         finals=figure.finals,
         heat=figure.heat,
         curves=None if figure.curves is None else tuple(figure.curves),

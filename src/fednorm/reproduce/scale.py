@@ -16,7 +16,8 @@ SCALES: dict[Scale, str] = {
 }
 
 
-_HARMLESS = {"eval_every", "diagnose"}  # how often a run is looked at
+# How often a run is looked at, and where it runs.
+_HARMLESS = {"eval_every", "diagnose", "device", "threads", "engine", "data.root"}
 _COUNTS = {"data.train", "data.test"}  # of which none means all
 
 
