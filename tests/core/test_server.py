@@ -32,10 +32,13 @@ def spoil(reply, path, **values):
     [
         ({"var": torch.tensor([-1.0, 1, 1, 1]).double()}, "variance of layer 'stem.1' is negative"),
         (
-            {"var": torch.tensor([float("inf"), 1, 1, 1])},
+            {"var": torch.tensor([float("inf"), 1, 1, 1]).double()},
             "variance of layer 'stem.1' is not finite",
         ),
-        ({"mean": torch.tensor([float("nan"), 1, 1, 1])}, "mean of layer 'stem.1' is not finite"),
+        (
+            {"mean": torch.tensor([float("nan"), 1, 1, 1]).double()},
+            "mean of layer 'stem.1' is not finite",
+        ),
     ],
 )
 def test_faulty_statistics_are_rejected_by_name(started, values, reason):

@@ -7,8 +7,8 @@ from torch import nn
 import fednorm
 from fednorm import strategy
 from fednorm.algorithms import algorithm
-from fednorm.core.inspect import fault
-from fednorm.core.messages import Reply, Report
+from fednorm.core.inspect import Expected, fault
+from fednorm.core.messages import Reply, Report, Running
 from fednorm.core.moments import Moments
 from fednorm.engines import lockstep, simulate
 from fednorm.engines.survey import surveyed
@@ -116,11 +116,14 @@ def test_a_shared_message_of_fedtan_survives_data_far_from_zero():
 @pytest.mark.parametrize("count", [float("inf"), float("nan"), -1.0])
 def test_an_impossible_count_is_rejected(count):
     report = Report(Moments(count, torch.zeros(1), torch.ones(1)), 1)
-    assert "count of layer 'x'" in fault(Reply(0, 1, {}, {}, {"x": report}))
+    expected = Expected({}, running={"x": Running(torch.zeros(1), torch.ones(1), 0)})
+    assert "count of layer 'x'" in fault(Reply(0, 1, {}, {}, {"x": report}), expected)[1]
 
 
 def test_a_buffer_that_is_not_finite_is_rejected():
-    assert "'level'" in fault(Reply(0, 1, {}, {"level": torch.tensor(float("nan"))}, {}))
+    expected = Expected({}, buffers={"level": torch.tensor(0.0)})
+    reply = Reply(0, 1, {}, {"level": torch.tensor(float("nan"))}, {})
+    assert fault(reply, expected) == ("level", "the update of 'level' is not finite")
 
 
 @pytest.mark.parametrize("seeds", [[0, 0], [-1, 2]])

@@ -42,6 +42,11 @@ class SGD:
                 f"schedule must be 'constant', 'step' or 'inverse', not {self.schedule!r}."
             )
 
+    @property
+    def sends_momentum(self) -> bool:
+        """Whether clients send the optimiser's momentum along."""
+        return False
+
     def rate(self, round_: int, rounds: int | None) -> float:
         """Return the learning rate of a round, counted from 1."""
         warm = min(1.0, round_ / self.warmup) if self.warmup else 1.0

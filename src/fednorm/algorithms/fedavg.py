@@ -52,6 +52,11 @@ class FedAvg(SGD):
                 "use momentum = 0 and momentum_state = 'reset' with it."
             )
 
+    @property
+    def sends_momentum(self) -> bool:
+        """Whether clients send the optimiser's momentum along."""
+        return self.momentum_state == "global" and self.momentum > 0
+
     def local(self, work: Work) -> Trained:
         """Take one SGD step for each batch."""
         parameters = {**work.shared, **work.personal}

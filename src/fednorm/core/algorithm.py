@@ -39,6 +39,11 @@ class Trained:
 class Algorithm(Protocol):
     """A frozen dataclass; its fields are its hyper-parameters."""
 
+    @property
+    def sends_momentum(self) -> bool:
+        """Whether clients send the optimiser's momentum along."""
+        ...
+
     def local(self, work: Work) -> Trained:
         """Train on the client's batches of one round."""
         ...

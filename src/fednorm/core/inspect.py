@@ -1,54 +1,189 @@
-"""The check that every reply passes before it is used."""
+"""The check that every reply passes before it is used.
+
+A reply is used as a whole or not at all. Its update and its buffers have exactly the tensors that
+the server expects, in shape, number format and device; its statistics belong to layers that report
+in this round; everything is finite, variances are not negative, and numbers are plausible. Two
+things may be absent: the statistics of a layer that the client did not use, and the momentum of a
+parameter that got no gradient. Neither says anything, so neither can do harm.
+"""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
-from fednorm.core.messages import Rejected, Reply
-from fednorm.core.types import Tensors
+from fednorm.core.messages import Rejected, Reply, Report, Running
+from fednorm.core.moments import Moments
+from fednorm.core.types import ClientId, Tensors
 
+Fault: TypeAlias = tuple[str, str]  # the layer or tensor, and what is wrong
 
-def _not_finite(tensors: Tensors) -> str | None:
-    """Return the name of a tensor with a NaN or an infinity in it, if there is one."""
-    if not tensors:
-        return None
-    # The largest magnitude of each tensor shows whether all of it is finite, in one batched call.
-    magnitudes = torch._foreach_norm(list(tensors.values()), float("inf"))  # noqa: SLF001
-    largest = torch.stack(magnitudes)
-    finite = torch.isfinite(largest).tolist()
-    return next((name for name, ok in zip(tensors, finite, strict=True) if not ok), None)
+LARGEST = 2**53  # of a number of examples or values: beyond it, counting by ones fails
+_STEPS = 2**31  # that a layer can have followed in one round
+NOBODY: ClientId = -1  # in the place of an id that is none
 
 
-def fault(reply: Reply) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a reply to one broadcast holds; tensors stand for their shape and number format."""
+
+    update: Tensors
+    buffers: Tensors = field(default_factory=dict)
+    running: Mapping[str, Running] = field(default_factory=dict)  # layers that may report
+    momentum: Tensors = field(default_factory=dict)  # that may be sent
+    clients: frozenset[ClientId] | None = None  # who was asked, if that is known
+    steps: int = 1  # that a reporting layer has followed at least
+
+
+def inspect(
+    replies: Sequence[Reply], expected: Expected
+) -> tuple[list[Reply], tuple[Rejected, ...]]:
+    """Sort replies into usable ones, in the order of their clients, and rejected ones.
+
+    Of several usable replies of one client the first is taken.
+    """
+    good: dict[ClientId, Reply] = {}
+    bad: list[Rejected] = []
+    for reply in replies:
+        client = reply.client if isinstance(reply, Reply) else NOBODY
+        found = fault(reply, expected)
+        if found is None and client in good:
+            found = ("", "it has answered already")
+        if found is None:
+            good[client] = reply
+        else:
+            known = client if _is_whole(client) else NOBODY
+            bad.append(Rejected(known, reason=found[1], where=found[0]))
+    return [good[c] for c in sorted(good)], tuple(sorted(bad, key=lambda r: r.client))
+
+
+def fault(reply: Reply, expected: Expected) -> Fault | None:
     """Return why a reply cannot be used, or None."""
-    return next(_faults(reply), None)
+    try:
+        return next(_faults(reply, expected), None)
+    except Exception as error:  # noqa: BLE001 (whatever happens on looking at it, it is a bad reply)
+        return "", f"it cannot be read: {type(error).__name__}: {error}"
 
 
-def _faults(reply: Reply) -> Iterator[str]:
-    if reply.examples <= 0:
-        yield f"it reports {reply.examples} examples"
-    moments = {path: report.moments for path, report in reply.stats.items()}
-    for path, m in moments.items():
-        if not 0 <= m.count < math.inf:
-            yield f"the count of layer {path!r} is {m.count}"
-    if (layer := _not_finite({path: m.mean for path, m in moments.items()})) is not None:
-        yield f"the mean of layer {layer!r} is not finite"
-    variances = {path: m.var for path, m in moments.items() if m.var.numel()}
-    if (layer := _not_finite(variances)) is not None:
-        yield f"the variance of layer {layer!r} is not finite"
+def statistics_fault(
+    stats: Mapping[str, Report], examples: int, running: Mapping[str, Running]
+) -> Fault | None:
+    """Return why the answer to a survey cannot be used, or None."""
+    expected = Expected({}, running=running, steps=0)
+    return fault(Reply(0, examples, {}, {}, stats), expected)
+
+
+def _faults(reply: Any, expected: Expected) -> Iterator[Fault]:
+    if not isinstance(reply, Reply):
+        yield "", f"it is no reply but {_type(reply)}"
+    if not _is_whole(reply.client):
+        yield "", f"its client is {reply.client!r}, which is no number of a client"
+    if expected.clients is not None and reply.client not in expected.clients:
+        yield "", "it was not asked in this round"
+    if not (_is_whole(reply.examples) and 0 < reply.examples <= LARGEST):
+        yield "", f"it reports {reply.examples!r} examples"
+    if not isinstance(reply.metrics, Mapping):
+        yield "", f"its metrics are {_type(reply.metrics)}, not a mapping"
+    loss = reply.metrics.get("loss", 0.0)
+    if not (_is_number(loss) and math.isfinite(loss)):
+        yield "", f"its loss is {loss!r}"
+    yield from _unlike("update", reply.update, expected.update)
+    yield from _unlike("buffer", reply.buffers, expected.buffers)
+    yield from _unlike("momentum", reply.momentum, expected.momentum, complete=False)
+    yield from _bad_statistics(reply.stats, expected)
+    floats = {n: t for n, t in reply.buffers.items() if t.is_floating_point()}
+    for part in (reply.update, reply.momentum, floats):
+        if (name := _too_large(part)) is not None:
+            yield name, f"the update of {name!r} is not finite"
+
+
+def _unlike(
+    what: str, tensors: Any, expected: Tensors, *, complete: bool = True
+) -> Iterator[Fault]:
+    """Compare tensors with those that are expected, by name, shape, format and device."""
+    if not isinstance(tensors, Mapping):
+        yield "", f"its {what} is {_type(tensors)}, not a mapping"
+    if extra := [name for name in tensors if name not in expected]:
+        yield str(extra[0]), f"its {what} has {extra[0]!r}, which is not expected"
+    if complete and (missing := sorted(expected.keys() - tensors.keys())):
+        yield missing[0], f"its {what} lacks {missing[0]!r}"
+    for name, tensor in tensors.items():
+        yield from _unlike_one(f"the {what} of {name!r}", name, tensor, expected[name])
+
+
+def _unlike_one(what: str, where: str, tensor: Any, like: Tensor) -> Iterator[Fault]:
+    if not isinstance(tensor, Tensor):
+        yield where, f"{what} is {_type(tensor)}, not a tensor"
+    if tensor.shape != like.shape:
+        yield where, f"{what} has the shape {tuple(tensor.shape)} instead of {tuple(like.shape)}"
+    if tensor.dtype != like.dtype:
+        yield where, f"{what} is {tensor.dtype} instead of {like.dtype}"
+    if (tensor.device, tensor.layout) != (like.device, torch.strided):
+        yield where, f"{what} is on {tensor.device} ({tensor.layout}) instead of {like.device}"
+
+
+def _bad_statistics(stats: Any, expected: Expected) -> Iterator[Fault]:
+    if not isinstance(stats, Mapping):
+        yield "", f"its statistics are {_type(stats)}, not a mapping"
+    for path, report in stats.items():
+        if path not in expected.running:
+            yield str(path), f"layer {path!r} has nothing to report in this round"
+        yield from _bad_report(path, report, expected)
+    means = {path: report.moments.mean for path, report in stats.items()}
+    if (layer := _too_large(means, squared=True)) is not None:
+        yield layer, f"the mean of layer {layer!r} is not finite, or its square is not"
+    variances = {p: r.moments.var for p, r in stats.items() if r.moments.var.numel()}
+    if (layer := _too_large(variances)) is not None:
+        yield layer, f"the variance of layer {layer!r} is not finite"
     for path, var in variances.items():
         if float(var.min()) < 0:
-            yield f"the variance of layer {path!r} is negative"
-    buffers = {n: t for n, t in reply.buffers.items() if t.is_floating_point() and t.numel()}
-    if (name := _not_finite({**reply.update, **reply.momentum, **buffers})) is not None:
-        yield f"the update of {name!r} is not finite"
+            yield path, f"the variance of layer {path!r} is negative"
 
 
-def inspect(replies: Sequence[Reply]) -> tuple[list[Reply], tuple[Rejected, ...]]:
-    """Sort replies into usable ones, in the order of their clients, and rejected ones."""
-    ordered = sorted(replies, key=lambda reply: reply.client)
-    reasons = [fault(reply) for reply in ordered]
-    good = [r for r, reason in zip(ordered, reasons, strict=True) if reason is None]
-    bad = [Rejected(r.client, why) for r, why in zip(ordered, reasons, strict=True) if why]
-    return good, tuple(bad)
+def _bad_report(path: str, report: Any, expected: Expected) -> Iterator[Fault]:
+    before = expected.running[path]
+    if not (isinstance(report, Report) and isinstance(report.moments, Moments)):
+        yield path, f"the report of layer {path!r} is {_type(report)}, not moments"
+    moments = report.moments
+    if not (_is_number(moments.count) and 0 <= moments.count <= LARGEST):
+        yield path, f"the count of layer {path!r} is {moments.count!r}"
+    lowest, highest = before.batches + expected.steps, before.batches + _STEPS
+    if not (_is_whole(report.batches) and lowest <= report.batches <= highest):
+        yield path, f"the counter of layer {path!r} is {report.batches!r} after {before.batches}"
+    yield from _unlike_one(f"the mean of layer {path!r}", path, moments.mean, before.mean)
+    yield from _unlike_one(f"the variance of layer {path!r}", path, moments.var, before.var)
+
+
+def _too_large(tensors: Tensors, *, squared: bool = False) -> str | None:
+    """Return the name of a tensor with a NaN or an infinity in it, if there is one.
+
+    With `squared` the square of a difference of two values must be finite too, as the variance
+    between clients needs it.
+    """
+    present = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
+    if not present:
+        return None
+    # The largest magnitude of each tensor shows whether all of it is finite, in one batched call.
+    magnitudes = torch._foreach_norm(list(present.values()), float("inf"))  # noqa: SLF001
+    for name, largest in zip(present, torch.stack(magnitudes).tolist(), strict=True):
+        limit = torch.finfo(present[name].dtype).max
+        if not largest <= (math.sqrt(limit) / 4 if squared else limit):
+            return name
+    return None
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() == 0 and not value.is_complex()
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _type(value: Any) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"

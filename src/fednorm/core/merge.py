@@ -18,7 +18,7 @@ def average(merge: Merge) -> Running:
     return Running(
         mean=merge.aggregate(means, weights),
         var=merge.aggregate(variances, weights),
-        batches=max(r.batches for r in merge.reports),
+        batches=merge.batches,
     )
 
 
@@ -27,7 +27,7 @@ def follow(previous: Running, merge: Merge) -> Running:
 
     A round of E steps moves them by `1 - (1-β)^E`, as E single steps would.
     """
-    batches = max(r.batches for r in merge.reports)
+    batches = merge.batches
     pooled = pool([r.moments for r in merge.reports], merge.aggregate)
     steps, momentum = batches - previous.batches, merge.layer.momentum
     rate = steps / batches if momentum is None else 1 - (1 - momentum) ** steps
@@ -41,4 +41,4 @@ def follow(previous: Running, merge: Merge) -> Running:
 def replaced(merge: Merge) -> Running:
     """Pool the clients' moments and forget what was before."""
     pooled = pool([r.moments for r in merge.reports], merge.aggregate)
-    return Running(pooled.mean, pooled.unbiased_var, max(r.batches for r in merge.reports))
+    return Running(pooled.mean, pooled.unbiased_var, merge.batches)

@@ -40,6 +40,7 @@ class Rejected:
 
     client: ClientId
     reason: str
+    where: str = ""  # the layer or tensor that is at fault, if it is one
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,16 @@
 """One round: what a client does and what the server does. All that an engine calls."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from fednorm.core.aggregator import Aggregator
+from fednorm.core.aggregator import Aggregator, weighted_mean
 from fednorm.core.algorithm import Trained, Work
 from fednorm.core.exchange import Exchange, Solo
-from fednorm.core.inspect import inspect
+from fednorm.core.inspect import Expected, inspect
 from fednorm.core.layer import Session
 from fednorm.core.messages import (
     Batches,
@@ -43,11 +43,16 @@ class NonFiniteLossError(ArithmeticError):
 
 
 class NoUsableReplyError(ArithmeticError):
-    """A round to which no client gave an answer that can be used."""
+    """A round to which too few clients gave an answer that can be used."""
 
-    def __init__(self, round_: int, rejected: Sequence[Rejected]) -> None:
-        reasons = "; ".join(f"client {r.client}: {r.reason}" for r in rejected) or "none arrived"
-        super().__init__(f"round {round_} has no usable reply ({reasons}).")
+    def __init__(
+        self, round_: int, rejected: Sequence[Rejected], *, good: int = 0, needed: int = 1
+    ) -> None:
+        reasons = "; ".join(f"client {r.client}: {r.reason}" for r in rejected)
+        why = reasons or ("no other arrived" if good else "none arrived")
+        few = f"only {good} of the {needed} usable replies that it needs" if good else ""
+        super().__init__(f"round {round_} has {few or 'no usable reply'} ({why}).")
+        self.rejected = tuple(rejected)
 
 
 def broadcast(task: Task, state: ServerState) -> Broadcast:
@@ -109,20 +114,22 @@ def _begin(task: Task, received: Broadcast, session: Session) -> None:
 
 
 def _work(task: Task, received: Broadcast, memory: Memory, batches: Batches) -> Work:
-    frozen = set() if task.strategy.trains_affine(received) else set(task.layout.affine)
-
-    def learning(parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-        return {n: p for n, p in parameters.items() if p.requires_grad and p not in frozen}
-
     return Work(
         model=task.model,
         loss=task.loss,
-        shared=learning(dict(task.layout.shared)),
-        personal=learning(dict(task.layout.personal_parameters)),
+        shared=_learning(task, received, task.layout.shared),
+        personal=_learning(task, received, task.layout.personal_parameters),
         batches=batches,
         broadcast=received,
         optimizer=memory.optimizer,
     )
+
+
+def _learning(
+    task: Task, received: Broadcast, parameters: Mapping[str, nn.Parameter]
+) -> dict[str, nn.Parameter]:
+    frozen = set() if task.strategy.trains_affine(received) else set(task.layout.affine)
+    return {n: p for n, p in parameters.items() if p.requires_grad and p not in frozen}
 
 
 def _reply(task: Task, client: ClientId, trained: Trained) -> Reply:
@@ -140,15 +147,23 @@ def _reply(task: Task, client: ClientId, trained: Trained) -> Reply:
     )
 
 
-def server_round(task: Task, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+def server_round(
+    task: Task,
+    state: ServerState,
+    replies: Sequence[Reply],
+    *,
+    asked: Collection[ClientId] | None = None,
+    minimum: int = 1,
+) -> ServerState:
     """Merge the replies of one round into the next state; a pure function of its arguments.
 
     Clients that did not answer are simply absent, and a faulty reply is rejected by name: the
-    statistics are exact for those that remain.
+    statistics are exact for those that remain. With `asked`, nobody else may answer. Raises
+    NoUsableReplyError if fewer than `minimum` good replies remain.
     """
-    good, rejected = inspect(replies)
-    if not good:
-        raise NoUsableReplyError(state.round + 1, rejected)
+    good, rejected = inspect(replies, _expected(task, state, asked))
+    if len(good) < max(1, minimum):
+        raise NoUsableReplyError(state.round + 1, rejected, good=len(good), needed=minimum)
     update = _aggregate([r.update for r in good], good, task.aggregate)
     running = {path: _merged(task, state, path, good) for path in state.running}
     return replace(
@@ -163,6 +178,18 @@ def server_round(task: Task, state: ServerState, replies: Sequence[Reply]) -> Se
     )
 
 
+def _expected(task: Task, state: ServerState, asked: Collection[ClientId] | None) -> Expected:
+    received = broadcast(task, state)
+    update = {n: state.weights[n] for n in _learning(task, received, task.layout.shared)}
+    return Expected(
+        update=update,
+        buffers=state.buffers,
+        running=state.running if task.strategy.reports(received) else {},
+        momentum=update if task.algorithm.sends_momentum else {},
+        clients=None if asked is None else frozenset(asked),
+    )
+
+
 def _buffers(replies: Sequence[Reply], aggregate: Aggregator) -> dict[str, Tensor]:
     """Aggregate buffers; one on which all clients agree stays as it is, to the bit."""
     merged = _aggregate([r.buffers for r in replies], replies, aggregate)
@@ -174,17 +201,31 @@ def _buffers(replies: Sequence[Reply], aggregate: Aggregator) -> dict[str, Tenso
 def _aggregate(
     parts: Sequence[Tensors], replies: Sequence[Reply], aggregate: Aggregator
 ) -> dict[str, Tensor]:
-    weights = torch.tensor([r.examples for r in replies], dtype=torch.float64)
-    stacked = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
-    return {
-        # Integers are indices and counters: an average of them means nothing.
-        name: aggregate(values, weights) if values.is_floating_point() else values.amax(0)
-        for name, values in stacked.items()
-    }
+    """Combine the clients' tensors by name; one that some clients lack, over those that have it."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    merged = {}
+    for name in names:
+        having = [(p[name], r.examples) for p, r in zip(parts, replies, strict=True) if name in p]
+        values = torch.stack([value for value, _ in having])
+        weights = torch.tensor([examples for _, examples in having], dtype=torch.float64)
+        floating = values.is_floating_point()
+        merged[name] = aggregate(values, weights) if floating else _whole(values, aggregate)
+    return merged
+
+
+def _whole(values: Tensor, aggregate: Aggregator) -> Tensor:
+    """Combine integers, which are indices and counters: an average of them means nothing.
+
+    It is the maximum, or the median for a robust rule, which liars cannot move at will.
+    """
+    if aggregate is weighted_mean:
+        return values.amax(0)
+    return values.sort(0).values[(len(values) - 1) // 2]
 
 
 def _merged(task: Task, state: ServerState, path: str, replies: Sequence[Reply]) -> Running:
-    heard = [reply for reply in replies if path in reply.stats]
+    # A layer that has seen nothing reports a count of 0, which says nothing.
+    heard = [r for r in replies if path in r.stats and r.stats[path].moments.count > 0]
     if not heard:
         return state.running[path]
     return task.strategy.merge(

@@ -6,11 +6,12 @@ and how reported statistics merge. Everything else is written once, in `round.py
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Protocol
 
 from torch import nn
 
-from fednorm.core.aggregator import Aggregator
+from fednorm.core.aggregator import Aggregator, weighted_mean
 from fednorm.core.layer import NormLayer, NormRule, Statistics, Survey
 from fednorm.core.messages import Broadcast, Report, Running, ServerState
 from fednorm.core.types import Kind, Role, Tensors
@@ -52,6 +53,16 @@ class Merge:
     examples: Sequence[int]  # one for each report
     aggregate: Aggregator
     layer: NormLayer
+
+    @property
+    def batches(self) -> int:
+        """The layer's counter after the round: the maximum.
+
+        A robust rule trusts no single client; it takes the median, which liars cannot move out of
+        the range of the others.
+        """
+        counters = [report.batches for report in self.reports]
+        return max(counters) if self.aggregate is weighted_mean else median_low(counters)
 
 
 class NormStrategy(Protocol):
@@ -96,6 +107,10 @@ class NormStrategy(Protocol):
 
     def trains_affine(self, broadcast: Broadcast) -> bool:
         """Return whether γ and β of BatchNorm layers learn in this round."""
+        ...
+
+    def reports(self, broadcast: Broadcast) -> bool:
+        """Return whether layers report statistics in this round."""
         ...
 
     def merge(self, previous: Running, merge: Merge) -> Running:

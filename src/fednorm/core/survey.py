@@ -5,8 +5,17 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fednorm.core.inspect import statistics_fault
 from fednorm.core.layer import NormRule, Session
-from fednorm.core.messages import Batches, Broadcast, Memory, Report, Running, ServerState
+from fednorm.core.messages import (
+    Batches,
+    Broadcast,
+    Memory,
+    Rejected,
+    Report,
+    Running,
+    ServerState,
+)
 from fednorm.core.randomness import own_randomness
 from fednorm.core.strategy import Merge
 from fednorm.core.task import Task, load
@@ -40,14 +49,19 @@ def client_survey(
 
 
 def server_survey(task: Task, state: ServerState, surveyed: Sequence[Surveyed]) -> ServerState:
-    """Let the strategy adopt what all clients saw."""
-    ordered = sorted(surveyed, key=lambda s: s.client)
-    running = {path: _adopted(task, state, path, ordered) for path in state.running}
-    return replace(state, running=running)
+    """Let the strategy adopt what all clients saw; a faulty answer is rejected by name."""
+    good, rejected = [], []
+    for one in sorted(surveyed, key=lambda s: s.client):
+        if found := statistics_fault(one.stats, one.examples, state.running):
+            rejected.append(Rejected(one.client, reason=found[1], where=found[0]))
+        else:
+            good.append(one)
+    running = {path: _adopted(task, state, path, good) for path in state.running}
+    return replace(state, running=running, rejected=tuple(rejected))
 
 
 def _adopted(task: Task, state: ServerState, path: str, surveyed: Sequence[Surveyed]) -> Running:
-    heard = [s for s in surveyed if path in s.stats]
+    heard = [s for s in surveyed if path in s.stats and s.stats[path].moments.count > 0]
     if not heard:
         return state.running[path]
     merge = Merge(

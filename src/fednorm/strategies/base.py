@@ -71,6 +71,10 @@ class Strategy:
         """Return whether γ and β of BatchNorm layers learn in this round."""
         return True
 
+    def reports(self, broadcast: Broadcast) -> bool:
+        """Return whether layers report statistics in this round."""
+        return self.rule(broadcast) not in rules.SILENT
+
     def merge(self, previous: Running, merge: Merge) -> Running:
         """Return a layer's shared running statistics after a round."""
         return follow(previous, merge) if self.statistics == "pool" else average(merge)

@@ -57,6 +57,10 @@ class HBN(Strategy):
         """Normalise with the mixed statistics."""
         return hybrid
 
+    def reports(self, broadcast: Broadcast) -> bool:  # noqa: ARG002 (the same in all rounds)
+        """Return False: statistics come from the surveys."""
+        return False
+
     def survey_rule(self) -> NormRule:
         """Normalise with the shared statistics, as evaluation does."""
         return rules.watched

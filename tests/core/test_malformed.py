@@ -1,0 +1,201 @@
+"""No reply, however malformed, takes the server down or changes its state."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fednorm import Memory, broadcast, client_round, server_round
+from fednorm.algorithms import algorithm
+from fednorm.core.messages import Report
+from fednorm.core.moments import Moments
+from fednorm.core.round import NoUsableReplyError
+from support import Toy, task_of
+
+NAN, INF = float("nan"), float("inf")
+JUNK = [None, "much", [], {}, object(), True, 1j, b"", torch.zeros(2, 3), NAN, -1]
+
+
+def started(name, step, **fields):
+    task, clients = task_of(name, step, **fields), Toy()
+    received = broadcast(task, task.initial_state)
+    replies = [client_round(task, received, Memory(), clients.batches(c, 1))[0] for c in range(3)]
+    return task, replies
+
+
+KINDS = {
+    "pooled": lambda: started("fbn", algorithm("dsgd", lr=0.05)),
+    "averaged": lambda: started(
+        "naive", algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global")
+    ),
+    "frozen": lambda: started(
+        "fixbn", algorithm("dsgd", lr=0.05), freeze_round=0, freeze_affine=True
+    ),
+    "backward": lambda: started("dualbn", algorithm("dsgd", lr=0.05)),
+    "cumulative": lambda: started("fbn", algorithm("dsgd", lr=0.05), momentum=None),
+}
+
+
+def changed(draw, tensors):
+    """Return the tensors with something wrong in one of them."""
+    tensors = dict(tensors)
+    name = draw.choice(list(tensors))
+    value = tensors[name]
+    wrong = [
+        lambda: tensors.pop(name),
+        lambda: tensors.update({f"{name}.more": value}),
+        lambda: tensors.update({draw.choice(["x", 7, None, ("a",)]): value}),
+        lambda: tensors.update({name: value[None]}),
+        lambda: tensors.update({name: value.new_empty(0)}),
+        lambda: tensors.update({name: value.flatten()[:1].repeat(5, 1)}),
+        lambda: tensors.update({name: value.float()}),
+        lambda: tensors.update({name: value.long()}),
+        lambda: tensors.update({name: value.to(torch.complex128)}),
+        lambda: tensors.update({name: value.to("meta")}),
+        lambda: tensors.update({name: value.to_sparse()}),
+        lambda: tensors.update({name: spoiled(draw, value)}),
+        lambda: tensors.update({name: draw.choice(JUNK)}),
+        tensors.clear,
+    ]
+    draw.choice(wrong)()
+    return tensors
+
+
+def spoiled(draw, value):
+    """Return a tensor with one element that is no number."""
+    flat = value.clone().flatten()
+    flat[draw.randrange(len(flat))] = draw.choice([NAN, INF, -INF])
+    return flat.view(value.shape)
+
+
+def bad_moments(draw, m):
+    wrong = [
+        lambda: replace(m, count=draw.choice([-1.0, NAN, INF, -INF, 1e300, 2**60, *JUNK[:10]])),
+        lambda: replace(m, mean=draw.choice([spoiled(draw, m.mean), m.mean[:-1], m.mean.float()])),
+        lambda: replace(m, mean=torch.full_like(m.mean, 1e200)),
+        lambda: replace(m, mean=draw.choice(JUNK), var=draw.choice(JUNK)),
+        lambda: replace(m, var=torch.full_like(m.mean, -1e-3)),
+        lambda: replace(m, var=spoiled(draw, m.mean)),
+        lambda: replace(m, var=m.mean.abs().repeat(2, 1)),
+        lambda: draw.choice(JUNK),
+    ]
+    return draw.choice(wrong)()
+
+
+def bad_stats(draw, reply):
+    if not reply.stats:  # nothing is to be reported in this round
+        return {"stem.1": Report(Moments(4.0, torch.zeros(4), torch.ones(4)), 1)}
+    stats = dict(reply.stats)
+    path = draw.choice(list(stats))
+    report = stats[path]
+    wrong = [
+        lambda: {**stats, path: replace(report, moments=bad_moments(draw, report.moments))},
+        lambda: {**stats, path: replace(report, batches=draw.choice([-1, 0, 2**62, 1.5, *JUNK]))},
+        lambda: {**stats, path: draw.choice(JUNK)},
+        lambda: {**stats, f"{path}.more": report},
+        lambda: {**stats, 3: report},
+    ]
+    return draw.choice(wrong)()
+
+
+def malformed(draw, reply):
+    wrong = [
+        lambda: draw.choice(JUNK),
+        lambda: replace(reply, client=draw.choice([None, "0", -1, 99, 1.0, NAN, [], object()])),
+        lambda: replace(reply, examples=draw.choice([0, -3, 2**60, 1.5, INF, *JUNK])),
+        lambda: replace(reply, update=draw.choice([None, [], 3, "x", torch.zeros(3)])),
+        lambda: replace(reply, update=changed(draw, reply.update)),
+        lambda: replace(reply, update=changed(draw, reply.update)),
+        lambda: replace(reply, buffers=draw.choice([None, [1], {"level": torch.zeros(1)}])),
+        lambda: replace(reply, stats=draw.choice([None, [], 3, {"x": None}])),
+        lambda: replace(reply, stats=bad_stats(draw, reply)),
+        lambda: replace(reply, stats=bad_stats(draw, reply)),
+        lambda: replace(reply, momentum=draw.choice([None, 3, {"x": torch.zeros(1)}])),
+        lambda: replace(reply, metrics=draw.choice([None, [], {"loss": NAN}, {"loss": "low"}])),
+    ]
+    return draw.choice(wrong)()
+
+
+def tensors_of(state):
+    yield from state.weights.values()
+    yield from state.buffers.values()
+    yield from state.momentum.values()
+    yield from state.notes.values()
+    for running in state.running.values():
+        yield from (running.mean, running.var, torch.tensor(running.batches))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_thousand_malformed_replies_change_nothing(kind):
+    draw = random.Random(kind)  # noqa: S311 (a test)
+    task, replies = KINDS[kind]()
+    good = replies[0]
+    alone = server_round(task, task.initial_state, [good])
+    expected = list(tensors_of(alone))
+    for _ in range(100):
+        bad = [malformed(draw, draw.choice(replies[1:])) for _ in range(20)]
+        listed = [*bad, good]
+        draw.shuffle(listed)
+        after = server_round(task, task.initial_state, listed, asked=[0, 1, 2])
+        assert len(after.rejected) == 20
+        assert all(one.reason for one in after.rejected)
+        assert all(map(torch.equal, tensors_of(after), expected))
+
+
+def test_somebody_who_was_not_asked_and_a_second_answer_are_rejected():
+    task, replies = KINDS["pooled"]()
+    after = server_round(task, task.initial_state, [*replies, replies[1]], asked=[0, 1])
+    assert [(r.client, r.reason) for r in after.rejected] == [
+        (1, "it has answered already"),
+        (2, "it was not asked in this round"),
+    ]
+    two = server_round(task, task.initial_state, replies[:2])
+    assert all(map(torch.equal, tensors_of(after), tensors_of(two)))
+
+
+def test_a_rejection_names_the_layer():
+    task, replies = KINDS["pooled"]()
+    report = replies[1].stats["stem.1"]
+    bad = replace(report, moments=replace(report.moments, count=-2.0))
+    spoilt = replace(replies[1], stats={**replies[1].stats, "stem.1": bad})
+    (found,) = server_round(task, task.initial_state, [replies[0], spoilt]).rejected
+    assert (found.client, found.where) == (1, "stem.1")
+    assert found.reason == "the count of layer 'stem.1' is -2.0"
+
+
+def test_a_layer_that_one_client_did_not_use_is_merged_over_the_others():
+    task, replies = KINDS["pooled"]()
+    less = {path: report for path, report in replies[1].stats.items() if path != "stem.1"}
+    after = server_round(task, task.initial_state, [replies[0], replace(replies[1], stats=less)])
+    alone = server_round(task, task.initial_state, [replies[0]])
+    both = server_round(task, task.initial_state, replies[:2])
+    assert not after.rejected
+    for path, running in after.running.items():
+        source = alone if path == "stem.1" else both
+        assert torch.equal(running.mean, source.running[path].mean)
+
+
+def test_fewer_good_replies_than_are_needed_are_an_error():
+    task, replies = KINDS["pooled"]()
+    with pytest.raises(NoUsableReplyError, match="round 1 has only 1 of the 2 usable replies"):
+        server_round(task, task.initial_state, replies[:1], minimum=2)
+    bad = replace(replies[1], examples=0)
+    with pytest.raises(NoUsableReplyError, match="client 1: it reports 0 examples") as caught:
+        server_round(task, task.initial_state, [replies[0], bad], minimum=2)
+    assert [one.client for one in caught.value.rejected] == [1]
+
+
+def test_a_robust_rule_does_not_believe_a_single_counter():
+    task, replies = KINDS["pooled"]()
+
+    def median(values, weights):
+        del weights
+        return values.median(0).values
+
+    task = replace(task, aggregate=median, aggregate_statistics=median)
+    report = replies[2].stats["stem.1"]
+    liar = replace(replies[2], stats={**replies[2].stats, "stem.1": replace(report, batches=2**30)})
+    after = server_round(task, task.initial_state, [*replies[:2], liar])
+    assert not after.rejected
+    assert after.running["stem.1"].batches == 1
