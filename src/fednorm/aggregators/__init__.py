@@ -1,5 +1,93 @@
-"""Aggregators of updates and statistics: one line for each."""
+"""Aggregators of updates and statistics: one file for each rule, and one line here.
 
+`parse` reads "median", "trimmed_mean(f=2)" or "nnm > trimmed_mean": pre-aggregation, then a rule.
+"""
+
+import ast
+import re
+from typing import Any
+
+from fednorm.aggregators.base import PreAggregator, Rule, TooFewClientsError
+from fednorm.aggregators.mean import Mean
+from fednorm.aggregators.median import Median
+from fednorm.aggregators.nnm import NNM
+from fednorm.aggregators.pipeline import Pipeline
+from fednorm.aggregators.trimmed_mean import TrimmedMean
 from fednorm.core.aggregator import Aggregator, weighted_mean
+from fednorm.core.registry import create, find
 
-AGGREGATORS: dict[str, Aggregator] = {"mean": weighted_mean}
+__all__ = ["AGGREGATORS", "PRE_AGGREGATORS", "Pipeline", "TooFewClientsError", "check", "parse"]
+
+AGGREGATORS: dict[str, type[Rule]] = {
+    "mean": Mean,
+    "median": Median,
+    "trimmed_mean": TrimmedMean,
+}
+
+PRE_AGGREGATORS: dict[str, type[PreAggregator]] = {
+    "nnm": NNM,
+}
+
+_STAGE = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*")
+
+
+def parse(text: str, f: int) -> Aggregator:
+    """Return the aggregator that a text names; f is for the stages that do not say their own.
+
+    >>> parse("nnm > trimmed_mean(f=1)", f=2)
+    Pipeline(stages=(NNM(f=2),), rule=TrimmedMean(f=1))
+    >>> parse("mean", f=0) is weighted_mean
+    True
+    """
+    *before, last = text.split(">")
+    stages = tuple(_stage("pre-aggregation", PRE_AGGREGATORS, part, f) for part in before)
+    rule: Rule = _stage("aggregator", AGGREGATORS, last, f)
+    if not stages and isinstance(rule, Mean):
+        return weighted_mean
+    return Pipeline(stages, rule) if stages else rule
+
+
+def check(aggregator: Aggregator, n: int) -> None:
+    """Raise TooFewClientsError if n clients are too few for an aggregator of this module.
+
+    >>> check(parse("trimmed_mean", f=2), 4)
+    Traceback (most recent call last):
+    ...
+    fednorm.aggregators.base.TooFewClientsError: trimmed_mean with f=2 Byzantine clients needs \
+at least 5 vectors, but it gets 4; lower f, choose another rule, or let more clients take part.
+    """
+    if isinstance(aggregator, Pipeline | Rule):
+        aggregator.check(n)
+
+
+def _stage(kind: str, registry: dict[str, type[Any]], text: str, f: int) -> Any:
+    match = _STAGE.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"{kind} {text.strip()!r} is not a name with fields; "
+            "write for example 'nnm > trimmed_mean(f=2)'."
+        )
+    name, fields = match.groups()
+    find(kind, registry, name)
+    return create(kind, registry, name, {"f": f} | _fields(name, fields or ""))
+
+
+def _fields(name: str, text: str) -> dict[str, Any]:
+    fields = {}
+    for part in filter(str.strip, text.split(",")):
+        field, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or field in fields:
+            raise ValueError(
+                f"{name} got {part.strip()!r}, which is not a field of its own; "
+                f"write for example '{name}(f=2)'."
+            )
+        fields[field] = _value(value)
+    return fields
+
+
+def _value(text: str) -> Any:
+    """Return a number or None where the text is one, or else the text."""
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
