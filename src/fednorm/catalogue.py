@@ -11,7 +11,9 @@ from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
+from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS
 from fednorm.algorithms import ALGORITHMS
+from fednorm.attacks import ATTACKS
 from fednorm.core.registry import find, unknown
 from fednorm.data import DATASETS
 from fednorm.data.partition import PARTITIONS
@@ -21,11 +23,14 @@ from fednorm.strategies import STRATEGIES
 KINDS: Mapping[str, Mapping[str, type]] = {
     "strategies": STRATEGIES,
     "algorithms": ALGORITHMS,
+    "aggregators": {**AGGREGATORS, **PRE_AGGREGATORS},
+    "attacks": ATTACKS,
     "partitions": PARTITIONS,
     "data": DATASETS,
     "models": MODELS,
 }
 _SINGULAR = {"strategy": "strategies", "algorithm": "algorithms", "partition": "partitions"}
+_SINGULAR |= {"aggregator": "aggregators", "attack": "attacks"}
 _SINGULAR |= {"model": "models", "dataset": "data", "datasets": "data"}
 
 

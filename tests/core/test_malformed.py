@@ -178,7 +178,9 @@ def test_a_layer_that_one_client_did_not_use_is_merged_over_the_others():
 
 def test_fewer_good_replies_than_are_needed_are_an_error():
     task, replies = KINDS["pooled"]()
-    with pytest.raises(NoUsableReplyError, match="round 1 has only 1 of the 2 usable replies"):
+    with pytest.raises(
+        NoUsableReplyError, match="round 1 has only 1 usable reply, fewer than it needs"
+    ):
         server_round(task, task.initial_state, replies[:1], minimum=2)
     bad = replace(replies[1], examples=0)
     with pytest.raises(NoUsableReplyError, match="client 1: it reports 0 examples") as caught:

@@ -5,8 +5,8 @@ from which stages find how to weigh whole rows, and once to combine them, block 
 of columns. No stage holds a second copy of the rows.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -52,6 +52,10 @@ class Stage:
         """Raise TooFewClientsError unless n vectors are enough."""
         if n < self.minimum():
             raise TooFewClientsError(self.name, self.minimum(), n, self.f)
+
+    def without(self, faulty: int) -> Self:
+        """Return the stage for the vectors that are left after so many were found faulty."""
+        return replace(self, f=max(0, self.f - faulty))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,11 @@ class Pipeline:
         """Raise TooFewClientsError unless n clients are enough for every stage."""
         check_stages(self.stages, self.rule, n)
 
+    def without(self, faulty: int) -> "Pipeline":
+        """Return the same for the vectors that are left after so many were found faulty."""
+        stages = tuple(stage.without(faulty) for stage in self.stages)
+        return Pipeline(stages, self.rule.without(faulty))
+
     def __call__(self, values: Tensor, weights: Tensor) -> Tensor:
         """Aggregate `[clients, *shape]` over the first axis; the weights are ignored."""
         del weights

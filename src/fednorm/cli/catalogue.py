@@ -13,7 +13,7 @@ def list_(
         str | None, typer.Argument(help=f"one of {', '.join(catalogue.KINDS)}; all if not given")
     ] = None,
 ) -> None:
-    """List what can be chosen: strategies, algorithms, partitions, data sets and models."""
+    """List what can be chosen: strategies, algorithms, aggregators, attacks, data and models."""
     for name in [catalogue.kind(kind)] if kind else list(catalogue.KINDS):
         console.print(catalogue.listing(name))
 

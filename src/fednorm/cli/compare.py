@@ -53,6 +53,14 @@ def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
     ] = None,
     eval_every: Annotated[int | None, typer.Option(help=described("eval_every"))] = None,
     evaluate: Annotated[str | None, typer.Option(help=described("evaluate"))] = None,
+    attack: Annotated[str | None, typer.Option(help=described("attack"))] = None,
+    attack_target: Annotated[str | None, typer.Option(help=described("attack_target"))] = None,
+    byzantine: Annotated[int | None, typer.Option(help=described("byzantine"))] = None,
+    aggregate: Annotated[str | None, typer.Option(help=described("aggregate"))] = None,
+    aggregate_statistics: Annotated[
+        str | None, typer.Option(help=described("aggregate_statistics"))
+    ] = None,
+    dropout: Annotated[float | None, typer.Option(help=described("dropout"))] = None,
     diagnose: Annotated[
         bool | None, typer.Option("--diagnose", help=described("diagnose"), show_default=False)
     ] = None,
@@ -61,8 +69,13 @@ def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
     config: Annotated[Path | None, typer.Option(help="TOML file to start from")] = None,
     settings: Set = None,
     swept: Annotated[
-        str | None,
-        typer.Option("--sweep", help="several values of a field, e.g. strategy.momentum=0.1,none"),
+        list[str] | None,
+        typer.Option(
+            "--sweep",
+            metavar="KEY=VALUE,…",
+            help="several values, e.g. strategy.momentum=0.1,none or attack=foe,alie; "
+            "given again, every value with every other",
+        ),
     ] = None,
     out: Out = Path("results/compare"),
     workers: Workers = None,
@@ -82,6 +95,9 @@ def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
 
     - `fednorm compare --data folder --data-dir photos --partition natural --clients 4 --model cnn`
 
+    - `fednorm compare --strategies naive,fbn --byzantine 3 --attack sign_flip \
+      --attack-target statistics --aggregate-statistics "nnm > median"`
+
     - `fednorm compare --config mine.toml --set algorithm.lr=0.1`
     """
     options = {key: value for key, value in locals().items() if key in Experiment.model_fields}
@@ -92,8 +108,9 @@ def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
     extra += [f"data.root={data_dir}"] if data_dir else []
     values = {**(read(config) if config else {}), **given}
     values = override(values, [*extra, *(settings or [])])
-    saving = Saving(checkpoint_every, resume)
-    _run(sweep(values, swept) if swept else values, out, workers, saving, fresh=fresh)
+    for text in swept or []:
+        values = sweep(values, text)
+    _run(values, out, workers, Saving(checkpoint_every, resume), fresh=fresh)
 
 
 def run(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
@@ -132,6 +149,11 @@ def _run(
     report = write(comparison, out)
     console.print(table(comparison))
     console.print(f"Report: {report}", soft_wrap=True)
+    for result in comparison.runs:
+        if result.status == "stopped":
+            errors.print(f"{result.strategy}, seed {result.seed}, stopped: {result.error}")
     if any(result.status == "interrupted" for result in comparison.runs):
         errors.print("Interrupted; what was finished is kept, and the same command goes on.")
         raise typer.Exit(INTERRUPTED)
+    if any(result.status == "stopped" for result in comparison.runs):
+        raise typer.Exit(1)

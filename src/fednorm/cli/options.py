@@ -51,6 +51,9 @@ _LISTED = {
     "model": "models",
     "partition": "partitions",
     "algorithm": "algorithms",
+    "attack": "attacks",
+    "aggregate": "aggregators",
+    "aggregate_statistics": "aggregators",
 }
 
 

@@ -1,6 +1,6 @@
 """The interface of an aggregator, and the weighted mean that everything starts from."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,6 +11,19 @@ class Aggregator(Protocol):
 
     def __call__(self, values: Tensor, weights: Tensor) -> Tensor:
         """Aggregate over the first axis; a robust rule ignores the client-reported weights."""
+        ...
+
+
+@runtime_checkable
+class RobustAggregator(Aggregator, Protocol):
+    """An aggregator that withstands a number of Byzantine clients, and trusts no single one."""
+
+    def check(self, n: int) -> None:
+        """Raise ValueError unless so many clients are enough."""
+        ...
+
+    def without(self, faulty: int) -> Aggregator:
+        """Return the rule for the replies that are left after so many were found faulty."""
         ...
 
 

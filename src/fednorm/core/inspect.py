@@ -8,7 +8,8 @@ parameter that got no gradient. Neither says anything, so neither can do harm.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -58,6 +59,36 @@ def inspect(
             known = client if _is_whole(client) else NOBODY
             bad.append(Rejected(known, reason=found[1], where=found[0]))
     return [good[c] for c in sorted(good)], tuple(sorted(bad, key=lambda r: r.client))
+
+
+def complete(
+    good: Sequence[Reply], rejected: Sequence[Rejected]
+) -> tuple[list[Reply], tuple[Rejected, ...]]:
+    """Reject replies without what most others hold, for rules that trust no single client.
+
+    A liar could otherwise keep a robust rule from a layer by saying nothing of it.
+    """
+    kept, bad = [], list(rejected)
+    held = [_layers(reply) | set(reply.momentum) for reply in good]
+    counted = Counter(name for names in held for name in names)
+    usual = {name for name, count in counted.items() if 2 * count > len(good)}
+    for reply, names in zip(good, held, strict=True):
+        if missing := sorted(usual - names):
+            reason = f"it says nothing of {missing[0]!r}, of which most others do"
+            bad.append(Rejected(reply.client, reason, where=missing[0]))
+        else:
+            kept.append(reply)
+    return kept, tuple(sorted(bad, key=lambda r: r.client))
+
+
+def _layers(reply: Reply) -> set[str]:
+    """Return the layers of which a reply says something; a count of 0 says nothing."""
+    return {path for path, report in reply.stats.items() if report.moments.count > 0}
+
+
+def clients_of(replies: Iterable[Reply | Rejected]) -> set[ClientId]:
+    """Return whose replies these are."""
+    return {one.client for one in replies}
 
 
 def fault(reply: Reply, expected: Expected) -> Fault | None:

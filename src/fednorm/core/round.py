@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fednorm.core.aggregator import Aggregator, weighted_mean
+from fednorm.core.aggregator import Aggregator, RobustAggregator
 from fednorm.core.algorithm import Trained, Work
+from fednorm.core.combine import combined, enough
 from fednorm.core.exchange import Exchange, Solo
-from fednorm.core.inspect import Expected, inspect
+from fednorm.core.inspect import Expected, clients_of, complete, inspect
 from fednorm.core.layer import Session
 from fednorm.core.messages import (
     Batches,
@@ -24,7 +25,7 @@ from fednorm.core.messages import (
 from fednorm.core.randomness import own_randomness
 from fednorm.core.strategy import Merge
 from fednorm.core.task import Task, load, snapshot
-from fednorm.core.types import ClientId, Tensors
+from fednorm.core.types import ClientId
 
 
 class NonFiniteLossError(ArithmeticError):
@@ -45,14 +46,12 @@ class NonFiniteLossError(ArithmeticError):
 class NoUsableReplyError(ArithmeticError):
     """A round to which too few clients gave an answer that can be used."""
 
-    def __init__(
-        self, round_: int, rejected: Sequence[Rejected], *, good: int = 0, needed: int = 1
-    ) -> None:
+    def __init__(self, round_: int, rejected: Sequence[Rejected], *, good: int = 0) -> None:
         reasons = "; ".join(f"client {r.client}: {r.reason}" for r in rejected)
+        few = f"only {good} usable repl{'y' if good == 1 else 'ies'}, fewer than it needs"
         why = reasons or ("no other arrived" if good else "none arrived")
-        few = f"only {good} of the {needed} usable replies that it needs" if good else ""
-        super().__init__(f"round {round_} has {few or 'no usable reply'} ({why}).")
-        self.rejected = tuple(rejected)
+        super().__init__(f"round {round_} has {few if good else 'no usable reply'} ({why}).")
+        self.round, self.rejected, self.good = round_, tuple(rejected), good
 
 
 def broadcast(task: Task, state: ServerState) -> Broadcast:
@@ -159,12 +158,19 @@ def server_round(
 
     Clients that did not answer are simply absent, and a faulty reply is rejected by name: the
     statistics are exact for those that remain. With `asked`, nobody else may answer. Raises
-    NoUsableReplyError if fewer than `minimum` good replies remain.
+    NoUsableReplyError if fewer than `minimum` good replies remain, or fewer than a robust rule
+    needs.
     """
     good, rejected = inspect(replies, _expected(task, state, asked))
-    if len(good) < max(1, minimum):
-        raise NoUsableReplyError(state.round + 1, rejected, good=len(good), needed=minimum)
-    update = _aggregate([r.update for r in good], good, task.aggregate)
+    if isinstance(task.aggregate_statistics, RobustAggregator):
+        good, rejected = complete(good, rejected)
+    if asked is not None:
+        task = _after_rejecting(task, len((clients_of(rejected) & set(asked)) - clients_of(good)))
+    rules = (task.aggregate, task.aggregate_statistics)
+    if len(good) < max(1, minimum) or not all(enough(rule, len(good)) for rule in rules):
+        raise NoUsableReplyError(state.round + 1, rejected, good=len(good))
+    examples = [reply.examples for reply in good]
+    update = combined([r.update for r in good], examples, task.aggregate)
     running = {path: _merged(task, state, path, good) for path in state.running}
     return replace(
         state,
@@ -172,10 +178,19 @@ def server_round(
         weights={**state.weights, **task.algorithm.apply(state, update, task.rounds)},
         buffers=_buffers(good, task.aggregate),
         running=running,
-        momentum=_aggregate([r.momentum for r in good], good, task.aggregate),
+        momentum=combined([r.momentum for r in good], examples, task.aggregate),
         notes=task.strategy.remember(state, running),
         rejected=rejected,
     )
+
+
+def _after_rejecting(task: Task, faulty: int) -> Task:
+    """Return the task with rules for what is left: liars that gave themselves away are gone."""
+    update, statistics = (
+        rule.without(faulty) if isinstance(rule, RobustAggregator) else rule
+        for rule in (task.aggregate, task.aggregate_statistics)
+    )
+    return replace(task, aggregate=update, aggregate_statistics=statistics)
 
 
 def _expected(task: Task, state: ServerState, asked: Collection[ClientId] | None) -> Expected:
@@ -192,41 +207,15 @@ def _expected(task: Task, state: ServerState, asked: Collection[ClientId] | None
 
 def _buffers(replies: Sequence[Reply], aggregate: Aggregator) -> dict[str, Tensor]:
     """Aggregate buffers; one on which all clients agree stays as it is, to the bit."""
-    merged = _aggregate([r.buffers for r in replies], replies, aggregate)
+    merged = combined([r.buffers for r in replies], [r.examples for r in replies], aggregate)
     first = replies[0].buffers
     agreed = {n for n in merged if all(torch.equal(r.buffers[n], first[n]) for r in replies)}
     return {name: first[name] if name in agreed else value for name, value in merged.items()}
 
 
-def _aggregate(
-    parts: Sequence[Tensors], replies: Sequence[Reply], aggregate: Aggregator
-) -> dict[str, Tensor]:
-    """Combine the clients' tensors by name; one that some clients lack, over those that have it."""
-    names = dict.fromkeys(name for part in parts for name in part)
-    merged = {}
-    for name in names:
-        having = [(p[name], r.examples) for p, r in zip(parts, replies, strict=True) if name in p]
-        values = torch.stack([value for value, _ in having])
-        weights = torch.tensor([examples for _, examples in having], dtype=torch.float64)
-        floating = values.is_floating_point()
-        merged[name] = aggregate(values, weights) if floating else _whole(values, aggregate)
-    return merged
-
-
-def _whole(values: Tensor, aggregate: Aggregator) -> Tensor:
-    """Combine integers, which are indices and counters: an average of them means nothing.
-
-    It is the maximum, or the median for a robust rule, which liars cannot move at will.
-    """
-    if aggregate is weighted_mean:
-        return values.amax(0)
-    return values.sort(0).values[(len(values) - 1) // 2]
-
-
 def _merged(task: Task, state: ServerState, path: str, replies: Sequence[Reply]) -> Running:
-    # A layer that has seen nothing reports a count of 0, which says nothing.
     heard = [r for r in replies if path in r.stats and r.stats[path].moments.count > 0]
-    if not heard:
+    if not enough(task.aggregate_statistics, len(heard)):
         return state.running[path]
     return task.strategy.merge(
         state.running[path],

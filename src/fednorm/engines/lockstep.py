@@ -24,6 +24,7 @@ from fednorm.core.types import ClientId
 from fednorm.data.federation import Federation
 from fednorm.engines.centralized import Merged, merged
 from fednorm.engines.clients import Clients
+from fednorm.engines.conditions import USUAL, Conditions
 from fednorm.engines.simulate import Round, Start
 from fednorm.engines.simulate import rounds as rounds_in_turn
 from fednorm.nn import rules
@@ -31,12 +32,17 @@ from fednorm.nn import rules
 _RANDOM = (_DropoutNd, nn.RReLU)
 
 
-def fits(task: Task, clients: Federation) -> bool:
-    """Return whether a run can be made in lockstep."""
+def fits(task: Task, clients: Federation, conditions: Conditions = USUAL) -> bool:
+    """Return whether a run can be made in lockstep.
+
+    It cannot where clients lie or vanish, or where a robust rule looks at each of them: lockstep
+    has one reply of all clients together.
+    """
     aggregators = (task.aggregate, task.aggregate_statistics)
     momentum = isinstance(task.algorithm, DSGD) and task.algorithm.momentum > 0
     return (
         task.strategy.lockstep
+        and conditions.usual
         and isinstance(task.algorithm, DSGD)
         and all(aggregator is weighted_mean for aggregator in aggregators)
         and not task.layout.personal

@@ -1,27 +1,35 @@
 """The loop over clients in one process."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import TypeAlias
 
 from torch import Tensor
 
+from fednorm.attacks import attacked
 from fednorm.core.exchange import PendingError, Replay, Solo, answer
+from fednorm.core.inspect import clients_of
 from fednorm.core.messages import (
     Batches,
     Broadcast,
     Memory,
+    Rejected,
     Reply,
     ServerState,
     bytes_down,
     bytes_up,
 )
-from fednorm.core.round import broadcast, client_round, server_round
+from fednorm.core.round import NoUsableReplyError, broadcast, server_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
-from fednorm.engines.clients import Clients
-from fednorm.engines.survey import Asked, survey
+from fednorm.engines.clients import Clients, train_client
+from fednorm.engines.conditions import USUAL, Conditions
+from fednorm.engines.survey import NOTHING_ASKED, survey
+
+log = logging.getLogger("fednorm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +42,10 @@ class Round:
     exchanges: int
     bytes_up: float  # of one client, in the mean
     bytes_down: float
-    replies: Sequence[Reply] = ()
+    replies: Sequence[Reply] = ()  # as they arrived
+    rejected: tuple[Rejected, ...] = ()  # of all attempts and of the survey
+    vanished: int = 0  # clients that did not answer
+    repeated: int = 0  # how often the round was run again with other clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,33 +69,89 @@ def rounds(
     start: Start | None = None,
     *,
     train: Train | None = None,
+    conditions: Conditions = USUAL,
 ) -> Iterator[Round]:
-    """Run federated rounds one after the other, up to round `count`."""
+    """Run federated rounds one after the other, up to round `count`.
+
+    A round with too few good replies is repeated with other clients; NoUsableReplyError ends the
+    run if that does not help.
+    """
     state = start.state if start else task.initial_state
-    memories: dict[ClientId, Memory] = dict(start.memories) if start else {}
+    memories = start.memories if start else {}
+    engine = _Engine(
+        task, clients, train or partial(train_in_turn, byzantine=conditions.byzantine), conditions
+    )
     while state.round < count:
-        taking_part = clients.participants(state.round + 1)
-        asked = Asked(0, 0.0, 0.0)
+        result = engine.round(state, memories)
+        state, memories = result.state, result.memories
+        yield result
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    task: Task
+    clients: Clients
+    train: Train
+    conditions: Conditions
+
+    def round(self, state: ServerState, memories: Mapping[ClientId, Memory]) -> Round:
+        """Run one round, again and again while too few clients answer."""
+        tried: set[ClientId] = set()
+        rejected: tuple[Rejected, ...] = ()
+        vanished = attempt = 0
+        while True:
+            number = state.round + 1
+            asked = self.conditions.asked(self.clients, number, attempt, tried)
+            answering = self.conditions.answering(asked, number, attempt)
+            vanished += len(asked) - len(answering)
+            try:
+                result = self._attempt(state, memories, answering)
+            except NoUsableReplyError as error:
+                tried |= set(asked)
+                if not self.conditions.may_repeat(self.clients, attempt, tried):
+                    raise
+                log.warning("%s It is repeated with other clients.", error)
+                rejected += error.rejected
+                attempt += 1
+                continue
+            return replace(
+                result, rejected=rejected + result.rejected, vanished=vanished, repeated=attempt
+            )
+
+    def _attempt(
+        self, state: ServerState, memories: Mapping[ClientId, Memory], answering: list[ClientId]
+    ) -> Round:
+        task, adversary = self.task, self.conditions.adversary
+        if not answering:
+            raise NoUsableReplyError(state.round + 1, ())
+        asked = NOTHING_ASKED
         if task.strategy.survey == "rounds":
-            state, asked = survey(task, state, memories, clients, taking_part)
+            state, asked = survey(task, state, memories, self.clients, answering, adversary)
         received = broadcast(task, state)
-        batches = [clients.batches(client, received.round) for client in taking_part]
-        results, answers = (train or train_in_turn)(task, received, memories, batches)
-        replies = sorted((reply for reply, _ in results), key=lambda reply: reply.client)
-        state = server_round(task, state, replies)
-        memories = {**memories, **{reply.client: memory for reply, memory in results}}
+        batches = [self.clients.batches(client, received.round) for client in answering]
+        results, answers = self.train(task, received, memories, batches)
+        own = sorted((reply for reply, _ in results), key=lambda reply: reply.client)
+        replies = attacked(own, adversary, received.round)
+        state = server_round(
+            task, state, replies, asked=answering, minimum=self.conditions.minimum_replies
+        )
         exchanged = sum(t.numel() * t.element_size() for t in answers.values())
-        yield Round(
+        return Round(
             state=state,
-            memories=memories,
-            train_loss=fmean(
-                (reply.metrics["loss"] for reply in replies), (reply.examples for reply in replies)
-            ),
+            memories={**memories, **{reply.client: memory for reply, memory in results}},
+            train_loss=_mean_loss(replies, state.rejected),
             exchanges=1 + len(answers) + asked.exchanges,
             bytes_up=fmean(bytes_up(reply) for reply in replies) + exchanged + asked.bytes_up,
             bytes_down=bytes_down(received) + exchanged + asked.bytes_down,
             replies=replies,
+            rejected=asked.rejected + state.rejected,
         )
+
+
+def _mean_loss(replies: Sequence[Reply], rejected: Sequence[Rejected]) -> float:
+    gone = clients_of(rejected)
+    used = [reply for reply in replies if reply.client not in gone]
+    return fmean((reply.metrics["loss"] for reply in used), (reply.examples for reply in used))
 
 
 def train_in_turn(
@@ -92,12 +159,13 @@ def train_in_turn(
     received: Broadcast,
     memories: Mapping[ClientId, Memory],
     batches: Sequence[Batches],
+    byzantine: Collection[ClientId] = (),
 ) -> tuple[list[tuple[Reply, Memory]], dict[str, Tensor]]:
     """Train all clients, again and again while they wait for answers of an exchange."""
     if len(batches) == 1:  # a client that is alone waits for nobody
         solo, (own,) = Solo(), batches
         memory = memories.get(own.client, Memory())
-        return [client_round(task, received, memory, own, solo)], solo.answers
+        return [train_client(task, received, memory, own, solo, byzantine)], solo.answers
     answers: dict[str, Tensor] = {}
     while True:
         results: list[tuple[Reply, Memory]] = []
@@ -105,7 +173,8 @@ def train_in_turn(
         for own in batches:
             memory = memories.get(own.client, Memory())
             try:
-                results.append(client_round(task, received, memory, own, Replay(answers)))
+                replay = Replay(answers)
+                results.append(train_client(task, received, memory, own, replay, byzantine))
             except PendingError as pending:
                 waiting[own.client] = pending
         if not waiting:

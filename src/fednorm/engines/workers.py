@@ -9,7 +9,7 @@ is a function of what it is given. The result is that of the loop, bit by bit.
 import contextlib
 import copy
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -19,11 +19,11 @@ from torch import Tensor, multiprocessing
 
 from fednorm.core.exchange import Replay
 from fednorm.core.messages import Batches, Broadcast, Memory, Reply
-from fednorm.core.round import client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.engines.allocator import keep_memory
-from fednorm.engines.clients import Clients
+from fednorm.engines.clients import Clients, train_client
+from fednorm.engines.conditions import USUAL, Conditions
 from fednorm.engines.flat import Block, read
 from fednorm.engines.simulate import Round, Start
 from fednorm.engines.simulate import rounds as rounds_in_turn
@@ -54,12 +54,14 @@ class _Member:
 class Crew:
     """A fixed number of processes that train clients."""
 
-    def __init__(self, task: Task, clients: Clients, count: int) -> None:
+    def __init__(
+        self, task: Task, clients: Clients, count: int, byzantine: Collection[ClientId] = ()
+    ) -> None:
         """Start the processes."""
         self.context = multiprocessing.get_context("spawn")
         # Tensors go to other processes as shared memory. That is meant for the data, not for the
         # model, which is a workspace: ours stays ours, and each process makes its own copy.
-        self.recipe = (copy.deepcopy(task), clients)
+        self.recipe = (copy.deepcopy(task), clients, byzantine)
         self.sent = Block()
         self.number = -1
         self.members = [self._member() for _ in range(count)]
@@ -151,7 +153,7 @@ class Crew:
         self.members[self.members.index(member)] = fresh
 
 
-def _serve(wire: Connection, task: Task, clients: Clients) -> None:
+def _serve(wire: Connection, task: Task, clients: Clients, byzantine: Collection[ClientId]) -> None:
     """Train clients until the parent has no more, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     torch.set_num_threads(1)
@@ -168,7 +170,7 @@ def _serve(wire: Connection, task: Task, clients: Clients) -> None:
             kept = _read("memory", blocks, memory, private=True)
             try:
                 batches = clients.batches(client, received.round)
-                result = client_round(task, received, kept, batches, Replay({}))
+                result = train_client(task, received, kept, batches, Replay({}), byzantine)
                 wire.send(("reply", *replies.write(result)))
             except Exception as error:  # noqa: BLE001 (the parent raises it)
                 wire.send(("error", error, None))
@@ -184,11 +186,19 @@ def _read(
 
 
 def rounds(
-    task: Task, clients: Clients, count: int, start: Start | None = None, *, processes: int
+    task: Task,
+    clients: Clients,
+    count: int,
+    start: Start | None = None,
+    *,
+    processes: int,
+    conditions: Conditions = USUAL,
 ) -> Iterator[Round]:
     """Run federated rounds with so many processes, up to round `count`."""
-    crew = Crew(task, clients, processes)
+    crew = Crew(task, clients, processes, conditions.byzantine)
     try:
-        yield from rounds_in_turn(task, clients, count, start, train=crew.train)
+        yield from rounds_in_turn(
+            task, clients, count, start, train=crew.train, conditions=conditions
+        )
     finally:
         crew.close()

@@ -6,11 +6,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from fednorm.algorithms import ALGORITHMS
+from fednorm.attacks import Target
 from fednorm.core.registry import find
 from fednorm.data import DATASETS
 from fednorm.data.batches import Plan
 from fednorm.data.partition import parse
-from fednorm.experiment.entry import Entry, StrategyEntry, make
+from fednorm.experiment.adversity import check_adversity
+from fednorm.experiment.entry import OWN_SETTINGS, Entry, StrategyEntry, make
 from fednorm.models import MODELS
 from fednorm.strategies import STRATEGIES
 from fednorm.strategies.base import Strategy
@@ -21,6 +23,11 @@ def _listed(value: Any) -> Any:
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     return value
+
+
+def _chosen(value: Any) -> Any:
+    """Read "none" as no choice."""
+    return None if value == "none" else value
 
 
 def _counted(value: Any) -> Any:
@@ -88,6 +95,27 @@ class Experiment(BaseModel):
         description="personal layers of an unseen client: the mean of the trained ones, or as "
         "they were at the start",
     )
+    attack: Annotated[Entry | None, BeforeValidator(_chosen)] = Field(
+        default=None, description="what Byzantine clients do; none if not given"
+    )
+    attack_target: Target = Field(
+        default="both", description="what an attack falsifies: updates, statistics or both"
+    )
+    byzantine: int = Field(
+        default=0, ge=0, description="how many clients lie, and how many robust rules withstand"
+    )
+    aggregate: str = Field(
+        default="mean", description="how updates are combined, e.g. 'nnm > trimmed_mean'"
+    )
+    aggregate_statistics: str = Field(
+        default="mean", description="how statistics are combined, e.g. 'nnm > median'"
+    )
+    dropout: float = Field(
+        default=0.0, ge=0, lt=1, description="probability with which a client vanishes in a round"
+    )
+    minimum_replies: int = Field(
+        default=1, ge=1, description="good replies without which a round is repeated with others"
+    )
     engine: Literal["auto", "loop", "lockstep", "workers"] = Field(
         default="auto",
         description="'loop' trains client after client, 'lockstep' all in one pass, 'workers' "
@@ -114,8 +142,10 @@ class Experiment(BaseModel):
             make("data set", DATASETS, self.data.name, self.data.fields)
         if ":" not in self.model.name:
             make("model", MODELS, self.model.name, self.model.fields)
+        check_adversity(self)
         for entry in self.strategies:
             self.make_strategy(entry)
+            self.for_entry(entry)
         self._check_strategy_fields()
         names = [entry.folder.casefold() for entry in self.strategies]
         if repeated := [e.title for e in self.strategies if names.count(e.folder.casefold()) > 1]:
@@ -135,6 +165,22 @@ class Experiment(BaseModel):
                     f"strategy.{key} is a field of none of the chosen strategies; "
                     f"their fields are {', '.join(sorted(known)) or 'none'}."
                 )
+
+    def for_entry(self, entry: StrategyEntry) -> "Experiment":
+        """Return the experiment as one entry runs it, with the keys that it sets for itself.
+
+        Without Byzantine clients there is no attack. The reference on one machine has no clients
+        that could lie or vanish: it is what honest clients would reach.
+        """
+        own = _honest() if entry.centralized else entry.settings
+        if all(getattr(self, key) == value for key, value in own.items()):
+            return self
+        if not own.get("byzantine", self.byzantine):
+            own = {**own, "attack": None}
+        alone = {"name": entry.name, "label": entry.label, **entry.fields}
+        common = {k: v for k, v in self.strategy.items() if k in entry_fields(entry)}
+        values = {**self.model_dump(), **own, "strategy": common, "strategies": [alone]}
+        return type(self).model_validate(values)
 
     @property
     def plan(self) -> Plan:
@@ -165,6 +211,11 @@ class Experiment(BaseModel):
         common = {k: None if v == "none" else v for k, v in self.strategy.items()}
         fields = {k: v for k, v in common.items() if k in entry_fields(entry)} | entry.fields
         return make("strategy", STRATEGIES, entry.strategy, fields)
+
+
+def _honest() -> dict[str, Any]:
+    """Return the keys with which all clients are honest, answer, and are trusted."""
+    return {key: Experiment.model_fields[key].default for key in OWN_SETTINGS}
 
 
 def entry_fields(entry: StrategyEntry) -> set[str]:

@@ -11,6 +11,17 @@ from fednorm.core.registry import create, find
 
 T = TypeVar("T")
 
+# Keys of the experiment that an entry may set for itself.
+OWN_SETTINGS = (
+    "attack",
+    "attack_target",
+    "byzantine",
+    "aggregate",
+    "aggregate_statistics",
+    "dropout",
+    "minimum_replies",
+)
+
 
 class Entry(BaseModel):
     """`"fbn"`, or `{name = "fbn", momentum = 0.05}`."""
@@ -32,9 +43,23 @@ class Entry(BaseModel):
 
 
 class StrategyEntry(Entry):
-    """A strategy; `centralized` is the reference on one machine, as is `centralized:gn`."""
+    """A strategy; `centralized` is the reference on one machine, as is `centralized:gn`.
+
+    Beside fields of the strategy it may set some keys of the experiment for itself:
+    `{name = "fbn", byzantine = 3, aggregate_statistics = "median", label = "fbn, median"}`.
+    """
 
     label: str = ""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The strategy's fields."""
+        return {key: value for key, value in super().fields.items() if key not in OWN_SETTINGS}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keys of the experiment that this entry sets for itself."""
+        return {key: value for key, value in super().fields.items() if key in OWN_SETTINGS}
 
     @property
     def centralized(self) -> bool:

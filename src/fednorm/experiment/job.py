@@ -65,7 +65,7 @@ def execute(job: Job, on_round: OnRound, model: ModelSource | None = None) -> Ru
         with locked(target, _PATIENCE):
             result = _recorded(job, prepared, on_round, target)
             # A model object has no name by which a record of it could be told from another's.
-            if result.status != "interrupted" and model is None:
+            if result.status not in {"interrupted", "stopped"} and model is None:
                 keep(job.folder, job.experiment, job.entry, result)
                 checkpoint.clear(target)
         return result
@@ -87,7 +87,7 @@ def _recorded(job: Job, prepared: Prepared, on_round: OnRound, target: Path) -> 
             on_round(event)
 
         result = run(prepared, both, saves=saves, start=start)
-        if result.status == "finished" and saves.state:
+        if result.status in {"finished", "stopped"} and saves.state:
             model = export(prepared.task, saves.state).state_dict()
             shared = {k: v for k, v in model.items() if k not in prepared.task.layout.personal}
             checkpoint.save_model(target / "model.safetensors", shared)

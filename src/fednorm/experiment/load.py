@@ -1,5 +1,6 @@
 """Reads an experiment from TOML and overrides; an unknown key is an error with a suggestion."""
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,8 +11,9 @@ from pydantic import ValidationError
 
 from fednorm.core.registry import UnknownNameError, unknown
 from fednorm.experiment.config import Experiment, entry_fields
+from fednorm.experiment.entry import OWN_SETTINGS
 
-_TABLES = ("data", "model", "algorithm")  # may be written as a name alone
+_CHOICES = re.compile(r",(?![^(]*\))")  # commas, but not those inside brackets
 
 
 class ConfigError(ValueError):
@@ -69,26 +71,40 @@ def literal(text: str) -> Any:
 
 
 def sweep(values: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """Return the values with one entry of each strategy for each value of one of its fields.
+    """Return the values with one entry of each strategy for each value of a field or key.
+
+    `strategy.FIELD` is a field of the strategies that have it; a key of the experiment is one that
+    an entry may set for itself. Keys joined by + get the same value.
 
     >>> swept = sweep({"strategies": ["fbn", "gn"]}, "strategy.momentum=0.1,none")
     >>> [entry.get("label", entry["name"]) for entry in swept["strategies"]]
     ['fbn momentum=0.1', 'fbn momentum=none', 'gn']
+    >>> swept = sweep({"strategies": ["fbn"], "byzantine": 3}, "aggregate=mean,nnm > median")
+    >>> [entry["label"] for entry in swept["strategies"]]
+    ['fbn, mean', 'fbn, nnm > median']
     """
     key, equals, choices = text.partition("=")
     table, _, field = key.strip().partition(".")
-    if not equals or table != "strategy" or not field:
-        raise ConfigError(f"--sweep takes strategy.FIELD=VALUE,VALUE,…, not {text!r}.")
+    names = [name.strip() for name in key.split("+")]
+    own = all(name in OWN_SETTINGS for name in names)
+    if not equals or not (own or (table == "strategy" and field)):
+        raise ConfigError(
+            "--sweep takes strategy.FIELD=VALUE,VALUE,… or KEY=VALUE,VALUE,… with "
+            f"{', '.join(OWN_SETTINGS)}, not {text!r}."
+        )
     entries: list[dict[str, Any]] = []
     for entry in build(values).strategies:
         plain = entry.model_dump(exclude_defaults=True)
-        if field not in entry_fields(entry):
+        if entry.centralized if own else field not in entry_fields(entry):
             entries.append(plain)
             continue
-        for choice in choices.split(","):
-            label = f"{entry.title} {field}={choice.strip()}"
-            entries.append({**plain, field: literal(choice), "label": label})
-    if not any(field in entry for entry in entries):
+        for choice in _CHOICES.split(choices):
+            value, word = literal(choice), choice.strip()
+            told = f", {word}" if own and isinstance(value, str) else f" {names[0]}={word}"
+            label = f"{entry.title}{told if own else f' {field}={word}'}"
+            chosen = dict.fromkeys(names, value) if own else {field: value}
+            entries.append({**plain, **chosen, "label": label})
+    if not own and not any(field in entry for entry in entries):
         raise ConfigError(f"none of the chosen strategies has a field {field!r} to sweep.")
     return {**values, "strategies": entries}
 

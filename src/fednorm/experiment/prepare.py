@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
+from fednorm.attacks import World
 from fednorm.core.messages import Memory
 from fednorm.core.round import NonFiniteLossError, broadcast, client_round
 from fednorm.core.task import Task
@@ -18,8 +19,11 @@ from fednorm.data.federation import Federation, federation
 from fednorm.engines import lockstep, simulate, workers
 from fednorm.engines.centralized import Merged
 from fednorm.engines.clients import Clients
+from fednorm.engines.conditions import USUAL, Conditions
 from fednorm.engines.evaluate import is_personal
+from fednorm.engines.poisoned import Poisoned
 from fednorm.engines.simulate import Round, Start
+from fednorm.experiment import adversity
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.entry import Entry, StrategyEntry
 from fednorm.experiment.environment import cores
@@ -45,6 +49,8 @@ class Prepared:
     clients: Clients  # the federation, or all of it as one machine
     federation: Federation
     data: Dataset
+    conditions: Conditions = USUAL
+    world: World | None = None  # what an attack on data knows of them
     kept: int = 0  # bytes that a client keeps between its rounds
 
 
@@ -53,7 +59,7 @@ def prepare(
 ) -> Prepared:
     """Build data, clients, model and task of one run; raise ConfigError if it cannot work."""
     try:
-        prepared = _build(experiment, entry, seed, model)
+        prepared = _build(experiment.for_entry(entry), entry, seed, model)
         _check_batches(prepared)
         return replace(prepared, kept=size(_try_one_step(prepared)))
     except (ValueError, TypeError) as error:
@@ -98,28 +104,36 @@ def _build(
         unseen=experiment.unseen,
     )
     strategy = experiment.make_strategy(entry)
+    aggregate, aggregate_statistics = adversity.rules(experiment)
     task = Task.build(
         network,
         strategy,
         experiment.make_algorithm(strategy),
         rounds=experiment.rounds,
+        aggregate=aggregate,
+        aggregate_statistics=aggregate_statistics,
     )
     if entry.centralized and is_personal(task):
         raise ValueError(
             f"{entry.strategy!r} keeps tensors on its clients, and a centralized run has none; "
             "choose a strategy that shares everything."
         )
-    source = Merged(clients) if entry.centralized else clients
+    conditions = adversity.conditions(experiment, task, clients, seed)
+    world = adversity.world(conditions, data)
+    source: Clients = Merged(clients) if entry.centralized else clients
+    if conditions.adversary and world:
+        source = Poisoned(clients, conditions.adversary, world)
     if experiment.engine == "workers" and not entry.centralized:
-        rounds = _with_workers(experiment, task, clients)
-        return Prepared(experiment, entry, seed, task, rounds, source, clients, data)
-    engine = lockstep if _in_lockstep(experiment, entry, task, clients, ours=ours) else simulate
-    rounds = partial(engine.rounds, task, source, experiment.rounds)
-    return Prepared(experiment, entry, seed, task, rounds, source, clients, data)
+        rounds = _with_workers(experiment, task, source, conditions)
+    elif _in_lockstep(experiment, entry, task, clients, conditions, ours=ours):
+        rounds = partial(lockstep.rounds, task, source, experiment.rounds)
+    else:
+        rounds = partial(simulate.rounds, task, source, experiment.rounds, conditions=conditions)
+    return Prepared(experiment, entry, seed, task, rounds, source, clients, data, conditions, world)
 
 
 def _with_workers(
-    experiment: Experiment, task: Task, clients: Federation
+    experiment: Experiment, task: Task, clients: Clients, conditions: Conditions
 ) -> Callable[[Start | None], Iterator[Round]]:
     if not workers.fits(task) or experiment.device != "cpu":
         raise ValueError(
@@ -127,7 +141,14 @@ def _with_workers(
             "choose engine 'auto' or 'loop'."
         )
     processes = min(cores(), len(clients.participants(1)))
-    return partial(workers.rounds, task, clients, experiment.rounds, processes=processes)
+    return partial(
+        workers.rounds,
+        task,
+        clients,
+        experiment.rounds,
+        processes=processes,
+        conditions=conditions,
+    )
 
 
 def channels_may_come_last(network: nn.Module) -> bool:
@@ -144,18 +165,24 @@ def channels_may_come_last(network: nn.Module) -> bool:
 
 
 def _in_lockstep(
-    experiment: Experiment, entry: StrategyEntry, task: Task, clients: Federation, *, ours: bool
+    experiment: Experiment,
+    entry: StrategyEntry,
+    task: Task,
+    clients: Federation,
+    conditions: Conditions,
+    *,
+    ours: bool,
 ) -> bool:
     if experiment.engine == "loop" or experiment.diagnose or entry.centralized:
         return False
     if experiment.engine == "auto" and not ours:
         return False  # a user's model may be random, or mix samples, where nobody can see it
-    fits = lockstep.fits(task, clients)
+    fits = lockstep.fits(task, clients, conditions)
     if experiment.engine == "lockstep" and not fits:
         raise ValueError(
-            "lockstep needs one step per round (dsgd), the mean as aggregator, no personal "
-            "tensors, no dropout, and all clients in every round if they have momentum; "
-            "choose engine 'auto' or 'loop'."
+            "lockstep needs one step per round (dsgd), the mean as aggregator, clients that all "
+            "are honest and answer, no personal tensors, no dropout layers, and all clients in "
+            "every round if they have momentum; choose engine 'auto' or 'loop'."
         )
     return fits
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.entry import StrategyEntry
+from fednorm.experiment.entry import OWN_SETTINGS, StrategyEntry
 from fednorm.experiment.load import ConfigError, build, read, to_toml
 from fednorm.experiment.result import Evaluation, RunResult, without_nan
 
@@ -44,8 +44,10 @@ def run_folder(folder: Path, entry: StrategyEntry, seed: int) -> Path:
 
 def run_key(experiment: Experiment, entry: StrategyEntry, seed: int) -> dict[str, Any]:
     """Return all that a run depends on."""
-    # Runs that were recorded before there were diagnostics are as good as those without.
-    left_out = _AXES if experiment.diagnose else _AXES | {"diagnose"}
+    # Runs that were recorded before there were these keys are as good as those without them.
+    fields, later = Experiment.model_fields, ("diagnose", *OWN_SETTINGS)
+    unused = {key for key in later if getattr(experiment, key) == fields[key].default}
+    left_out = _AXES | unused
     settings = experiment.model_dump(mode="json", exclude=left_out)
     return {"settings": settings, "strategy": entry.model_dump(mode="json"), "seed": seed}
 

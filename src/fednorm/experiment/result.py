@@ -6,7 +6,7 @@ from math import isfinite, nan
 from statistics import fmean, pstdev
 from typing import Any, Literal, TypeAlias
 
-Status: TypeAlias = Literal["finished", "diverged", "interrupted"]
+Status: TypeAlias = Literal["finished", "diverged", "stopped", "interrupted"]
 
 SCHEMA = 1
 _BY_ROUND = {"history", "diagnostics"}  # too much for results.json
@@ -28,6 +28,7 @@ class Evaluation:
     worst: float | None = None
     weighted: float | None = None  # by the size of the clients' test splits
     unseen: float | None = None  # mean over clients that never trained
+    attack_success: float | None = None  # of a backdoor
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> "Evaluation":
@@ -52,6 +53,8 @@ class RunResult:
     seconds: float
     personal: bool = False  # accuracy is the mean over clients
     rejected: int = 0  # replies that were not used
+    vanished: int = 0  # replies that did not arrive
+    repeated: int = 0  # attempts at rounds that had too few good replies
     error: str | None = None
     diagnostics: tuple[dict[str, float | None], ...] = ()  # one for each round, if asked for
     tested: int = 0  # test samples behind an accuracy
@@ -85,6 +88,7 @@ class Summary:
     spread: float  # standard deviation over seeds
     best: float | None  # mean of the best accuracies
     worst_client: float | None  # mean over seeds
+    attack_success: float | None  # mean over seeds
     runs: tuple[RunResult, ...]
 
     @property
@@ -138,11 +142,13 @@ def _summary(label: str, runs: tuple[RunResult, ...]) -> Summary:
     finals = [run.final for run in runs if run.final]
     accuracies = [final.accuracy for final in finals if isfinite(final.accuracy)]
     worst = [final.worst for final in finals if final.worst is not None]
+    successes = [final.attack_success for final in finals if final.attack_success is not None]
     return Summary(
         strategy=label,
         accuracy=fmean(accuracies) if accuracies else None,
         spread=pstdev(accuracies) if accuracies else 0.0,
         best=fmean(r.best_accuracy or 0.0 for r in runs if r.history) if accuracies else None,
         worst_client=fmean(worst) if worst else None,
+        attack_success=fmean(successes) if successes else None,
         runs=runs,
     )

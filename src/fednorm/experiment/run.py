@@ -1,15 +1,18 @@
 """One run from the first round to the last, with its evaluations."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Protocol
 
-from fednorm.core.messages import Memory, ServerState
+from fednorm.attacks import Backdoor
+from fednorm.core.messages import Memory, Rejected, ServerState
 from fednorm.core.round import NonFiniteLossError, NoUsableReplyError
+from fednorm.core.task import export
 from fednorm.core.types import ClientId
 from fednorm.engines.adapt import newcomer
-from fednorm.engines.evaluate import Score, is_personal, score_clients, score_global
+from fednorm.engines.evaluate import Score, is_personal, score, score_clients, score_global
 from fednorm.engines.simulate import Round, Start
 from fednorm.engines.survey import surveyed
 from fednorm.experiment.checkpoint import Checkpoint
@@ -17,6 +20,8 @@ from fednorm.experiment.diagnostics import Diagnosis, Diagnostics
 from fednorm.experiment.prepare import Prepared
 from fednorm.experiment.result import Evaluation, RunResult, Status
 from fednorm.experiment.tally import Tally
+
+log = logging.getLogger("fednorm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,9 @@ class Event:
     seed: int
     round: int
     train_loss: float
-    rejected: tuple[str, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    vanished: int = 0
+    repeated: int = 0
     evaluation: Evaluation | None = None
     diagnostics: Diagnostics | None = None
 
@@ -56,16 +63,24 @@ def run(
 ) -> RunResult:
     """Run all rounds, or the rest of them.
 
-    Ctrl-C and a loss that is not finite end the run, but keep what is done.
+    Ctrl-C, a loss that is not finite and too few good replies end the run, but keep what is done.
+    Where clients lie or vanish, too few replies say nothing of the training: the run is stopped and
+    its state saved. Where none does, their replies are no numbers any more: it has diverged.
     """
     tally = Tally.read(start.record) if start else Tally()
     done: Round | None = None
     try:
         for done in _rounds(prepared, tally, start):
+            _log(prepared, done)
             on_round(_event(prepared, done, tally))
             if saves:
                 saves.after(done, tally)
-    except (NonFiniteLossError, NoUsableReplyError) as error:
+    except NoUsableReplyError as error:
+        if saves and done:
+            saves.save(done, tally)
+        ended: Status = "diverged" if prepared.conditions.usual else "stopped"
+        return _result(prepared, tally, ended, str(error))
+    except NonFiniteLossError as error:
         return _result(prepared, tally, "diverged", str(error))
     except KeyboardInterrupt:
         if saves and done:
@@ -90,6 +105,18 @@ def _rounds(prepared: Prepared, tally: Tally, start: Checkpoint | None) -> Itera
         yield result
 
 
+def _log(prepared: Prepared, result: Round) -> None:
+    for one in result.rejected:
+        log.info(
+            "%s, seed %d, round %d: the reply of client %d is rejected: %s.",
+            prepared.entry.title,
+            prepared.seed,
+            result.state.round,
+            one.client,
+            one.reason,
+        )
+
+
 def _event(prepared: Prepared, result: Round, tally: Tally) -> Event:
     number, last = result.state.round, tally.history[-1] if tally.history else None
     return Event(
@@ -97,7 +124,9 @@ def _event(prepared: Prepared, result: Round, tally: Tally) -> Event:
         seed=prepared.seed,
         round=number,
         train_loss=result.train_loss,
-        rejected=tuple(f"client {r.client}: {r.reason}" for r in result.state.rejected),
+        rejected=result.rejected,
+        vanished=result.vanished,
+        repeated=result.repeated,
         evaluation=last if last and last.round == number else None,
         diagnostics=tally.diagnostics[-1] if prepared.experiment.diagnose else None,
     )
@@ -120,24 +149,51 @@ def _result(
 def evaluate(prepared: Prepared, result: Round) -> Evaluation:
     """Test the global model where there is one, and every client's where there is none."""
     task, data, experiment = prepared.task, prepared.data, prepared.experiment
-    state = surveyed(task, result.state, result.memories, prepared.clients)
+    adversary = prepared.conditions.adversary
+    state = surveyed(task, result.state, result.memories, prepared.clients, adversary)
     evaluation = Evaluation(state.round, 0.0, 0.0, result.train_loss)
     if personal(prepared):
-        scores = _scores(prepared, state, result.memories, prepared.federation.all())
+        scores = _scores(prepared, state, result.memories, honest(prepared))
         mean = (fmean(s.accuracy for s in scores), fmean(s.loss for s in scores))
         evaluation = _per_client(evaluation, scores, *mean)
     else:
-        score = score_global(task, state, data.test_batches())
-        evaluation = replace(evaluation, accuracy=score.accuracy, loss=score.loss)
+        found = score_global(task, state, data.test_batches())
+        evaluation = replace(evaluation, accuracy=found.accuracy, loss=found.loss)
         if experiment.evaluate == "clients":
-            scores = _scores(prepared, state, {}, prepared.federation.all())
-            evaluation = _per_client(evaluation, scores, score.accuracy, score.loss)
+            scores = _scores(prepared, state, {}, honest(prepared))
+            evaluation = _per_client(evaluation, scores, found.accuracy, found.loss)
+    success = attack_success(prepared, state, result.memories)
+    evaluation = replace(evaluation, attack_success=success)
     if not experiment.unseen:
         return evaluation
     start = newcomer(result.memories) if experiment.newcomers == "average" else Memory()
     strangers = range(len(prepared.federation.all()), experiment.clients)
     scores = _scores(prepared, state, dict.fromkeys(strangers, start), strangers)
     return replace(evaluation, unseen=fmean(s.accuracy for s in scores) if scores else None)
+
+
+def honest(prepared: Prepared) -> list[ClientId]:
+    """Return whose models are tested: what a Byzantine client ends with is of no interest."""
+    liars = prepared.conditions.byzantine
+    return [client for client in prepared.federation.all() if client not in liars]
+
+
+def attack_success(
+    prepared: Prepared, state: ServerState, memories: Mapping[ClientId, Memory]
+) -> float | None:
+    """Return how often a backdoor's patch makes the model see the attacker's class.
+
+    Where models are personal it is the mean over honest clients, each on all test images.
+    """
+    adversary, world = prepared.conditions.adversary, prepared.world
+    attack = adversary.attack if adversary else None
+    if not isinstance(attack, Backdoor) or world is None:
+        return None
+    task, data = prepared.task, prepared.data
+    own = [memories.get(c) for c in honest(prepared)] if personal(prepared) else [None]
+    models = (export(task, state, memory) for memory in own)
+    scores = [score(m, attack.triggered(data.test_batches(), world), task.loss) for m in models]
+    return fmean(found.accuracy for found in scores if found) if any(scores) else None
 
 
 def personal(prepared: Prepared) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fednorm.core.messages import ServerState
+from fednorm.core.messages import Rejected, ServerState
 from fednorm.engines.simulate import Round
 from fednorm.experiment import checkpoint
 from fednorm.experiment.checkpoint import Checkpoint
@@ -39,7 +39,9 @@ class Metrics:
         """Add a round."""
         line: dict[str, Any] = {"round": event.round, "train_loss": event.train_loss}
         if event.rejected:
-            line["rejected"] = event.rejected
+            line["rejected"] = [_told(one) for one in event.rejected]
+        counts = {"vanished": event.vanished, "repeated": event.repeated}
+        line |= {key: count for key, count in counts.items() if count}
         if event.diagnostics is not None:
             line |= event.diagnostics
         if event.evaluation is not None:
@@ -48,6 +50,11 @@ class Metrics:
         self.file.write(json.dumps(without_nan(line), allow_nan=False) + "\n")
         if event.evaluation is not None:
             self.file.flush()
+
+
+def _told(rejected: Rejected) -> dict[str, Any]:
+    where = {"layer": rejected.where} if rejected.where else {}
+    return {"client": rejected.client, **where, "reason": rejected.reason}
 
 
 @dataclass

@@ -21,6 +21,8 @@ class Tally:
     down: list[float] = field(default_factory=list)
     diagnostics: list[Diagnostics] = field(default_factory=list)
     rejected: int = 0
+    vanished: int = 0
+    repeated: int = 0
     before: float = 0.0  # seconds, until the run was last begun
     begun: float = field(default_factory=time.perf_counter)
 
@@ -53,7 +55,9 @@ class Tally:
         self.exchanges.append(result.exchanges * sends)
         self.up.append(result.bytes_up * sends)
         self.down.append(result.bytes_down * sends)
-        self.rejected += len(result.state.rejected)
+        self.rejected += len(result.rejected)
+        self.vanished += result.vanished
+        self.repeated += result.repeated
         if evaluation is not None:
             self.history.append(evaluation)
         if diagnostics is not None:
@@ -70,6 +74,8 @@ class Tally:
             bytes_down_per_round=_mean(self.down),
             seconds=self.seconds,
             rejected=self.rejected,
+            vanished=self.vanished,
+            repeated=self.repeated,
             error=error,
             diagnostics=tuple(self.diagnostics),
             **about,

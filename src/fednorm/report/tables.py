@@ -15,7 +15,7 @@ from fednorm.report.colors import style
 from fednorm.report.numbers import finite, mean_and_spread, percent, plain, sentence_case, size
 
 STRATEGY, NOTE = "strategy", "note"  # the columns of text; all others hold numbers
-_WORST = "worst client %"
+_WORST, _SUCCESS = "worst client %", "attack success %"
 _NOTE_LENGTH = 60  # the page has the whole message under "Failures"
 
 
@@ -28,20 +28,25 @@ class Cell:
 
 
 def columns(comparison: Comparison) -> list[str]:
-    """Return the titles of the columns; the worst client has one only if it was measured."""
+    """Return the titles of the columns; some are there only if it was measured."""
     titles = [
         STRATEGY,
         _final(comparison),
         "best %",
         _WORST,
+        _SUCCESS,
         "exchanges / round",
         "up / round",
         "down / round",
         "s / run",
         NOTE,
     ]
-    measured = any(s.worst_client is not None for s in comparison.summaries())
-    return [title for title in titles if measured or title != _WORST]
+    summaries = comparison.summaries()
+    measured = {
+        _WORST: any(s.worst_client is not None for s in summaries),
+        _SUCCESS: any(s.attack_success is not None for s in summaries),
+    }
+    return [title for title in titles if measured.get(title, True)]
 
 
 def cells(comparison: Comparison) -> list[dict[str, Cell]]:
@@ -115,6 +120,7 @@ def _row(summary: Summary, seeds: int) -> dict[str, Cell]:
     numbers = {
         "best %": (percent, summary.best),
         _WORST: (percent, summary.worst_client),
+        _SUCCESS: (percent, summary.attack_success),
         "exchanges / round": (plain, _mean(run.exchanges_per_round for run in started)),
         "up / round": (size, _mean(run.bytes_up_per_round for run in started)),
         "down / round": (size, _mean(run.bytes_down_per_round for run in started)),
@@ -142,9 +148,20 @@ def _notes(summary: Summary, seeds: int) -> list[str]:
     for failure, runs in alike.items():
         listed = ", ".join(str(run.seed) for run in runs)
         notes.append(f"seed{'s' if len(runs) > 1 else ''} {listed} {failure}")
-    if rejected := sum(run.rejected for run in summary.runs):
-        notes.append(f"{rejected} {'reply' if rejected == 1 else 'replies'} rejected")
+    for what, count in _lost(summary.runs).items():
+        if count:
+            notes.append(f"{count} {'reply' if count == 1 else 'replies'} {what}")
+    if repeated := sum(run.repeated for run in summary.runs):
+        notes.append(f"{repeated} {'attempt' if repeated == 1 else 'attempts'} repeated")
     return notes
+
+
+def _lost(runs: Iterable[RunResult]) -> dict[str, int]:
+    listed = list(runs)
+    return {
+        "rejected": sum(run.rejected for run in listed),
+        "lost": sum(run.vanished for run in listed),
+    }
 
 
 def _failure(run: RunResult) -> str:

@@ -23,6 +23,7 @@ def caveats(comparison: Comparison) -> list[str]:
     summaries = comparison.summaries()
     sentences = (
         *(_diverged(summary) for summary in summaries),
+        _stopped(comparison.runs),
         _interrupted(comparison.runs),
         _one_seed(comparison.runs),
         _personal(summaries, comparison.metric),
@@ -109,6 +110,14 @@ def _diverged(summary: Summary) -> str:
         "includes the last evaluation before that" if evaluated else "covers evaluated runs only"
     )
     return f"{summary.strategy} diverged with {len(lost)} of {total} seeds; its mean {covers}."
+
+
+def _stopped(runs: Sequence[RunResult]) -> str:
+    count = sum(run.status == "stopped" for run in runs)
+    if not count:
+        return ""
+    were = "1 run was" if count == 1 else f"{count} runs were"
+    return f"{were} stopped for lack of good replies; what counts is the last evaluation."
 
 
 def _interrupted(runs: Sequence[RunResult]) -> str:

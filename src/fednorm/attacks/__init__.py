@@ -1,0 +1,50 @@
+"""Attacks of Byzantine clients: one file for each, and one line here."""
+
+from typing import Any
+
+from fednorm.attacks.alie import ALittleIsEnough
+from fednorm.attacks.apply import Adversary, Target, attacked, byzantine
+from fednorm.attacks.backdoor import Backdoor
+from fednorm.attacks.base import Attack, DataAttack, World
+from fednorm.attacks.foe import FallOfEmpires
+from fednorm.attacks.gaussian import Gaussian
+from fednorm.attacks.label_flip import LabelFlip
+from fednorm.attacks.mimic import Mimic
+from fednorm.attacks.non_finite import NonFinite
+from fednorm.attacks.replacement import Replacement
+from fednorm.attacks.sign_flip import SignFlip
+from fednorm.core.registry import create
+
+ATTACKS: dict[str, type[Attack]] = {
+    "sign_flip": SignFlip,
+    "foe": FallOfEmpires,
+    "alie": ALittleIsEnough,
+    "mimic": Mimic,
+    "gaussian": Gaussian,
+    "non_finite": NonFinite,
+    "replacement": Replacement,
+    "label_flip": LabelFlip,
+    "backdoor": Backdoor,
+}
+
+__all__ = [
+    "ATTACKS",
+    "Adversary",
+    "Attack",
+    "Backdoor",
+    "DataAttack",
+    "Target",
+    "World",
+    "attack",
+    "attacked",
+    "byzantine",
+]
+
+
+def attack(name: str, **fields: Any) -> Attack:
+    """Make an attack by its name; fields are its settings.
+
+    >>> attack("foe", epsilon=0.5)
+    FallOfEmpires(epsilon=0.5)
+    """
+    return create("attack", ATTACKS, name, fields)

@@ -1,0 +1,58 @@
+"""A Little Is Enough (ALIE).
+
+Baruch, Baruch and Goldberg, "A Little Is Enough: Circumventing Defenses For Distributed Learning",
+NeurIPS 2019, arXiv:1902.06156.
+
+Client: knows what the honest clients send, and sends their mean minus z of their standard
+deviations, coordinate by coordinate. z is as large as it can be without standing out: of n clients
+f lie, s = ⌊n/2+1⌋-f honest ones are needed for a majority, and z = Φ⁻¹((n-f-s)/(n-f)). A variance
+is treated alike, and cut off at 0.
+
+The standard deviation divides by the number of honest clients; that of a single one is 0.
+"""
+
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import ClassVar
+
+from torch import Tensor
+
+from fednorm.attacks.base import Attack, View
+from fednorm.core.registry import param
+
+
+@dataclass(frozen=True)
+class ALittleIsEnough(Attack):
+    """The honest mean minus z honest standard deviations."""
+
+    omniscient: ClassVar[bool] = True
+
+    z: float | None = param(None, "how many standard deviations; 'none' finds z from n and f")
+
+    def __post_init__(self) -> None:
+        if self.z is not None and not abs(self.z) < float("inf"):
+            raise ValueError(f"alie needs a finite z, not {self.z}.")
+
+    def lie(self, own: Tensor, view: View) -> Tensor:
+        """Return the honest mean minus z standard deviations."""
+        del own
+        z = deviations(view.clients, view.byzantine) if self.z is None else self.z
+        return view.honest.mean(0) - z * view.honest.std(0, correction=0)
+
+
+def deviations(clients: int, byzantine: int) -> float:
+    """Return z for n clients of which f lie.
+
+    With so many liars that they need no honest client for a majority, or so few that no share of
+    the honest ones is beyond z, the formula has no value; the nearest share that has one is taken.
+
+    >>> round(deviations(10, 3), 3)
+    0.18
+    >>> round(deviations(50, 24), 3)
+    1.426
+    """
+    honest = clients - byzantine
+    supporters = clients // 2 + 1 - byzantine
+    share = (honest - supporters) / honest
+    least = 1 / (2 * honest)
+    return NormalDist().inv_cdf(min(max(share, least), 1 - least))

@@ -1,0 +1,61 @@
+"""Backdoor: a bright patch that makes the model see the attacker's class.
+
+Gu, Dolan-Gavitt and Garg, "BadNets: Identifying Vulnerabilities in the Machine Learning Model
+Supply Chain", 2017, arXiv:1708.06733; in federated learning, Bagdasaryan et al., 2020,
+arXiv:1807.00459.
+
+Client: puts a white square into the lower right corner of a share of its images, gives these the
+target's label, and follows the protocol otherwise.
+
+Success: the share of test images of other classes that the model takes for the target once they
+have the patch. Accuracy hardly shows the attack; this number does.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fednorm.attacks.base import DataAttack, World
+from fednorm.core.registry import param
+
+
+@dataclass(frozen=True)
+class Backdoor(DataAttack):
+    """A white square that is taught to mean the target class."""
+
+    target: int = param(0, "the class that the patch shall mean")
+    size: int = param(3, "height and width of the patch in pixels")
+    share: float = param(0.5, "share of a batch's images that get the patch, in (0, 1]")
+
+    def __post_init__(self) -> None:
+        if self.target < 0 or self.size < 1 or not 0 < self.share <= 1:
+            raise ValueError(
+                "backdoor needs a target of 0 or more, a size of 1 or more and a share in (0, 1], "
+                f"not {self.target}, {self.size} and {self.share}."
+            )
+
+    def poison(
+        self, x: Tensor, y: Tensor, world: World, rng: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Return the batch with the patch and the target's label in a share of its images."""
+        chosen = (torch.rand(len(y), generator=rng) < self.share).to(x.device)
+        patched = torch.where(chosen.view(-1, *(1,) * (x.dim() - 1)), self.patched(x, world), x)
+        return patched, torch.where(chosen, self.target, y)
+
+    def patched(self, x: Tensor, world: World) -> Tensor:
+        """Return the images with the patch."""
+        corner = (..., slice(-self.size, None), slice(-self.size, None))
+        result = x.clone()
+        result[corner] = world.white.to(x)[corner]
+        return result
+
+    def triggered(
+        self, batches: Iterable[tuple[Tensor, Tensor]], world: World
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield images of other classes with the patch; what they are taken for if it works."""
+        for x, y in batches:
+            others = y != self.target
+            if bool(others.any()):
+                yield self.patched(x[others], world), torch.full_like(y[others], self.target)

@@ -1,0 +1,37 @@
+"""Gaussian noise.
+
+Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine Learning with Adversaries: Byzantine Tolerant
+Gradient Descent", NeurIPS 2017, arXiv:1703.02757, section 5.
+
+Client: sends normal noise around 0 in the place of its update and of its means. A variance becomes
+the magnitude of such noise.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fednorm.attacks.base import Attack, View
+from fednorm.core.registry import param
+
+
+@dataclass(frozen=True)
+class Gaussian(Attack):
+    """Normal noise that has nothing to do with the data."""
+
+    std: float = param(1.0, "standard deviation of the noise, above 0")
+
+    def __post_init__(self) -> None:
+        if not 0 < self.std < float("inf"):
+            raise ValueError(f"gaussian needs a std above 0, not {self.std}.")
+
+    def lie(self, own: Tensor, view: View) -> Tensor:
+        """Return noise."""
+        # Drawn on the CPU in one number format: the same noise on every device.
+        noise = torch.randn(own.shape, generator=view.rng, dtype=torch.float64)
+        return (self.std * noise).to(own)
+
+    def variance(self, own: Tensor, view: View) -> Tensor:
+        """Return the magnitude of noise."""
+        return self.lie(own, view).abs()

@@ -1,0 +1,27 @@
+"""Label flipping.
+
+Allen-Zhu, Ebrahimianghazani, Li and Alistarh, "Byzantine-Resilient Non-Convex Stochastic Gradient
+Descent", ICLR 2021, arXiv:2012.14368.
+
+Client: is taught the label classes-1-y in the place of y, and follows the protocol otherwise. A
+pixel without a label stays without one.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fednorm.attacks.base import DataAttack, World
+
+
+@dataclass(frozen=True)
+class LabelFlip(DataAttack):
+    """Every label y becomes classes-1-y."""
+
+    def poison(
+        self, x: Tensor, y: Tensor, world: World, rng: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Return the batch with flipped labels."""
+        del rng
+        return x, torch.where(y < 0, y, world.classes - 1 - y)

@@ -1,0 +1,37 @@
+"""Mimic.
+
+Karimireddy, He and Jaggi, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing",
+ICLR 2022, arXiv:2006.09365.
+
+Client: sends what one of the honest clients sends, update and statistics. Nothing about it is
+unusual; where clients differ, that client's data get more weight than is theirs.
+
+Deviation: the paper looks for the client that is worst to copy; here its place among the honest
+clients of a round is a setting.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fednorm.attacks.base import Attack, View
+from fednorm.core.registry import param
+
+
+@dataclass(frozen=True)
+class Mimic(Attack):
+    """A copy of what one honest client sends."""
+
+    omniscient: ClassVar[bool] = True
+
+    victim: int = param(0, "which of the honest clients of a round is copied, counted from 0")
+
+    def __post_init__(self) -> None:
+        if self.victim < 0:
+            raise ValueError(f"mimic needs a victim of 0 or more, not {self.victim}.")
+
+    def lie(self, own: Tensor, view: View) -> Tensor:
+        """Return the victim's tensor."""
+        del own
+        return view.honest[self.victim % len(view.honest)].clone()

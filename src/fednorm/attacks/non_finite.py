@@ -1,0 +1,35 @@
+"""Values that are no numbers: the fault of broken hardware, or of a client that means harm.
+
+Client: sends NaN or infinity in the place of everything, variances included. A server that checks
+its replies (Guerraoui, Gupta and Pinot, "Byzantine Machine Learning: A Primer", 2023,
+doi:10.1145/3616537) rejects them by name, and the round goes on without them.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fednorm.attacks.base import Attack, View
+from fednorm.core.registry import param
+
+
+@dataclass(frozen=True)
+class NonFinite(Attack):
+    """NaN or infinity everywhere."""
+
+    value: Literal["nan", "inf"] = param("nan", "'nan' or 'inf'")
+
+    def __post_init__(self) -> None:
+        if self.value not in ("nan", "inf"):
+            raise ValueError(f"non_finite needs the value 'nan' or 'inf', not {self.value!r}.")
+
+    def lie(self, own: Tensor, view: View) -> Tensor:
+        """Return what is no number."""
+        del view
+        return torch.full_like(own, float(self.value))
+
+    def variance(self, own: Tensor, view: View) -> Tensor:
+        """Return what is no number."""
+        return self.lie(own, view)

@@ -1,0 +1,38 @@
+"""Model replacement: the client's own update, scaled until it outweighs all others.
+
+Bagdasaryan, Veit, Hua, Estrin and Shmatikov, "How To Backdoor Federated Learning", AISTATS 2020,
+arXiv:1807.00459.
+
+Client: sends its own update times n/f, so that the mean over n clients, f of which do so, has the
+update itself in it. Statistics are scaled as if its data were: the mean by the factor, the variance
+by its square.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fednorm.attacks.base import Attack, View
+from fednorm.core.registry import param
+
+
+@dataclass(frozen=True)
+class Replacement(Attack):
+    """The client's own values, scaled up."""
+
+    scale: float | None = param(None, "the factor; 'none' is n/f, which outweighs a mean")
+
+    def __post_init__(self) -> None:
+        if self.scale is not None and not abs(self.scale) < float("inf"):
+            raise ValueError(f"replacement needs a finite scale, not {self.scale}.")
+
+    def lie(self, own: Tensor, view: View) -> Tensor:
+        """Return the scaled values."""
+        return own * self._factor(view)
+
+    def variance(self, own: Tensor, view: View) -> Tensor:
+        """Return the variance of scaled data."""
+        return own * self._factor(view) ** 2
+
+    def _factor(self, view: View) -> float:
+        return view.clients / view.byzantine if self.scale is None else self.scale

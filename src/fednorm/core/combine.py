@@ -1,0 +1,75 @@
+"""How the server combines the tensors of many clients.
+
+A mean works on every tensor by itself. A robust rule sees what a client sent as one vector: which
+clients are near each other cannot be told from a single tensor.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fednorm.core.aggregator import Aggregator, RobustAggregator, weighted_mean
+from fednorm.core.types import Tensors
+
+
+def enough(aggregate: Aggregator, n: int) -> bool:
+    """Return whether so many clients are enough for a rule."""
+    try:
+        if isinstance(aggregate, RobustAggregator):
+            aggregate.check(n)
+    except ValueError:
+        return False
+    return n > 0
+
+
+def combined(
+    parts: Sequence[Tensors], examples: Sequence[int], aggregate: Aggregator
+) -> dict[str, Tensor]:
+    """Combine the clients' tensors by name; one that some clients lack, over those that have it.
+
+    A robust rule leaves out what too few clients sent.
+    """
+    merged: dict[str, Tensor] = {}
+    names = dict.fromkeys(name for part in parts for name in part)
+    groups: dict[tuple[torch.dtype, tuple[int, ...]], list[str]] = {}
+    for name in names:
+        having = tuple(i for i, part in enumerate(parts) if name in part)
+        groups.setdefault((parts[having[0]][name].dtype, having), []).append(name)
+    for (dtype, having), alike in groups.items():
+        if not enough(aggregate, len(having)):
+            continue
+        senders = [parts[i] for i in having]
+        weights = torch.tensor([examples[i] for i in having], dtype=torch.float64)
+        if not dtype.is_floating_point:
+            merged |= {name: _whole(_stacked(senders, name), aggregate) for name in alike}
+        elif aggregate is weighted_mean:
+            merged |= {name: aggregate(_stacked(senders, name), weights) for name in alike}
+        else:
+            merged |= _as_one_vector(senders, alike, weights, aggregate)
+    return {name: merged[name] for name in names if name in merged}
+
+
+def _stacked(parts: Sequence[Tensors], name: str) -> Tensor:
+    return torch.stack([part[name] for part in parts])
+
+
+def _as_one_vector(
+    parts: Sequence[Tensors], names: Sequence[str], weights: Tensor, aggregate: Aggregator
+) -> Mapping[str, Tensor]:
+    vectors = torch.stack([torch.cat([part[name].flatten() for name in names]) for part in parts])
+    shapes = [parts[0][name].shape for name in names]
+    pieces = torch.split(aggregate(vectors, weights), [shape.numel() for shape in shapes])
+    return {
+        name: piece.view(shape) for name, piece, shape in zip(names, pieces, shapes, strict=True)
+    }
+
+
+def _whole(values: Tensor, aggregate: Aggregator) -> Tensor:
+    """Combine integers, which are indices and counters: an average of them means nothing.
+
+    It is the maximum, or the median for a robust rule, which liars cannot move at will.
+    """
+    if aggregate is weighted_mean:
+        return values.amax(0)
+    return values.sort(0).values[(len(values) - 1) // 2]
