@@ -28,6 +28,7 @@ class Toy:
     absent: dict = field(default_factory=dict)  # round -> clients that do not take part
     shape: tuple[int, ...] = SHAPE
     classes: int = CLASSES
+    broken: frozenset = frozenset()  # clients whose data are no numbers
 
     @property
     def clients(self):
@@ -53,7 +54,8 @@ class Toy:
         size = self.sizes[client]
         x = torch.randn(size, *self.shape, generator=generator, dtype=torch.float64)
         y = torch.randint(self.classes, (size,), generator=generator)
-        return x * (1 + client) + 2 * client, y
+        spoilt = float("nan") if client in self.broken else 0.0
+        return x * (1 + client) + 2 * client + spoilt, y
 
     def test(self, client):
         return self.batches(client, 999).steps[:1]

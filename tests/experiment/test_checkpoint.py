@@ -49,6 +49,15 @@ KINDS = {
     "surveyed": {"strategies": ["hbn"], "algorithm": {"name": "fedavg", "lr": 0.05}},
     "diagnosed": {"strategies": ["fbn"], "algorithm": "dsgd", "diagnose": True},
     "exchanged": {"strategies": ["fedtan"], "algorithm": "dsgd", "rounds": 6},
+    "attacked": {
+        "strategies": ["fbn"],
+        "clients": 6,
+        "byzantine": 2,
+        "attack": "gaussian",
+        "aggregate": "nnm > trimmed_mean",
+        "aggregate_statistics": "median",
+    },
+    "vanishing": {"strategies": ["naive"], "clients": 6, "dropout": 0.5, "minimum_replies": 3},
     "centralized": {"strategies": ["centralized"], "algorithm": "dsgd"},
 }
 

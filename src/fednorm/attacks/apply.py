@@ -100,7 +100,10 @@ class _Lies:
         mean = self._view(old.mean, [h.moments.mean for h in honest])
         var = self._view(old.var, [h.moments.var for h in honest])
         lie = replace(
-            old, mean=self.attack.lie(old.mean, mean), var=self.attack.variance(old.var, var)
+            old,
+            mean=self.attack.lie(old.mean, mean),
+            # Backward means have no variance.
+            var=self.attack.variance(old.var, var) if old.var.numel() else old.var,
         )
         return replace(own, moments=lie)
 

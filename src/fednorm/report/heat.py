@@ -16,6 +16,7 @@ from fednorm.experiment.story import Panel, Story
 from fednorm.report.numbers import finite, points
 
 _CELL, _MARGIN = (0.8, 0.42), (1.6, 1.1)  # inches
+_LETTER = 0.085  # inches of a label's letter
 _IN_A_ROW = 2
 _DARK = 0.6  # share of the scale from which a cell needs light digits
 
@@ -79,35 +80,54 @@ def _gap(panel: Panel, ahead: str, behind: str) -> float | None:
 
 def heat_figure(maps: Sequence[HeatMap], heat: tuple[str, str], ink: str) -> Figure:
     """Draw the maps: green where the first method is behind, purple where it is ahead."""
+    most = max((abs(v) for one in maps for v in one.cells.values()), default=0.0) or 1.0
+    title = f"{heat[0]} minus {heat[1]}, points"
+    return heat_grid(maps, title, ink, colours=("PRGn_r", -most, most), sign="+")
+
+
+def heat_grid(
+    maps: Sequence[HeatMap], title: str, ink: str, *, colours: tuple[str, float, float], sign: str
+) -> Figure:
+    """Draw maps side by side; `colours` are a colour map of matplotlib's and the ends of it."""
     columns = min(len(maps), _IN_A_ROW)
-    widest = max(len(one.columns) for one in maps) * _CELL[0] + _MARGIN[0]
+    words = max(len(word) for one in maps for word in one.columns)
+    cell = max(_CELL[0], _LETTER * words)
+    margin = max(_MARGIN[0], _LETTER * max(len(word) for one in maps for word in one.rows))
+    widest = max(len(one.columns) for one in maps) * cell + margin
     highest = max(len(one.rows) for one in maps) * _CELL[1] + _MARGIN[1]
     size = (columns * widest, ceil(len(maps) / columns) * highest)
     result = Figure(figsize=size, layout="constrained")
     grid = result.subplots(ceil(len(maps) / columns), columns, squeeze=False).flatten()
-    most = max((abs(v) for one in maps for v in one.cells.values()), default=0.0) or 1.0
     for axes in grid[len(maps) :]:
         axes.set_axis_off()
     for axes, one in zip(grid, maps, strict=False):
-        _draw(axes, one, most, ink)
-    result.suptitle(f"{heat[0]} minus {heat[1]}, points", x=0.01, ha="left", color=ink, fontsize=9)
+        _draw(axes, one, colours, ink)
+        _write(axes, one, colours, sign)
+    result.suptitle(title, x=0.01, ha="left", color=ink, fontsize=9)
     return result
 
 
-def _draw(axes: Axes, one: HeatMap, most: float, ink: str) -> None:
+def _draw(axes: Axes, one: HeatMap, colours: tuple[str, float, float], ink: str) -> None:
     values = np.full((len(one.rows), len(one.columns)), np.nan)
     for (row, column), value in one.cells.items():
         values[one.rows.index(row), one.columns.index(column)] = value
     # Drawn as shapes: the page's policy refuses pictures, even embedded ones.
     edges = [np.arange(len(names) + 1) - 0.5 for names in (one.columns, one.rows)]
-    axes.pcolormesh(*edges, values, cmap="PRGn_r", vmin=-most, vmax=most)
+    name, low, high = colours
+    axes.pcolormesh(*edges, values, cmap=name, vmin=low, vmax=high)
     axes.invert_yaxis()
     axes.set_title(one.title, loc="left", color=ink, fontsize=10)
     axes.set_xticks(range(len(one.columns)), one.columns)
     axes.set_yticks(range(len(one.rows)), one.rows)
     axes.tick_params(colors=ink, length=0, labelsize=8)
     axes.spines[:].set_visible(False)
-    for (y, x), value in np.ndenumerate(values):
-        if np.isfinite(value):
-            color = "white" if abs(value) > _DARK * most else "black"
-            axes.text(x, y, f"{value:+.1f}", ha="center", va="center", color=color, fontsize=8)
+
+
+def _write(axes: Axes, one: HeatMap, colours: tuple[str, float, float], sign: str) -> None:
+    _, low, high = colours
+    for (row, column), value in one.cells.items():
+        # Both ends of a scale around 0 are dark; of one that begins at 0, the upper end is.
+        dark = abs(value) > _DARK * max(abs(low), abs(high))
+        x, y = one.columns.index(column), one.rows.index(row)
+        color = "white" if dark else "black"
+        axes.text(x, y, f"{value:{sign}.1f}", ha="center", va="center", color=color, fontsize=8)

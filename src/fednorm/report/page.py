@@ -35,6 +35,7 @@ def _sections(story: Story, drawn: Plots) -> Iterator[str]:
     yield from sections.cuts(story)
     yield from sections.finals(story, drawn)
     yield from sections.heat(story)
+    yield from sections.grid(story)
     yield from sections.curves(story, drawn)
     yield from sections.published(story, drawn)
     yield from sections.exchanges(story, drawn)

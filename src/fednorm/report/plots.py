@@ -12,8 +12,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from fednorm.experiment.result import Comparison
 from fednorm.experiment.story import Story
 from fednorm.report.figure import figure, final_values, single
+from fednorm.report.grid import grid_figure, grid_maps
 from fednorm.report.heat import heat_figure, heat_maps
 from fednorm.report.panels import Plot, Plots, plots
 from fednorm.report.setting import setting
@@ -36,7 +38,9 @@ def curves(story: Story, path: Path) -> None:
     """Write the curves of all panels as one PNG."""
     title = story.title or " – ".join(setting(p.comparison.config) for p in story.panels)
     maps = heat_maps(story)
-    if story.heat and maps and not story.curve_panels:
+    if swept := _swept(story):
+        png(partial(grid_figure, swept), path)
+    elif story.heat and maps and not story.curve_panels:
         png(partial(heat_figure, maps, story.heat), path)
     else:
         png(lambda ink: figure(plots(story), ink=ink, title=title), path)
@@ -57,6 +61,18 @@ def heat_svg(story: Story) -> str:
     """Return the heat maps as an SVG element, or nothing."""
     maps = heat_maps(story)
     return svg(partial(heat_figure, maps, story.heat), "heat") if story.heat and maps else ""
+
+
+def grid_svg(story: Story) -> str:
+    """Return the heat maps of a comparison that was swept as an SVG element, or nothing."""
+    swept = _swept(story)
+    return svg(partial(grid_figure, swept), "grid") if swept else ""
+
+
+def _swept(story: Story) -> Comparison | None:
+    """Return the only comparison of a story if it has a grid of its own."""
+    only = story.panels[0].comparison if len(story.panels) == 1 else None
+    return only if only and grid_maps(only) else None
 
 
 def png(draw: Draw, path: Path) -> None:

@@ -13,7 +13,7 @@ from fednorm.report.figure import NARROW, WIDE
 from fednorm.report.heat import heat_verdict
 from fednorm.report.numbers import percent, sentence_case
 from fednorm.report.panels import Plots
-from fednorm.report.plots import finals_svg, heat_svg, panel_svg
+from fednorm.report.plots import finals_svg, grid_svg, heat_svg, panel_svg
 from fednorm.report.setting import divide, flatten, setting
 from fednorm.report.tables import caption, cells, columns
 from fednorm.report.verdict import caveats, verdict
@@ -81,6 +81,16 @@ def heat(story: Story) -> Iterator[str]:
         yield f'<figure class="finals">{drawn}</figure>'
         yield html.paragraph(
             "caption", f"Points by which {ahead} ends above {behind}; green where it ends below."
+        )
+
+
+def grid(story: Story) -> Iterator[str]:
+    """Show final values of a comparison that was swept over attacks and defences."""
+    if drawn := grid_svg(story):
+        yield html.heading(2, "Attacks and defences")
+        yield f'<figure class="finals">{drawn}</figure>'
+        yield html.paragraph(
+            "caption", f"Final {_metrics(story).lower()} in %: attacks down, defences across."
         )
 
 

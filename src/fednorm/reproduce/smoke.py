@@ -25,11 +25,27 @@ def smoke(values: Mapping[str, Any]) -> dict[str, Any]:
         "eval_every": 2,
         "participation": max(values.get("participation", 1.0), 2 / clients),
     }
+    full = values.get("clients", _CLIENTS)
+    if "byzantine" in values:
+        small["byzantine"] = _fewer(values["byzantine"], full, clients)
+    if any(isinstance(e, Mapping) and "byzantine" in e for e in values.get("strategies", ())):
+        small["strategies"] = [_with_fewer(e, full, clients) for e in values["strategies"]]
     if "steps" in values:
         small["steps"] = min(values["steps"], _STEPS)
     if "epochs" in values:
         small["epochs"] = 1
     return {**values, **small}
+
+
+def _fewer(byzantine: int, full: int, clients: int) -> int:
+    """Return about the same share of fewer clients, and less than half of them."""
+    return min(round(byzantine * clients / full), (clients - 1) // 2)
+
+
+def _with_fewer(entry: Any, full: int, clients: int) -> Any:
+    if not isinstance(entry, Mapping) or "byzantine" not in entry:
+        return entry
+    return {**entry, "byzantine": _fewer(entry["byzantine"], full, clients)}
 
 
 def _stand_in(name: str, clients: int) -> dict[str, Any] | str:

@@ -1,0 +1,87 @@
+"""Every registered attack, with every target, on strategies of every kind."""
+
+import dataclasses
+import importlib
+import inspect
+import re
+
+import pytest
+import torch
+
+from fednorm.aggregators import parse
+from fednorm.algorithms import algorithm
+from fednorm.attacks import ATTACKS, Adversary, World, attack
+from fednorm.core.task import Task
+from fednorm.engines.conditions import Conditions
+from fednorm.engines.poisoned import Poisoned
+from fednorm.engines.simulate import rounds
+from fednorm.strategies import strategy
+from support import CLASSES, SHAPE, Toy, nested_model
+
+every = pytest.mark.parametrize("name", sorted(ATTACKS))
+SPEAKING = ["naive", "fbn", "dualbn", "hbn"]  # clients report statistics in every round
+SILENT = ["heterofl", "fedbn", "gn"]
+
+
+@every
+def test_is_a_frozen_dataclass_with_explained_fields(name):
+    cls = ATTACKS[name]
+    assert dataclasses.is_dataclass(cls)
+    assert cls.__dataclass_params__.frozen
+    assert inspect.getdoc(cls).endswith(".")
+    for field in dataclasses.fields(cls):
+        assert field.metadata.get("help"), field.name
+
+
+@every
+def test_has_a_file_of_its_own_that_names_its_paper(name):
+    module = importlib.import_module(ATTACKS[name].__module__)
+    assert module.__name__.rpartition(".")[2] == name
+    doc = inspect.getdoc(module)
+    assert re.search(r"arXiv:\d{4}\.\d{4,5}|doi:10\.\d+/\S+", doc)
+    assert "Client:" in doc
+    assert len(inspect.getsource(module).splitlines()) < 150
+
+
+def attacked_run(name, chosen, target):
+    clients = Toy(sizes=(4, 4, 4, 4, 4))
+    adversary = Adversary(attack(name), frozenset({3}), target, seed=0)
+    source = clients
+    if adversary.attack.on_data:
+        source = Poisoned(clients, adversary, World(CLASSES, torch.ones(SHAPE)))
+    task = Task.build(
+        nested_model(),
+        strategy(chosen),
+        algorithm("dsgd", lr=0.01),
+        rounds=2,
+        aggregate=parse("nnm > trimmed_mean", 1),
+        aggregate_statistics=parse("nnm > median", 1),
+    )
+    *_, last = rounds(task, source, 2, conditions=Conditions(adversary))
+    assert last.state.round == 2
+    for tensor in last.state.weights.values():
+        assert torch.isfinite(tensor).all()
+    for running in last.state.running.values():
+        assert torch.isfinite(running.mean).all()
+        assert (running.var >= 0).all()
+    return last
+
+
+TARGETED = [
+    (name, target)
+    for name, cls in sorted(ATTACKS.items())
+    for target in (["both"] if cls.on_data else ["updates", "statistics", "both"])
+]
+
+
+@pytest.mark.parametrize(("name", "target"), TARGETED)
+@pytest.mark.parametrize("chosen", [*SPEAKING, *SILENT])
+def test_a_defended_server_survives(name, target, chosen):
+    last = attacked_run(name, chosen, target)
+    noticed = name == "non_finite" and (target != "statistics" or chosen in SPEAKING)
+    assert {one.client for one in last.rejected} == ({3} if noticed else set())
+
+
+@pytest.mark.parametrize("name", ["sign_flip", "non_finite"])
+def test_exchanges_in_mid_round_go_on(name):
+    attacked_run(name, "fedtan", "both")
