@@ -88,10 +88,10 @@ class Experiment(BaseModel):
         description="personal layers of an unseen client: the mean of the trained ones, or as "
         "they were at the start",
     )
-    engine: Literal["auto", "loop", "lockstep", "workers"] = Field(
+    engine: Literal["auto", "loop", "lockstep", "cohort", "workers"] = Field(
         default="auto",
-        description="'loop' trains client after client, 'lockstep' all in one pass, 'workers' "
-        "several at once on all cores; 'auto' takes lockstep where it is exact, else the loop",
+        description="'loop' trains client after client, 'lockstep' all in one pass, 'cohort' a few "
+        "side by side in a wide model, 'workers' on all cores; 'auto' takes what is fastest",
     )
     diagnose: bool = Field(
         default=False,

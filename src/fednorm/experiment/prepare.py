@@ -3,7 +3,8 @@
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
+from time import perf_counter
 from typing import TypeAlias
 
 import torch
@@ -15,14 +16,14 @@ from fednorm.core.task import Task
 from fednorm.data import Dataset, load
 from fednorm.data.batches import Plan
 from fednorm.data.federation import Federation, federation
-from fednorm.engines import lockstep, simulate, workers
+from fednorm.engines import simulate
 from fednorm.engines.centralized import Merged
 from fednorm.engines.clients import Clients
 from fednorm.engines.evaluate import is_personal
 from fednorm.engines.simulate import Round, Start
+from fednorm.experiment import engine
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.entry import Entry, StrategyEntry
-from fednorm.experiment.environment import cores
 from fednorm.experiment.load import ConfigError
 from fednorm.experiment.memory import size
 from fednorm.models import MODELS, build
@@ -41,23 +42,50 @@ class Prepared:
     entry: StrategyEntry
     seed: int
     task: Task
-    rounds: Callable[[Start | None], Iterator[Round]]  # the engine, ready to run
     clients: Clients  # the federation, or all of it as one machine
     federation: Federation
     data: Dataset
+    ours: bool  # whether the model is one of the library's own
+    engine: str = "loop"
     kept: int = 0  # bytes that a client keeps between its rounds
+    step: float = 0.0  # seconds that a client's step takes
+    processes: int = 1  # that may be used to train clients side by side
+
+    def rounds(self, start: Start | None = None) -> Iterator[Round]:
+        """Run the rounds, or those that are left."""
+        task, experiment = self.task, self.experiment
+        if self.entry.centralized:
+            return simulate.rounds(task, self.clients, experiment.rounds, start)
+        count = engine.processes(experiment, self.federation, free=self.processes, step=self.step)
+        run = engine.ready(self.engine, experiment, task, self.federation, processes=count)
+        return run(start)
 
 
 def prepare(
-    experiment: Experiment, entry: StrategyEntry, seed: int, model: ModelSource | None = None
+    experiment: Experiment,
+    entry: StrategyEntry,
+    seed: int,
+    model: ModelSource | None = None,
+    *,
+    processes: int = 1,
 ) -> Prepared:
     """Build data, clients, model and task of one run; raise ConfigError if it cannot work."""
     try:
-        prepared = _build(experiment, entry, seed, model)
+        prepared = replace(_build(experiment, entry, seed, model), processes=processes)
         _check_batches(prepared)
-        return replace(prepared, kept=size(_try_one_step(prepared)))
+        start = perf_counter()
+        kept = size(_try_one_step(prepared))
+        step = perf_counter() - start
+        return replace(prepared, kept=kept, step=step, engine=_engine(prepared))
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{entry.title}: {error}") from error
+
+
+def _engine(prepared: Prepared) -> str:
+    if prepared.entry.centralized:
+        return "loop"
+    clients, ours = prepared.federation, prepared.ours
+    return engine.choose(prepared.experiment, prepared.task, clients, ours=ours)
 
 
 def loaded(experiment: Experiment, seed: int) -> Dataset:
@@ -110,24 +138,7 @@ def _build(
             "choose a strategy that shares everything."
         )
     source = Merged(clients) if entry.centralized else clients
-    if experiment.engine == "workers" and not entry.centralized:
-        rounds = _with_workers(experiment, task, clients)
-        return Prepared(experiment, entry, seed, task, rounds, source, clients, data)
-    engine = lockstep if _in_lockstep(experiment, entry, task, clients, ours=ours) else simulate
-    rounds = partial(engine.rounds, task, source, experiment.rounds)
-    return Prepared(experiment, entry, seed, task, rounds, source, clients, data)
-
-
-def _with_workers(
-    experiment: Experiment, task: Task, clients: Federation
-) -> Callable[[Start | None], Iterator[Round]]:
-    if not workers.fits(task) or experiment.device != "cpu":
-        raise ValueError(
-            "engine 'workers' needs device 'cpu' and a strategy without exchanges in mid-round; "
-            "choose engine 'auto' or 'loop'."
-        )
-    processes = min(cores(), len(clients.participants(1)))
-    return partial(workers.rounds, task, clients, experiment.rounds, processes=processes)
+    return Prepared(experiment, entry, seed, task, source, clients, data, ours=ours)
 
 
 def channels_may_come_last(network: nn.Module) -> bool:
@@ -141,23 +152,6 @@ def channels_may_come_last(network: nn.Module) -> bool:
         for conv in network.modules()
         if isinstance(conv, nn.Conv2d)
     )
-
-
-def _in_lockstep(
-    experiment: Experiment, entry: StrategyEntry, task: Task, clients: Federation, *, ours: bool
-) -> bool:
-    if experiment.engine == "loop" or experiment.diagnose or entry.centralized:
-        return False
-    if experiment.engine == "auto" and not ours:
-        return False  # a user's model may be random, or mix samples, where nobody can see it
-    fits = lockstep.fits(task, clients)
-    if experiment.engine == "lockstep" and not fits:
-        raise ValueError(
-            "lockstep needs one step per round (dsgd), the mean as aggregator, no personal "
-            "tensors, no dropout, and all clients in every round if they have momentum; "
-            "choose engine 'auto' or 'loop'."
-        )
-    return fits
 
 
 def _device(name: str) -> torch.device:
@@ -189,7 +183,7 @@ def _check_batches(prepared: Prepared) -> None:
     plan = experiment.plan if trains else Plan(experiment.batch, steps=None, epochs=1)
     doing = "train on" if trains else "adapt to"
     for client, part in enumerate(prepared.federation.parts):
-        if plan.smallest(len(part)) == 1:
+        if min(plan.lengths(len(part))) == 1:
             raise ValueError(
                 f"client {client} ({len(part)} samples) would {doing} a batch of 1 sample, "
                 "whose variance BatchNorm cannot take; use larger batches, fewer clients, or a "
