@@ -48,7 +48,14 @@ class Toy:
     def batches(self, client, round_):
         generator = torch.Generator().manual_seed(1000 * round_ + client)
         steps = [self._batch(client, generator) for _ in range(self.steps)]
-        return Batches(client, steps, self.sizes[client] * self.steps, seed=round_ * 100 + client)
+        size = self.sizes[client]
+        return Batches(
+            client,
+            steps,
+            size * self.steps,
+            seed=round_ * 100 + client,
+            lengths=(size,) * self.steps,
+        )
 
     def _batch(self, client, generator):
         size = self.sizes[client]

@@ -27,7 +27,7 @@ def compare(
         strategies: names, or tables such as `{"name": "fixbn", "freeze_round": "auto"}`.
         model: a name, "package.module:function", an `nn.Module`, or a function that returns one.
         out: a folder in which every run is recorded; runs that it holds are not repeated.
-        workers: how many runs at once, each in a process of its own.
+        workers: how many processes share the work; each makes a run, or trains clients of one.
         settings: any key of the schema, such as `clients=20` or `partition="dirichlet=0.1"`.
 
     >>> result = compare(["fbn"], rounds=2, seeds=1, clients=3)

@@ -30,7 +30,7 @@ def test_what_is_too_much_is_told_in_numbers(monkeypatch):
     needs = Needs()
     needs.add(3 * GB, 0)
     needs.add(1 * GB, 2 * GB)
-    with pytest.raises(ConfigError, match=r"2 runs at once would need 14.8 GB .* but 8.0 GB"):
+    with pytest.raises(ConfigError, match=r"2 processes at once would need 14.8 GB .* but 8.0 GB"):
         needs.check(2)
     needs.check(1)
 

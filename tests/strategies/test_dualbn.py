@@ -54,7 +54,8 @@ class Watched:
         )
         delta = samples * self.grads[path]
         p, q = delta.mean((0, 2, 3)), (delta * normalised).mean((0, 2, 3))
-        return Running(moments.mean, moments.var, 0), Running(torch.cat([p, q]), p.new_empty(0), 0)
+        backward = Running(torch.stack([p, q]), p.new_empty(0), 0)
+        return Running(moments.mean, moments.var, 0), backward
 
 
 @pytest.mark.parametrize("sizes", [(5, 5, 5), (2, 7, 3)])
@@ -104,7 +105,7 @@ def test_the_reported_means_pool_to_those_of_one_machine():
     path = next(iter(seen))
     grad, normalised = seen[path]
     delta = len(y) * grad
-    expected = torch.cat([delta.mean((0, 2, 3)), (delta * normalised).mean((0, 2, 3))])
+    expected = torch.stack([delta.mean((0, 2, 3)), (delta * normalised).mean((0, 2, 3))])
     got = after.running[f"{path}.backward_means"]
     torch.testing.assert_close(got.mean, 0.1 * expected, rtol=0, atol=1e-12)
     assert got.batches == 1
@@ -119,14 +120,14 @@ def test_the_backward_rule_is_the_explicit_formula(shape, affine):
     bias = torch.rand(3, dtype=torch.float64, requires_grad=True) if affine else None
     mean, var = torch.randn(3).double(), torch.rand(3).double() + 0.5
     means = BackwardMeans(mean, 0.1)
-    means.means.copy_(torch.randn(6))
+    means.means.copy_(torch.randn(2, 3))
     y = _Dual.apply(x, weight, bias, mean, var, 1e-5, means)
     dy = torch.randn_like(y)
     y.backward(dy)
     view = (1, 3, *[1] * (len(shape) - 2))
     scale = 1 / torch.sqrt(var + 1e-5)
     normalised = (x.detach() - mean.view(view)) * scale.view(view)
-    p, q = means.means[:3].view(view), means.means[3:].view(view)
+    p, q = (row.view(view) for row in means.means)
     gamma = weight.detach().view(view) if affine else 1.0
     b = shape[0]
     expected = gamma * scale.view(view) * (dy - p / b - normalised * q / b)

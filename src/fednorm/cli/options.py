@@ -32,7 +32,8 @@ CheckpointEvery = Annotated[
     int | None, typer.Option(min=1, help="rounds between checkpoints [default: every 10 seconds]")
 ]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="runs at once, each a process [default: all cores]")
+    int | None,
+    typer.Option(min=1, help="processes for runs, or for clients [default: all cores]"),
 ]
 
 

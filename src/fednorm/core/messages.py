@@ -102,6 +102,7 @@ class Batches:
     examples: int  # how many the client holds in all
     seed: int = 0  # for what is random inside the model, such as dropout
     sizes: tuple[int, ...] = ()  # where several clients stand in one batch: how much is whose
+    lengths: tuple[int, ...] = ()  # of the batches, where that is known before they are made
 
 
 _INTEGER = 8  # bytes of a count or a counter on the wire

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -42,29 +42,38 @@ class Plan:
         >>> [len(b) for b in Plan(4, epochs=1, steps=None).draw(9, seed=0, client=0, round_=1)]
         [4, 5]
         """
-        size = min(self.batch, samples)
         if self.steps is not None:
-            yield from islice(_full(samples, size, (seed, client, round_)), self.steps)
+            yield from islice(_full(samples, self.batch, (seed, client, round_)), self.steps)
             return
+        cuts = self._cuts(samples)
         for epoch in range(self.epochs or 0):
-            order = _order(samples, (seed, client, round_), epoch)
-            cuts = list(range(size, samples, size))
-            if cuts and samples - cuts[-1] == 1 and size > 1:
-                cuts.pop()
-            yield from np.split(order, cuts)
+            yield from np.split(_order(samples, (seed, client, round_), epoch), cuts)
 
-    def smallest(self, samples: int) -> int:
-        """Return the size of the smallest batch that a client with so many samples sees."""
-        draws = self.draw(samples, seed=0, client=0, round_=1)
-        return min(len(indices) for indices in draws)
+    def lengths(self, samples: int) -> tuple[int, ...]:
+        """Return the sizes of the batches that a client with so many samples sees in a round.
+
+        >>> Plan(4, epochs=1, steps=None).lengths(9)
+        (4, 5)
+        """
+        if self.steps is not None:
+            return (min(self.batch, samples),) * self.steps
+        edges = [0, *self._cuts(samples), samples]
+        return tuple(b - a for a, b in pairwise(edges)) * (self.epochs or 0)
+
+    def _cuts(self, samples: int) -> list[int]:
+        """Return where an epoch is cut into batches."""
+        cuts = list(range(self.batch, samples, self.batch))
+        if cuts and samples - cuts[-1] == 1 and self.batch > 1:
+            cuts.pop()
+        return cuts
 
 
 def _order(samples: int, key: tuple[int, int, int], epoch: int) -> Indices:
     return np.random.default_rng([*key, epoch, TAG]).permutation(samples)
 
 
-def _full(samples: int, size: int, key: tuple[int, int, int]) -> Iterator[Indices]:
-    epoch = 0
+def _full(samples: int, batch: int, key: tuple[int, int, int]) -> Iterator[Indices]:
+    epoch, size = 0, min(batch, samples)
     while True:
         order = _order(samples, key, epoch)
         for start in range(0, samples - size + 1, size):

@@ -52,6 +52,7 @@ class Federation:
             steps=Steps(self, client, round_),
             examples=len(self.parts[client]),
             seed=_dropout_seed(self.seed, client, round_),
+            lengths=self.plan.lengths(len(self.parts[client])),
         )
 
     def everything(self, client: ClientId) -> Batches:

@@ -22,7 +22,7 @@ def measure(patient: Patient, data: Dataset, batches: int) -> Clients:
     """Return how far the clients are apart, and what that does to gradients."""
     experiment = patient.experiment
     everyone = _federation(experiment, data)
-    smallest = {c: everyone.plan.smallest(len(everyone.parts[c])) for c in everyone.all()}
+    smallest = {c: min(everyone.plan.lengths(len(everyone.parts[c]))) for c in everyone.all()}
     left_out = tuple(client for client, size in smallest.items() if size == 1)
     clients = Clients(
         data=data.name,

@@ -47,13 +47,18 @@ def fits(task: Task, clients: Federation, conditions: Conditions = USUAL) -> boo
         and all(aggregator is weighted_mean for aggregator in aggregators)
         and not task.layout.personal
         and not task.layout.buffers  # each client would change them by itself
-        and not any(isinstance(m, _RANDOM) for m in task.model.modules())  # each its own draws
+        and not is_random(task.model)  # each its own draws
         and task.loss is nn.functional.cross_entropy  # a mean over samples
         # The mean of the clients' momenta follows the mean gradient only if nobody is ever absent.
         and not (momentum and clients.participation < 1)
         and not clients.data.segmentation  # a mean over pixels that have a label
         and _statistics_fit(task)
     )
+
+
+def is_random(model: nn.Module) -> bool:
+    """Return whether a model draws random numbers when it trains."""
+    return any(isinstance(module, _RANDOM) for module in model.modules())
 
 
 def _statistics_fit(task: Task) -> bool:

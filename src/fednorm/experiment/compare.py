@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from fednorm.experiment.config import Experiment
@@ -29,6 +30,9 @@ def run_all(
     With a folder, each run is recorded there: runs that it already holds are not repeated, and one
     that was stopped or killed goes on from its last checkpoint. Everything is checked before the
     first run starts. Ctrl-C ends the comparison with what it has.
+
+    Up to `workers` processes share the work: several runs at once or, where fewer are left than
+    there are processes, several clients of a run.
     """
     _check(experiment, model, workers)
     if folder is not None:
@@ -55,7 +59,7 @@ def _check(experiment: Experiment, model: ModelSource | None, workers: int) -> N
         with peak() as found:
             prepared = prepare(experiment, entry, experiment.seeds[0], model)
         needs.add(found.bytes, prepared.kept * experiment.clients)
-    needs.check(min(workers, len(experiment.strategies) * len(experiment.seeds)))
+    needs.check(workers)
 
 
 def _results(
@@ -66,10 +70,10 @@ def _results(
     for result in done.values():
         on_round(Event(result.strategy, result.seed, result.rounds, 0.0, evaluation=result.final))
     missing = [i for i in range(len(jobs)) if i not in done]
-    left = [jobs[i] for i in missing]
-    workers = min(workers, len(missing))
+    at_once = max(1, min(workers, len(missing)))
+    left = [replace(jobs[i], processes=workers // at_once) for i in missing]
     results = (
-        in_processes(left, workers, on_round) if workers > 1 else _in_turn(left, on_round, model)
+        in_processes(left, at_once, on_round) if at_once > 1 else _in_turn(left, on_round, model)
     )
     done |= {missing[i]: result for i, result in results}
     return tuple(done[i] for i in sorted(done))

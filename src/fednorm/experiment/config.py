@@ -116,10 +116,10 @@ class Experiment(BaseModel):
     minimum_replies: int = Field(
         default=1, ge=1, description="good replies without which a round is repeated with others"
     )
-    engine: Literal["auto", "loop", "lockstep", "workers"] = Field(
+    engine: Literal["auto", "loop", "lockstep", "cohort", "workers"] = Field(
         default="auto",
-        description="'loop' trains client after client, 'lockstep' all in one pass, 'workers' "
-        "several at once on all cores; 'auto' takes lockstep where it is exact, else the loop",
+        description="'loop' trains client after client, 'lockstep' all in one pass, 'cohort' a few "
+        "side by side in a wide model, 'workers' on all cores; 'auto' takes what is fastest",
     )
     diagnose: bool = Field(
         default=False,

@@ -41,6 +41,7 @@ class Job:
     seed: int
     folder: Path | None = None
     saving: Saving = Saving()
+    processes: int = 1  # that may be used to train clients side by side
 
     @property
     def name(self) -> str:
@@ -57,7 +58,7 @@ class Job:
 def execute(job: Job, on_round: OnRound, model: ModelSource | None = None) -> RunResult:
     """Make one run, or the rest of it, and record it."""
     with threads(job.experiment.threads):
-        prepared = prepare(job.experiment, job.entry, job.seed, model)
+        prepared = prepare(job.experiment, job.entry, job.seed, model, processes=job.processes)
         if job.folder is None:
             return run(prepared, on_round)
         target = run_folder(job.folder, job.entry, job.seed)

@@ -84,7 +84,7 @@ class Needs:
         total = run if workers == 1 else workers * (run + _PROCESS)
         if not self.measured or free is None or total <= free:
             return
-        at_once = f"{workers} runs at once" if workers > 1 else "a run"
+        at_once = f"{workers} processes at once" if workers > 1 else "a run"
         raise ConfigError(
             f"{at_once} would need {total / _GIGABYTE:.1f} GB of memory, but {free / _GIGABYTE:.1f}"
             f" GB are available: {self.step / _GIGABYTE:.1f} GB for data, model and a step of each "

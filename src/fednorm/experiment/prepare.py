@@ -3,7 +3,8 @@
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
+from time import perf_counter
 from typing import TypeAlias
 
 import torch
@@ -16,17 +17,16 @@ from fednorm.core.task import Task
 from fednorm.data import Dataset, load
 from fednorm.data.batches import Plan
 from fednorm.data.federation import Federation, federation
-from fednorm.engines import lockstep, simulate, workers
+from fednorm.engines import simulate
 from fednorm.engines.centralized import Merged
 from fednorm.engines.clients import Clients
 from fednorm.engines.conditions import USUAL, Conditions
 from fednorm.engines.evaluate import is_personal
 from fednorm.engines.poisoned import Poisoned
 from fednorm.engines.simulate import Round, Start
-from fednorm.experiment import adversity
+from fednorm.experiment import adversity, engine
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.entry import Entry, StrategyEntry
-from fednorm.experiment.environment import cores
 from fednorm.experiment.load import ConfigError
 from fednorm.experiment.memory import size
 from fednorm.models import MODELS, build
@@ -45,25 +45,65 @@ class Prepared:
     entry: StrategyEntry
     seed: int
     task: Task
-    rounds: Callable[[Start | None], Iterator[Round]]  # the engine, ready to run
     clients: Clients  # the federation, or all of it as one machine
     federation: Federation
     data: Dataset
+    ours: bool  # whether the model is one of the library's own
     conditions: Conditions = USUAL
     world: World | None = None  # what an attack on data knows of them
+    engine: str = "loop"
     kept: int = 0  # bytes that a client keeps between its rounds
+    step: float = 0.0  # seconds that a client's step takes
+    processes: int = 1  # that may be used to train clients side by side
+
+    def rounds(self, start: Start | None = None) -> Iterator[Round]:
+        """Run the rounds, or those that are left."""
+        task, experiment = self.task, self.experiment
+        if self.entry.centralized:
+            return simulate.rounds(task, self.clients, experiment.rounds, start)
+        count = engine.processes(experiment, self.federation, free=self.processes, step=self.step)
+        run = engine.ready(
+            self.engine,
+            experiment,
+            task,
+            self.clients,
+            processes=count,
+            conditions=self.conditions,
+        )
+        return run(start)
 
 
 def prepare(
-    experiment: Experiment, entry: StrategyEntry, seed: int, model: ModelSource | None = None
+    experiment: Experiment,
+    entry: StrategyEntry,
+    seed: int,
+    model: ModelSource | None = None,
+    *,
+    processes: int = 1,
 ) -> Prepared:
     """Build data, clients, model and task of one run; raise ConfigError if it cannot work."""
     try:
-        prepared = _build(experiment.for_entry(entry), entry, seed, model)
+        built = _build(experiment.for_entry(entry), entry, seed, model)
+        prepared = replace(built, processes=processes)
         _check_batches(prepared)
-        return replace(prepared, kept=size(_try_one_step(prepared)))
+        start = perf_counter()
+        kept = size(_try_one_step(prepared))
+        step = perf_counter() - start
+        return replace(prepared, kept=kept, step=step, engine=_engine(prepared))
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{entry.title}: {error}") from error
+
+
+def _engine(prepared: Prepared) -> str:
+    if prepared.entry.centralized:
+        return "loop"
+    return engine.choose(
+        prepared.experiment,
+        prepared.task,
+        prepared.federation,
+        ours=prepared.ours,
+        conditions=prepared.conditions,
+    )
 
 
 def loaded(experiment: Experiment, seed: int) -> Dataset:
@@ -123,32 +163,7 @@ def _build(
     source: Clients = Merged(clients) if entry.centralized else clients
     if conditions.adversary and world:
         source = Poisoned(clients, conditions.adversary, world)
-    if experiment.engine == "workers" and not entry.centralized:
-        rounds = _with_workers(experiment, task, source, conditions)
-    elif _in_lockstep(experiment, entry, task, clients, conditions, ours=ours):
-        rounds = partial(lockstep.rounds, task, source, experiment.rounds)
-    else:
-        rounds = partial(simulate.rounds, task, source, experiment.rounds, conditions=conditions)
-    return Prepared(experiment, entry, seed, task, rounds, source, clients, data, conditions, world)
-
-
-def _with_workers(
-    experiment: Experiment, task: Task, clients: Clients, conditions: Conditions
-) -> Callable[[Start | None], Iterator[Round]]:
-    if not workers.fits(task) or experiment.device != "cpu":
-        raise ValueError(
-            "engine 'workers' needs device 'cpu' and a strategy without exchanges in mid-round; "
-            "choose engine 'auto' or 'loop'."
-        )
-    processes = min(cores(), len(clients.participants(1)))
-    return partial(
-        workers.rounds,
-        task,
-        clients,
-        experiment.rounds,
-        processes=processes,
-        conditions=conditions,
-    )
+    return Prepared(experiment, entry, seed, task, source, clients, data, ours, conditions, world)
 
 
 def channels_may_come_last(network: nn.Module) -> bool:
@@ -162,29 +177,6 @@ def channels_may_come_last(network: nn.Module) -> bool:
         for conv in network.modules()
         if isinstance(conv, nn.Conv2d)
     )
-
-
-def _in_lockstep(
-    experiment: Experiment,
-    entry: StrategyEntry,
-    task: Task,
-    clients: Federation,
-    conditions: Conditions,
-    *,
-    ours: bool,
-) -> bool:
-    if experiment.engine == "loop" or experiment.diagnose or entry.centralized:
-        return False
-    if experiment.engine == "auto" and not ours:
-        return False  # a user's model may be random, or mix samples, where nobody can see it
-    fits = lockstep.fits(task, clients, conditions)
-    if experiment.engine == "lockstep" and not fits:
-        raise ValueError(
-            "lockstep needs one step per round (dsgd), the mean as aggregator, clients that all "
-            "are honest and answer, no personal tensors, no dropout layers, and all clients in "
-            "every round if they have momentum; choose engine 'auto' or 'loop'."
-        )
-    return fits
 
 
 def _device(name: str) -> torch.device:
@@ -216,7 +208,7 @@ def _check_batches(prepared: Prepared) -> None:
     plan = experiment.plan if trains else Plan(experiment.batch, steps=None, epochs=1)
     doing = "train on" if trains else "adapt to"
     for client, part in enumerate(prepared.federation.parts):
-        if plan.smallest(len(part)) == 1:
+        if min(plan.lengths(len(part))) == 1:
             raise ValueError(
                 f"client {client} ({len(part)} samples) would {doing} a batch of 1 sample, "
                 "whose variance BatchNorm cannot take; use larger batches, fewer clients, or a "

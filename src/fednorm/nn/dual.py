@@ -23,7 +23,7 @@ from fednorm.nn.convert import federate
 
 
 class BackwardMeans(NormLayer):
-    """The two means of a layer's backward pass, p = E[δ] and q = E[δ·x̂], one after the other.
+    """The two means of a layer's backward pass, p = E[δ] and q = E[δ·x̂], one below the other.
 
     δ is the loss gradient at the layer's output, scaled to one sample. The means are shared like
     running statistics, but they are no part of a checkpoint: the model's state_dict stays torch's.
@@ -35,7 +35,7 @@ class BackwardMeans(NormLayer):
     def __init__(self, like: Tensor, momentum: float) -> None:
         super().__init__()
         self.momentum: float | None = momentum
-        self.register_buffer("means", torch.zeros_like(like).repeat(2), persistent=False)
+        self.register_buffer("means", torch.zeros_like(like).repeat(2, 1), persistent=False)
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64), persistent=False)
         self.round = Round(rules.batch, Session(), "")
 
@@ -47,7 +47,7 @@ class BackwardMeans(NormLayer):
         """Add a batch, given the gradient of its mean loss and its normalised values."""
         axes, samples = [0, *range(2, grad.dim())], len(grad)
         count = grad.numel() / grad.shape[1]
-        sums = torch.cat([grad.sum(axes), (grad * normalised).sum(axes)])
+        sums = torch.stack([grad.sum(axes), (grad * normalised).sum(axes)])
         mean = sums * (samples / count)
         self.batches.add_(1)
         self.round.add(Moments(count, mean, torch.zeros_like(mean)), self.momentum or 0.0)
@@ -120,7 +120,7 @@ class _Dual(torch.autograd.Function):
         normalised, scale, weight = ctx.saved_tensors
         ctx.means.record(grad, normalised)
         axes = [0, *range(2, grad.dim())]
-        p, q = (_per_channel(t, grad) / len(grad) for t in ctx.shared.chunk(2))
+        p, q = (_per_channel(t, grad) / len(grad) for t in ctx.shared)
         gain = scale if weight is None else scale * weight
         into = (grad - p - normalised * q) * _per_channel(gain, grad)
         if weight is None:

@@ -1,0 +1,289 @@
+"""Small models: several clients with weights of their own in one set of tensor operations.
+
+For a small model the cost of a step is the cost of calling its operations, not of their arithmetic.
+A cohort is a few clients side by side in a wide model (`nn/wide.py`), trained by the very
+`client_round` that trains one: the update of each is its part of the wide update. Equal to the
+loop within rounding. Where it does not apply, `fits` says so, after trying.
+"""
+
+import copy
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fednorm.core.exchange import Replay
+from fednorm.core.layout import layout
+from fednorm.core.messages import Batches, Broadcast, Memory, Reply, Report, Running
+from fednorm.core.moments import Moments
+from fednorm.core.round import NonFiniteLossError, broadcast, client_round
+from fednorm.core.task import Task
+from fednorm.core.types import ClientId, Tensors
+from fednorm.engines.clients import train_client
+from fednorm.engines.lockstep import is_random
+from fednorm.nn.wide import repeated, widen
+
+Trained = list[tuple[Reply, Memory]]
+_BUDGET = 3_000_000  # values of all activations of a cohort in one step
+_LARGEST = 16  # clients of a cohort
+_CLOSE = 1e-9  # how near the trial in double precision must come
+
+
+@dataclass
+class _Losses:
+    """The loss of a wide model: the sum over clients, each of which is remembered."""
+
+    clients: int
+    steps: list[Tensor] = field(default_factory=list)
+
+    def __call__(self, output: Tensor, y: Tensor) -> Tensor:
+        rows = output.reshape(y.numel(), -1)
+        each = functional.cross_entropy(rows, y.flatten(), reduction="none").view(y.shape).mean(0)
+        self.steps.append(each.detach())
+        return each.sum()
+
+
+class Cohort:
+    """A wide model for a fixed number of clients."""
+
+    def __init__(self, task: Task, count: int) -> None:
+        self.count, self.losses = count, _Losses(count)
+        model = widen(task.model, count)
+        if _channels_last(task.model):
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        wide = layout(model, task.strategy.role)
+        self.task = replace(task, model=model, layout=wide, loss=self.losses)
+        self.initial = task.initial_memory
+
+    def train(
+        self,
+        received: Broadcast,
+        memories: Mapping[ClientId, Memory],
+        group: Sequence[Batches],
+    ) -> Trained:
+        """Train clients whose batches and memories have the same shapes."""
+        kept = [memories.get(own.client, Memory()) for own in group]
+        self.losses.steps.clear()
+        reply, memory = client_round(
+            self.task, _wide(received, self.count), self._memory(kept), _together(group), Replay({})
+        )
+        losses = torch.stack(self.losses.steps).mean(0).tolist()
+        return [
+            (self._reply(reply, i, own, losses[i]), self._kept(memory, i))
+            for i, own in enumerate(group)
+        ]
+
+    def _memory(self, kept: Sequence[Memory]) -> Memory:
+        tensors = [memory.tensors or self.initial.tensors for memory in kept]
+        return Memory(_joined(tensors), _joined([memory.optimizer for memory in kept]))
+
+    def _kept(self, memory: Memory, i: int) -> Memory:
+        # Copied: what one client keeps must not keep the rest of its cohort in memory.
+        tensors, optimizer = self._part(memory.tensors, i), self._part(memory.optimizer, i)
+        return Memory(
+            {name: t.clone() for name, t in tensors.items()},
+            {name: t.clone() for name, t in optimizer.items()},
+        )
+
+    def _reply(self, reply: Reply, i: int, own: Batches, loss: float) -> Reply:
+        return replace(
+            reply,
+            client=own.client,
+            examples=reply.examples or own.examples,  # see `_together`
+            update=self._part(reply.update, i),
+            momentum=self._part(reply.momentum, i),
+            stats={path: self._report(report, i) for path, report in reply.stats.items()},
+            metrics={**reply.metrics, "loss": loss},
+        )
+
+    def _part(self, tensors: Tensors, i: int) -> dict[str, Tensor]:
+        return {
+            name: t.view(self.count, -1, *t.shape[1:])[i] if t.dim() else t
+            for name, t in tensors.items()
+        }
+
+    def _report(self, report: Report, i: int) -> Report:
+        wide = report.moments
+        mean, var = (
+            t.view(*t.shape[:-1], self.count, -1)[..., i, :] for t in (wide.mean, wide.var)
+        )
+        return Report(Moments(wide.count, mean, var), report.batches)
+
+
+def _wide(received: Broadcast, count: int) -> Broadcast:
+    return replace(
+        received,
+        weights={name: repeated(t, count) for name, t in received.weights.items()},
+        momentum={name: repeated(t, count) for name, t in received.momentum.items()},
+        running={
+            path: Running(repeated(r.mean, count, -1), repeated(r.var, count, -1), r.batches)
+            for path, r in received.running.items()
+        },
+    )
+
+
+def _joined(parts: Sequence[Tensors]) -> dict[str, Tensor]:
+    first = parts[0]
+    return {
+        name: torch.cat([part[name] for part in parts]) if first[name].dim() else first[name]
+        for name in first
+    }
+
+
+def _together(group: Sequence[Batches]) -> Batches:
+    """Return the batches of several clients side by side; labels are `[batch, clients]`.
+
+    The clients' examples differ, so that the number stays open (0), unless the algorithm counts
+    the batch itself, which is the same for all.
+    """
+    return Batches(client=group[0].client, steps=_Side(group), examples=0)
+
+
+@dataclass(frozen=True)
+class _Side:
+    group: Sequence[Batches]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for parts in zip(*(own.steps for own in self.group), strict=True):
+            yield torch.cat([x for x, _ in parts], 1), torch.stack([y for _, y in parts], 1)
+
+
+def _channels_last(model: nn.Module) -> bool:
+    last = torch.channels_last
+    return any(p.dim() == 4 and p.is_contiguous(memory_format=last) for p in model.parameters())  # noqa: PLR2004
+
+
+class Cohorts:
+    """Trains the clients of a round in cohorts of at most `size`."""
+
+    def __init__(self, task: Task, size: int, byzantine: Collection[ClientId] = ()) -> None:
+        self.task, self.size, self.byzantine = task, size, byzantine
+        self.wide: dict[int, Cohort] = {}
+
+    def groups(
+        self, batches: Sequence[Batches], memories: Mapping[ClientId, Memory]
+    ) -> list[list[Batches]]:
+        """Return the cohorts of a round: clients that are alike, in groups of about one size."""
+        alike: dict[object, list[Batches]] = {}
+        for own in batches:
+            alike.setdefault(_shape(own, memories.get(own.client, Memory())), []).append(own)
+        return [group for same in alike.values() for group in _cut(same, self.size)]
+
+    def train(
+        self, received: Broadcast, memories: Mapping[ClientId, Memory], group: Sequence[Batches]
+    ) -> Trained:
+        """Train one cohort."""
+        if len(group) > 1:
+            if len(group) not in self.wide:
+                self.wide[len(group)] = Cohort(self.task, len(group))
+            try:
+                return self.wide[len(group)].train(received, memories, group)
+            except NonFiniteLossError:
+                pass  # whose loss it is shows when they train one by one
+        return [
+            train_client(self.task, received, memory, own, Replay({}), self.byzantine)
+            for own, memory in ((own, memories.get(own.client, Memory())) for own in group)
+        ]
+
+    def rounds(
+        self,
+        task: Task,
+        received: Broadcast,
+        memories: Mapping[ClientId, Memory],
+        batches: Sequence[Batches],
+    ) -> tuple[Trained, dict[str, Tensor]]:
+        """Train the clients of a round, cohort after cohort."""
+        del task
+        results = [
+            result
+            for group in self.groups(batches, memories)
+            for result in self.train(received, memories, group)
+        ]
+        return results, {}
+
+
+def _shape(own: Batches, memory: Memory) -> object:
+    """Return what clients of one cohort must have in common."""
+    tensors = [*memory.tensors.items(), *memory.optimizer.items()]
+    counters = tuple((name, t.item()) for name, t in tensors if not t.dim())
+    known = own.lengths or own.client  # nobody is like a client of whom nothing is known
+    return known, tuple(memory.tensors), tuple(memory.optimizer), counters
+
+
+def _cut(same: list[Batches], size: int) -> Iterable[list[Batches]]:
+    parts = -(-len(same) // size)
+    return (same[i * len(same) // parts : (i + 1) * len(same) // parts] for i in range(parts))
+
+
+def size(task: Task, batches: Sequence[Batches]) -> int:
+    """Return how many clients a cohort should have: 1 for a model that is not small."""
+    x, _ = next(iter(batches[0].steps))
+    values = _values(task.model, x)
+    return max(1, min(_LARGEST, _BUDGET // max(1, values), len(batches)))
+
+
+def _values(model: nn.Module, x: Tensor) -> int:
+    """Return how many values the layers of a model put out for a batch."""
+    count = 0
+
+    def add(_module: nn.Module, _input: object, output: object) -> None:
+        nonlocal count
+        count += output.numel() if isinstance(output, Tensor) else 0
+
+    leaves = [m for m in model.modules() if not any(True for _ in m.children())]
+    handles = [leaf.register_forward_hook(add) for leaf in leaves]
+    mode = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(x)
+    finally:
+        model.train(mode)
+        for handle in handles:
+            handle.remove()
+    return count
+
+
+def fits(task: Task, batches: Sequence[Batches]) -> bool:
+    """Return whether cohorts train these clients as the loop does; found out by trying two."""
+    if (
+        task.strategy.exchanges
+        or task.loss is not functional.cross_entropy
+        or task.layout.buffers
+        or is_random(task.model)
+    ):
+        return False
+    alike = [own for own in batches if own.lengths and own.lengths == batches[0].lengths]
+    pair = [replace(own, steps=_two_doubled(own)) for own in alike[:2]]
+    model = copy.deepcopy(task.model).double()
+    exact = replace(task, model=model, layout=layout(model, task.strategy.role))
+    try:
+        return len(pair) > 1 and _agree(exact, pair)
+    except Exception:  # noqa: BLE001 (whatever a user's model does not like)
+        return False
+
+
+def _two_doubled(own: Batches) -> list[tuple[Tensor, Tensor]]:
+    """Return two steps in double precision: from the second on the clients' weights differ."""
+    return [(x.double(), y) for x, y in islice(own.steps, 2)]
+
+
+def _agree(task: Task, pair: Sequence[Batches]) -> bool:
+    received = broadcast(task, task.initial_state)
+    together = Cohort(task, len(pair)).train(received, {}, pair)
+    alone = [client_round(task, received, Memory(), own, Replay({})) for own in pair]
+    return all(
+        torch.allclose(a, b, rtol=_CLOSE, atol=_CLOSE)
+        for one, other in zip(alone, together, strict=True)
+        for a, b in zip(_numbers(one), _numbers(other), strict=True)
+    )
+
+
+def _numbers(result: tuple[Reply, Memory]) -> list[Tensor]:
+    reply, memory = result
+    moments = [report.moments for report in reply.stats.values()]
+    tensors = [*reply.update.values(), *reply.momentum.values(), *memory.tensors.values()]
+    tensors += [t for m in moments for t in (m.mean, m.var)]
+    return [*tensors, *memory.optimizer.values(), torch.tensor([reply.metrics["loss"]])]

@@ -1,0 +1,101 @@
+"""Which engine runs an experiment: the one that was asked for, or the fastest that is exact."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeAlias
+
+from fednorm.core.messages import Batches
+from fednorm.core.task import Task
+from fednorm.data.federation import Federation
+from fednorm.engines import cohort, lockstep, simulate, workers
+from fednorm.engines.clients import Clients
+from fednorm.engines.conditions import USUAL, Conditions
+from fednorm.engines.simulate import Round, Start
+from fednorm.experiment.config import Experiment
+from fednorm.experiment.environment import cores
+
+Rounds: TypeAlias = Callable[[Start | None], Iterator[Round]]
+_WORTHWHILE = 20.0  # seconds of training, above which it pays to start processes
+
+
+def choose(
+    experiment: Experiment,
+    task: Task,
+    clients: Federation,
+    *,
+    ours: bool,
+    conditions: Conditions = USUAL,
+) -> str:
+    """Return the name of the engine; raise ValueError if the one asked for does not fit.
+
+    The choice depends on the experiment alone, never on the machine: engines differ in rounding.
+    """
+    in_lockstep = lockstep.fits(task, clients, conditions)
+    if experiment.engine == "lockstep" and not in_lockstep:
+        raise ValueError(
+            "lockstep needs one step per round (dsgd), the mean as aggregator, clients that all "
+            "are honest and answer, no personal tensors, no dropout layers, and all clients in "
+            "every round if they have momentum; choose engine 'auto' or 'loop'."
+        )
+    if experiment.engine == "cohort" and not cohort.fits(task, _first(clients)):
+        raise ValueError(
+            "engine 'cohort' needs at least two clients a round, a model of convolutions, linear "
+            "and normalization layers without dropout, and a strategy without exchanges in "
+            "mid-round; choose engine 'auto' or 'loop'."
+        )
+    if experiment.engine == "workers" and not (workers.fits(task) and experiment.device == "cpu"):
+        raise ValueError(
+            "engine 'workers' needs device 'cpu' and a strategy without exchanges in mid-round; "
+            "choose engine 'auto' or 'loop'."
+        )
+    if experiment.diagnose:
+        return "loop"
+    if experiment.engine != "auto":
+        return experiment.engine
+    # A user's model may be random, or mix samples, where nobody can see it.
+    if ours and in_lockstep:
+        return "lockstep"
+    first = _first(clients)
+    small = len(first) > 1 and cohort.size(task, first) > 1
+    return "cohort" if small and cohort.fits(task, first) else "loop"
+
+
+def _first(clients: Clients) -> Sequence[Batches]:
+    return [clients.batches(client, 1) for client in clients.participants(1)]
+
+
+def ready(
+    name: str,
+    experiment: Experiment,
+    task: Task,
+    clients: Clients,
+    *,
+    processes: int,
+    conditions: Conditions = USUAL,
+) -> Rounds:
+    """Return an engine, ready to run, with so many processes for its clients at most."""
+    first = _first(clients)
+    processes = min(processes, len(first)) if workers.fits(task) else 1
+    if name == "lockstep":
+        return partial(lockstep.rounds, task, clients, experiment.rounds)
+    size = max(2, cohort.size(task, first)) if name == "cohort" else 1
+    if processes > 1:
+        engine = partial(workers.rounds, processes=processes, cohort=size)
+    else:
+        cohorts = cohort.Cohorts(task, size, conditions.byzantine)
+        engine = partial(simulate.rounds, train=cohorts.rounds if size > 1 else None)
+    return partial(engine, task, clients, experiment.rounds, conditions=conditions)
+
+
+def processes(experiment: Experiment, clients: Federation, *, free: int, step: float) -> int:
+    """Return how many processes a run should use of those that are free.
+
+    `step` is how long one client's step took. Starting processes takes seconds, which a short run
+    does not win back; the result is the same with any number of them.
+    """
+    if experiment.engine == "workers":
+        return max(1, cores() // experiment.threads)
+    if experiment.device != "cpu" or experiment.engine in {"loop", "lockstep"}:
+        return 1
+    steps = sum(len(own.lengths) for own in _first(clients))
+    return free if step * steps * experiment.rounds > _WORTHWHILE else 1

@@ -1,0 +1,98 @@
+"""Models that hold several clients side by side: one set of tensor operations for all of them.
+
+Every activation is `[batch, clients × channels, ...]`, the channels of a client next to each other.
+Layers that act on each channel by itself (BatchNorm, pooling, ReLU) need only more channels, a
+convolution needs more groups, GroupNorm as well; a linear layer becomes a batched product. Whatever
+else a model does with its channels shows when a wide model is compared with single ones.
+"""
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fednorm.nn.batch_norm import FedBatchNorm1d, FedBatchNorm2d, FedBatchNorm3d
+from fednorm.nn.dual import BackwardMeans
+from fednorm.nn.hybrid import Mixing
+from fednorm.nn.sample_norm import SampleNorm
+from fednorm.nn.weight_std import StandardizedConv1d, StandardizedConv2d, StandardizedConv3d
+
+_CONVOLUTION = ("in_channels", "out_channels", "groups")
+_BATCH_NORM = ("num_features",)
+_GROUP_NORM = ("num_groups", "num_channels")
+
+# The layers that can be widened, and which of their numbers grow with the clients.
+_COUNTS: Mapping[type[nn.Module], tuple[str, ...]] = {
+    nn.Linear: ("out_features",),
+    nn.Conv1d: _CONVOLUTION,
+    nn.Conv2d: _CONVOLUTION,
+    nn.Conv3d: _CONVOLUTION,
+    StandardizedConv1d: _CONVOLUTION,
+    StandardizedConv2d: _CONVOLUTION,
+    StandardizedConv3d: _CONVOLUTION,
+    FedBatchNorm1d: _BATCH_NORM,
+    FedBatchNorm2d: _BATCH_NORM,
+    FedBatchNorm3d: _BATCH_NORM,
+    nn.GroupNorm: _GROUP_NORM,
+    SampleNorm: _GROUP_NORM,
+    BackwardMeans: (),
+    Mixing: (),
+}
+
+
+class WideLinear(nn.Linear):
+    """The linear layers of several clients, their weights below each other."""
+
+    clients = 1
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's own name)
+        """Multiply each client's features by its own weights."""
+        if input.dim() != 2:  # noqa: PLR2004
+            raise ValueError(f"a wide linear layer needs [batch, features], not {input.shape}.")
+        x = input.view(len(input), self.clients, self.in_features).transpose(0, 1)
+        weight = self.weight.view(self.clients, -1, self.in_features).transpose(1, 2)
+        if self.bias is None:
+            y = torch.bmm(x, weight)
+        else:
+            y = torch.baddbmm(self.bias.view(self.clients, 1, -1), x, weight)
+        return y.transpose(0, 1).reshape(len(input), -1)
+
+
+def repeated(tensor: Tensor, count: int, axis: int = 0) -> Tensor:
+    """Return a tensor of one client for several that agree; a single number stays single."""
+    return torch.cat([tensor] * count, axis) if tensor.dim() else tensor.clone()
+
+
+def widen(model: nn.Module, count: int) -> nn.Module:
+    """Return a model for `count` clients that start with the same weights.
+
+    Raises ValueError for a model with a layer of which it is not known how to widen it.
+
+    >>> widen(nn.Sequential(nn.Conv2d(3, 8, 5), nn.ReLU()), 4)[0].weight.shape
+    torch.Size([32, 3, 5, 5])
+    """
+    wide = copy.deepcopy(model)
+    for path, layer in list(wide.named_modules()):
+        if any(True for _ in _own(layer)):
+            _widen_layer(path, layer, count)
+    return wide
+
+
+def _own(layer: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]
+
+
+def _widen_layer(path: str, layer: nn.Module, count: int) -> None:
+    if type(layer) not in _COUNTS:
+        raise ValueError(f"layer {path!r} ({type(layer).__name__}) cannot hold several clients.")
+    for name in _COUNTS[type(layer)]:
+        setattr(layer, name, count * getattr(layer, name))
+    axis = -1 if isinstance(layer, BackwardMeans) else 0
+    for name, tensor in _own(layer):
+        wide = repeated(tensor.detach(), count, axis)
+        learns = isinstance(tensor, nn.Parameter)
+        setattr(layer, name, nn.Parameter(wide, tensor.requires_grad) if learns else wide)
+    if isinstance(layer, nn.Linear):
+        layer.__class__ = WideLinear
+        layer.clients = count  # type: ignore[assignment]
