@@ -31,6 +31,7 @@ from torch import Tensor
 
 from fednorm.algorithms.dsgd import DSGD
 from fednorm.algorithms.fedavg import FedAvg
+from fednorm.core.combine import combined
 from fednorm.core.messages import Memory, Reply, Report, Running, ServerState
 from fednorm.core.round import NonFiniteLossError, broadcast, client_round
 from fednorm.core.task import Task
@@ -169,11 +170,7 @@ def mean_gradient(
     known = [gradient for gradient in gradients if gradient is not None]
     if len(known) < len(gradients):
         return None
-    weights = torch.tensor([reply.examples for reply in replies], dtype=torch.float64)
-    return {
-        name: task.aggregate(torch.stack([gradient[name] for gradient in known]), weights)
-        for name in known[0]
-    }
+    return combined(known, [reply.examples for reply in replies], task.aggregate)
 
 
 def _sent_gradient(task: Task, before: ServerState, memory: Memory, reply: Reply) -> Tensors | None:

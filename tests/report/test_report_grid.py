@@ -1,0 +1,36 @@
+"""The heat maps of a comparison that was swept over attacks and defences."""
+
+from fednorm.experiment.compare import run_all
+from fednorm.experiment.load import build, sweep
+from fednorm.report import write
+from fednorm.report.grid import grid_maps
+
+SMALL = {
+    "strategies": ["naive", "fbn"],
+    "clients": 5,
+    "rounds": 1,
+    "seeds": 1,
+    "batch": 4,
+    "byzantine": 1,
+    "model": {"name": "mlp", "hidden": [4]},
+}
+
+
+def test_attacks_stand_down_and_defences_across(tmp_path):
+    values = sweep(SMALL, "attack=foe,alie")
+    values = sweep(values, "aggregate+aggregate_statistics=mean,nnm > median")
+    comparison = run_all(build(values))
+    naive, fbn = grid_maps(comparison)
+    assert (naive.title, fbn.title) == ("naive", "fbn")
+    assert naive.rows == ("foe", "alie")
+    assert naive.columns == ("mean", "nnm > median")
+    finals = {run.strategy: 100 * run.final.accuracy for run in comparison.runs}
+    assert fbn.cells["alie", "nnm > median"] == finals["fbn, alie, nnm > median"]
+    page = write(comparison, tmp_path).read_text(encoding="utf-8")
+    assert "Attacks and defences" in page
+    assert "nnm &gt; median" in page
+
+
+def test_a_comparison_without_a_grid_has_no_map():
+    assert not grid_maps(run_all(build(SMALL)))
+    assert not grid_maps(run_all(build(sweep(SMALL, "attack=foe,alie"))))
