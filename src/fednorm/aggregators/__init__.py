@@ -8,9 +8,16 @@ import re
 from typing import Any
 
 from fednorm.aggregators.base import PreAggregator, Rule, TooFewClientsError
+from fednorm.aggregators.bucketing import Bucketing
+from fednorm.aggregators.centred_clipping import CentredClipping
+from fednorm.aggregators.geometric_median import GeometricMedian
+from fednorm.aggregators.krum import Krum
 from fednorm.aggregators.mean import Mean
+from fednorm.aggregators.mean_around_median import MeanAroundMedian
 from fednorm.aggregators.median import Median
+from fednorm.aggregators.multi_krum import MultiKrum
 from fednorm.aggregators.nnm import NNM
+from fednorm.aggregators.norm_clipping import NormClipping
 from fednorm.aggregators.pipeline import Pipeline
 from fednorm.aggregators.trimmed_mean import TrimmedMean
 from fednorm.core.aggregator import Aggregator, weighted_mean
@@ -22,10 +29,17 @@ AGGREGATORS: dict[str, type[Rule]] = {
     "mean": Mean,
     "median": Median,
     "trimmed_mean": TrimmedMean,
+    "mean_around_median": MeanAroundMedian,
+    "geometric_median": GeometricMedian,
+    "krum": Krum,
+    "multi_krum": MultiKrum,
+    "centred_clipping": CentredClipping,
 }
 
 PRE_AGGREGATORS: dict[str, type[PreAggregator]] = {
     "nnm": NNM,
+    "bucketing": Bucketing,
+    "norm_clipping": NormClipping,
 }
 
 _STAGE = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*")

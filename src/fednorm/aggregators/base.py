@@ -11,6 +11,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from fednorm.aggregators.blocks import Scratch
 from fednorm.aggregators.combine import materialised, precision, reduced, weighted_sum
 from fednorm.aggregators.vectors import Vectors
 from fednorm.core.registry import param
@@ -96,7 +97,7 @@ class Rule(Stage):
 class CoordinateRule(Rule):
     """Looks at every coordinate by itself."""
 
-    def reduce(self, rows: Tensor) -> Tensor:
+    def reduce(self, rows: Tensor, scratch: Scratch) -> Tensor:
         """Return one value for each column of `[n, width]`."""
         raise NotImplementedError
 

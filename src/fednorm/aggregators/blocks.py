@@ -1,9 +1,12 @@
 """Work on blocks of columns: few enough to stay in the cache, on all cores."""
 
+import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import TypeVar
 
 import torch
@@ -12,6 +15,21 @@ from torch import Tensor
 T = TypeVar("T")
 
 _VALUES = 1 << 18  # in one block: 1 MB of float32
+_PARTS = 16  # of the columns; a core takes the next when it is done with one
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Memory that is used again for every block: getting it anew takes longer than the sums."""
+
+    kept: dict[str, Tensor] = field(default_factory=dict)
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return a tensor on the CPU whose values are those that somebody left there."""
+        size = math.prod(shape)
+        if name not in self.kept or self.kept[name].numel() < size:
+            self.kept[name] = torch.empty(size, dtype=dtype)
+        return self.kept[name][:size].view(shape)
 
 
 def blocks(rows: Tensor, values: int = _VALUES) -> list[slice]:
@@ -25,13 +43,27 @@ def blocks(rows: Tensor, values: int = _VALUES) -> list[slice]:
     return [slice(start, min(start + width, d)) for start in range(0, d, width)]
 
 
-def each(work: Callable[[slice], T], slices: Sequence[slice]) -> list[T]:
-    """Return the results of all slices in order; several slices are worked on at once."""
-    cores = min(len(slices), len(os.sched_getaffinity(0)))
+def each(work: Callable[[slice, Scratch], T], slices: list[slice]) -> list[T]:
+    """Return the results of all blocks in order."""
+
+    def several(part: list[slice]) -> list[T]:
+        scratch = Scratch()
+        return [work(block, scratch) for block in part]
+
+    size = math.ceil(len(slices) / _PARTS)
+    parts = [slices[start : start + size] for start in range(0, len(slices), size)]
+    cores = min(len(parts), _cores())
     if cores <= 1:
-        return [work(part) for part in slices]
+        return several(slices)
     with _one_thread_each(), ThreadPoolExecutor(cores) as pool:
-        return list(pool.map(work, slices))
+        return list(chain.from_iterable(pool.map(several, parts)))
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @contextmanager

@@ -5,8 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fednorm.aggregators.blocks import blocks, each
+from fednorm.aggregators.blocks import Scratch, blocks, each
 from fednorm.aggregators.vectors import Vectors
+
+_SUMMED = 1 << 20  # values in a block that is only added up
 
 
 def materialised(vectors: Vectors) -> Tensor:
@@ -15,9 +17,10 @@ def materialised(vectors: Vectors) -> Tensor:
     if mixing is None:
         return rows.clone()
     result = rows.new_empty(len(mixing), rows.shape[1])
+    matrix = mixing.to(rows)
 
-    def work(block: slice) -> None:
-        result[:, block] = _mixed(mixing, rows[:, block])
+    def work(block: slice, scratch: Scratch) -> None:
+        result[:, block] = _mixed(matrix, rows[:, block], scratch)
 
     each(work, blocks(rows))
     return result
@@ -31,33 +34,46 @@ def weighted_sum(coefficients: Tensor, vectors: Vectors) -> Tensor:
     tensor([1., 2.])
     """
     rows, mixing = vectors.rows, vectors.mixing
-    weights = coefficients if mixing is None else coefficients @ mixing
-    used = weights.nonzero().flatten().tolist()
-    result = rows.new_zeros(rows.shape[1])
+    weights = (coefficients if mixing is None else coefficients @ mixing).to(rows)
+    used = weights.nonzero().flatten()
+    if len(used) == 1:
+        return rows[used[0]] * weights[used]
+    result = rows.new_empty(rows.shape[1])
 
-    def work(block: slice) -> None:
-        for row in used:
-            result[block].add_(rows[row, block], alpha=float(weights[row]))
+    def work(block: slice, scratch: Scratch) -> None:
+        part = rows[:, block]
+        if len(used) < len(rows):
+            shape = (len(used), part.shape[1])
+            part = torch.index_select(part, 0, used, out=_buffer("used", shape, rows, scratch))
+        torch.mv(part.T, weights[used], out=result[block])
 
-    each(work, blocks(rows))
+    each(work, blocks(rows, _SUMMED))
     return result
 
 
-def reduced(reduce: Callable[[Tensor], Tensor], vectors: Vectors) -> Tensor:
+def reduced(reduce: Callable[[Tensor, Scratch], Tensor], vectors: Vectors) -> Tensor:
     """Return what `reduce` makes of the columns."""
     rows, mixing = vectors.rows, vectors.mixing
     result = rows.new_empty(rows.shape[1])
+    matrix = None if mixing is None else mixing.to(rows)
 
-    def work(block: slice) -> None:
+    def work(block: slice, scratch: Scratch) -> None:
         part = rows[:, block]
-        result[block] = reduce(part if mixing is None else _mixed(mixing, part))
+        result[block] = reduce(part if matrix is None else _mixed(matrix, part, scratch), scratch)
 
     each(work, blocks(rows))
     return result
 
 
-def _mixed(mixing: Tensor, block: Tensor) -> Tensor:
-    return mixing.to(block) @ block
+def _mixed(matrix: Tensor, block: Tensor, scratch: Scratch) -> Tensor:
+    shape = (len(matrix), block.shape[1])
+    return torch.mm(matrix, block, out=_buffer("mixed", shape, block, scratch))
+
+
+def _buffer(name: str, shape: tuple[int, int], like: Tensor, scratch: Scratch) -> Tensor:
+    if like.device.type != "cpu":
+        return like.new_empty(shape)
+    return scratch.take(name, shape, like.dtype)
 
 
 def precision(dtype: torch.dtype) -> torch.dtype:

@@ -13,6 +13,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fednorm.aggregators.base import CoordinateRule
+from fednorm.aggregators.blocks import Scratch
 from fednorm.aggregators.ordered import middle
 
 
@@ -22,6 +23,6 @@ class Median(CoordinateRule):
 
     name: ClassVar[str] = "median"
 
-    def reduce(self, rows: Tensor) -> Tensor:
+    def reduce(self, rows: Tensor, scratch: Scratch) -> Tensor:
         """Return the median of each column."""
-        return middle(rows, (len(rows) - 1) // 2)
+        return middle(rows, (len(rows) - 1) // 2, scratch)

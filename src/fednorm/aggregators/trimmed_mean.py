@@ -12,6 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fednorm.aggregators.base import CoordinateRule
+from fednorm.aggregators.blocks import Scratch
 from fednorm.aggregators.ordered import middle
 
 
@@ -21,6 +22,6 @@ class TrimmedMean(CoordinateRule):
 
     name: ClassVar[str] = "trimmed_mean"
 
-    def reduce(self, rows: Tensor) -> Tensor:
+    def reduce(self, rows: Tensor, scratch: Scratch) -> Tensor:
         """Return the trimmed mean of each column."""
-        return middle(rows, self.f)
+        return middle(rows, self.f, scratch)

@@ -7,16 +7,17 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fednorm.aggregators.blocks import blocks, each
+from fednorm.aggregators.blocks import Scratch, blocks, each
 
 # Rows closer than 3e-7 of their norms are told apart by nothing but rounding.
 _ROUNDING = 1e-13
+_SMALL = 1e-30
 _LARGEST = 1e140  # the square of a vector of these is finite in float64
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """Rows `[n, d]`, or, after pre-aggregation, the sums `mixing @ rows` of them.
+    """Rows `[n, d]`, or, after pre-aggregation, weighted sums of them.
 
     Inner products are in float64: products of float32 values are exact in it, vectors of 1e30 do
     not overflow, and what rounding is left lies below the rounding of the values themselves.
@@ -24,7 +25,7 @@ class Vectors:
 
     rows: Tensor
     before: Self | None = None
-    step: Tensor | None = None  # what made these out of those before
+    step: Tensor | None = None  # the matrix that made these out of those before
 
     def mixed(self, step: Tensor) -> "Vectors":
         """Return the sums of these vectors that the matrix `[m, n]` says."""
@@ -50,12 +51,32 @@ class Vectors:
         """
         if self.before is not None and self.step is not None:
             return self.step @ self.before.gram @ self.step.T
-        total = torch.zeros(len(self.rows), len(self.rows), dtype=torch.float64)
-        for part in each(lambda block: _products(self.rows[:, block]), blocks(self.rows)):
-            total += part
-        return total
 
-    @property
+        def work(block: slice, scratch: Scratch) -> Tensor:
+            wide = _wide(self.rows[:, block], scratch)
+            return wide @ wide.T
+
+        return _total(each(work, blocks(self.rows)))
+
+    @cached_property
+    def squared_norms(self) -> Tensor:
+        """The inner product of each vector with itself, without those of the pairs."""
+        if self.step is not None:
+            return self.gram.diagonal()
+
+        def quick(block: slice, scratch: Scratch) -> Tensor:  # noqa: ARG001 (as `each` calls it)
+            return torch.linalg.vector_norm(self.rows[:, block], dim=1).to("cpu", torch.float64)
+
+        def exact(block: slice, scratch: Scratch) -> Tensor:
+            return _wide(self.rows[:, block], scratch).square_().sum(1)
+
+        squares = _total([norm.square() for norm in each(quick, blocks(self.rows))])
+        # Outside of this range squares may be beyond float32.
+        if ((squares > _SMALL) & (squares < 1 / _SMALL)).all():
+            return squares
+        return _total(each(exact, blocks(self.rows)))
+
+    @cached_property
     def squared_distances(self) -> Tensor:
         """The squared distance of every pair; equal vectors are at exactly 0.
 
@@ -68,11 +89,19 @@ class Vectors:
         squared = sums - 2 * self.gram
         return torch.where(squared <= _ROUNDING * sums, 0, squared)
 
+    def distances_to(self, coefficients: Tensor) -> Tensor:
+        """Return every vector's distance to the sum of all by these weights."""
+        if not coefficients.any():
+            return self.squared_norms.sqrt()
+        inner = self.gram @ coefficients
+        squared = self.gram.diagonal() - 2 * inner + coefficients @ inner
+        return squared.clamp_min(0).sqrt()
 
-def _products(block: Tensor) -> Tensor:
-    wide = block.to("cpu", torch.float64)
-    if block.dtype is torch.float64:
-        wide = wide.clamp(-_LARGEST, _LARGEST)
-    # numpy sees that both factors are the same and computes half of the products.
-    array = wide.numpy()
-    return torch.from_numpy(array @ array.T)
+
+def _wide(block: Tensor, scratch: Scratch) -> Tensor:
+    wide = scratch.take("wide", tuple(block.shape), torch.float64).copy_(block)
+    return wide.clamp_(-_LARGEST, _LARGEST) if block.dtype is torch.float64 else wide
+
+
+def _total(parts: list[Tensor]) -> Tensor:
+    return sum(parts[1:], parts[0])

@@ -1,0 +1,54 @@
+"""Bucketing: means of random groups.
+
+Karimireddy, He and Jaggi, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing",
+ICLR 2022, arXiv:2006.09365.
+
+Server: the vectors are shuffled and every `size` of them become their mean; the last bucket holds
+what is left. Each Byzantine client can spoil a bucket, so f of the buckets may be Byzantine.
+
+Deviation: the shuffle depends on `seed` and the number of vectors alone, so that a run can be
+repeated; it is the same in every round.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednorm.aggregators.base import PreAggregator
+from fednorm.aggregators.vectors import Vectors
+from fednorm.core.registry import param
+
+TAG = 301
+
+
+@dataclass(frozen=True)
+class Bucketing(PreAggregator):
+    """Random groups of vectors become their means."""
+
+    name: ClassVar[str] = "bucketing"
+
+    size: int = param(2, "vectors in a bucket")
+    seed: int = param(0, "of the shuffle")
+
+    def __post_init__(self) -> None:
+        """Check the size."""
+        super().__post_init__()
+        if not isinstance(self.size, int) or self.size < 1:
+            raise ValueError(f"{self.name} needs a size of 1 or more, not {self.size!r}.")
+
+    def count(self, n: int) -> int:
+        """Return the number of buckets."""
+        return math.ceil(n / self.size)
+
+    def mixing(self, vectors: Vectors) -> Tensor:
+        """Weigh the vectors of a bucket alike."""
+        n = len(vectors)
+        bucket = torch.empty(n, dtype=torch.int64)
+        shuffled = np.random.default_rng([self.seed, TAG, n]).permutation(n)
+        bucket[torch.from_numpy(shuffled)] = torch.arange(n) // self.size
+        member = torch.arange(self.count(n))[:, None] == bucket
+        return member / member.sum(1, keepdim=True, dtype=torch.float64)
