@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from fednorm.aggregators import parse
+from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS, parse
 from fednorm.algorithms import algorithm
 from fednorm.attacks import ATTACKS, Adversary, World, attack
 from fednorm.core.task import Task
@@ -43,7 +43,7 @@ def test_has_a_file_of_its_own_that_names_its_paper(name):
     assert len(inspect.getsource(module).splitlines()) < 150
 
 
-def attacked_run(name, chosen, target):
+def attacked_run(name, chosen, target, rule="nnm > trimmed_mean"):
     clients = Toy(sizes=(4, 4, 4, 4, 4))
     adversary = Adversary(attack(name), frozenset({3}), target, seed=0)
     source = clients
@@ -54,8 +54,8 @@ def attacked_run(name, chosen, target):
         strategy(chosen),
         algorithm("dsgd", lr=0.01),
         rounds=2,
-        aggregate=parse("nnm > trimmed_mean", 1),
-        aggregate_statistics=parse("nnm > median", 1),
+        aggregate=parse(rule, 1),
+        aggregate_statistics=parse(rule.replace("trimmed_mean", "median"), 1),
     )
     *_, last = rounds(task, source, 2, conditions=Conditions(adversary))
     assert last.state.round == 2
@@ -85,3 +85,12 @@ def test_a_defended_server_survives(name, target, chosen):
 @pytest.mark.parametrize("name", ["sign_flip", "non_finite"])
 def test_exchanges_in_mid_round_go_on(name):
     attacked_run(name, "fedtan", "both")
+
+
+RULES = [*AGGREGATORS, *(f"{stage} > median" for stage in PRE_AGGREGATORS)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("chosen", ["naive", "fbn"])
+def test_every_rule_combines_updates_and_statistics(rule, chosen):
+    attacked_run("sign_flip", chosen, "both", rule)

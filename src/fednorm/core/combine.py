@@ -57,9 +57,12 @@ def _stacked(parts: Sequence[Tensors], name: str) -> Tensor:
 def _as_one_vector(
     parts: Sequence[Tensors], names: Sequence[str], weights: Tensor, aggregate: Aggregator
 ) -> Mapping[str, Tensor]:
-    vectors = torch.stack([torch.cat([part[name].flatten() for name in names]) for part in parts])
     shapes = [parts[0][name].shape for name in names]
-    pieces = torch.split(aggregate(vectors, weights), [shape.numel() for shape in shapes])
+    sizes = [shape.numel() for shape in shapes]
+    rows = parts[0][names[0]].new_empty(len(parts), sum(sizes))
+    for row, part in zip(rows, parts, strict=True):
+        torch.cat([part[name].flatten() for name in names], out=row)
+    pieces = torch.split(aggregate(rows, weights), sizes)
     return {
         name: piece.view(shape) for name, piece, shape in zip(names, pieces, shapes, strict=True)
     }
