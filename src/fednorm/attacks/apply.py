@@ -53,6 +53,9 @@ def attacked(
     An attack sees the answers of honest clients of the same round and nothing else. Where there is
     none, attacks that would look at them do nothing. An update is attacked together with the
     momentum that is sent along; buffers, counts and numbers of examples stay what they are.
+
+    An attack that is not omniscient can be made on the client's own machine, with its own answer
+    alone; `replacement`, which counts the clients of the round, needs its scale there.
     """
     if adversary is None or adversary.attack.on_data:
         return list(answers)

@@ -24,6 +24,7 @@ Fault: TypeAlias = tuple[str, str]  # the layer or tensor, and what is wrong
 
 LARGEST = 2**53  # of a number of examples or values: beyond it, counting by ones fails
 _STEPS = 2**31  # that a layer can have followed in one round
+_LONGEST = 300  # letters of a reason: a reply could make it as long as it likes
 NOBODY: ClientId = -1  # in the place of an id that is none
 
 
@@ -57,7 +58,8 @@ def inspect(
             good[client] = reply
         else:
             known = client if _is_whole(client) else NOBODY
-            bad.append(Rejected(known, reason=found[1], where=found[0]))
+            where, reason = (text[:_LONGEST] for text in found)
+            bad.append(Rejected(known, reason, where))
     return [good[c] for c in sorted(good)], tuple(sorted(bad, key=lambda r: r.client))
 
 
@@ -152,6 +154,8 @@ def _unlike_one(what: str, where: str, tensor: Any, like: Tensor) -> Iterator[Fa
         yield where, f"{what} has the shape {tuple(tensor.shape)} instead of {tuple(like.shape)}"
     if tensor.dtype != like.dtype:
         yield where, f"{what} is {tensor.dtype} instead of {like.dtype}"
+    if tensor.requires_grad:
+        yield where, f"{what} is part of a computation that is not finished"
     if (tensor.device, tensor.layout) != (like.device, torch.strided):
         yield where, f"{what} is on {tensor.device} ({tensor.layout}) instead of {like.device}"
 
