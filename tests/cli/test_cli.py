@@ -10,6 +10,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
+from fednorm.attacks import ATTACKS
 from fednorm.cli import app
 from fednorm.strategies import STRATEGIES
 
@@ -101,6 +102,31 @@ def test_sweep_compares_values_of_a_field(tmp_path):
     assert inside("run", tmp_path / "config.toml", "--out", tmp_path / "again").exit_code == 0
 
 
+def test_attacks_and_defences_are_options(tmp_path):
+    chosen = ["--byzantine", 1, "--attack-target", "statistics", "--aggregate", "trimmed_mean"]
+    swept = ["--sweep", "attack=foe,alie", "--sweep", "aggregate_statistics=mean,nnm > median"]
+    few = ["--strategies", "fbn", "--dropout", 0.1, "--set", "model.hidden=[4]"]
+    arguments = [*chosen, *swept, *few, "--clients", 6]
+    result = inside("compare", *QUICK, *arguments, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [run["strategy"] for run in results["runs"]] == [
+        "fbn, foe, mean",
+        "fbn, foe, nnm > median",
+        "fbn, alie, mean",
+        "fbn, alie, nnm > median",
+    ]
+    assert results["config"]["aggregate"] == "trimmed_mean"
+    assert "Attacks and defences" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_too_few_good_replies_are_an_error_of_the_command(tmp_path):
+    chosen = ["--attack", "non_finite", "--byzantine", 1, "--set", "minimum_replies=3"]
+    result = inside("compare", *QUICK, "--strategies", "fbn", *chosen, "--out", tmp_path)
+    assert result.exit_code == 1
+    assert "fbn, seed 0, stopped: round 1 has only 2 usable replies" in result.output
+
+
 def test_fresh_starts_over(tmp_path):
     arguments = ["compare", "--strategies", "gn", "--out", tmp_path]
     assert inside(*arguments, *QUICK).exit_code == 0
@@ -132,6 +158,9 @@ def test_a_mistake_gets_a_message_and_no_traceback(call, tmp_path, arguments, me
 
 
 def test_list_and_show_cover_the_registry():
+    for attack in ATTACKS:
+        assert attack in inside("list", "attacks").output
+        assert "Client:" in inside("show", "attack", attack).output
     listed = inside("list", "strategies").output
     for name in STRATEGIES:
         assert name in listed
