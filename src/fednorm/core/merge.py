@@ -1,10 +1,23 @@
 """The ways in which the statistics of many clients become one."""
 
+from statistics import median_low
+
 import torch
 
+from fednorm.core.aggregator import trusts
 from fednorm.core.messages import Running
 from fednorm.core.moments import pool
 from fednorm.core.strategy import Merge
+
+
+def batches(merge: Merge) -> int:
+    """Return how many batches a layer has followed: the most that a client says it has.
+
+    Where clients are not believed, it is what the median client says: one liar could otherwise
+    wind the counter on, and with it the rate at which statistics follow.
+    """
+    counters = [report.batches for report in merge.reports]
+    return max(counters) if trusts(merge.aggregate) else median_low(counters)
 
 
 def average(merge: Merge) -> Running:
@@ -18,7 +31,7 @@ def average(merge: Merge) -> Running:
     return Running(
         mean=merge.aggregate(means, weights),
         var=merge.aggregate(variances, weights),
-        batches=max(r.batches for r in merge.reports),
+        batches=batches(merge),
     )
 
 
@@ -27,18 +40,18 @@ def follow(previous: Running, merge: Merge) -> Running:
 
     A round of E steps moves them by `1 - (1-β)^E`, as E single steps would.
     """
-    batches = max(r.batches for r in merge.reports)
+    after = batches(merge)
     pooled = pool([r.moments for r in merge.reports], merge.aggregate)
-    steps, momentum = batches - previous.batches, merge.layer.momentum
-    rate = steps / batches if momentum is None else 1 - (1 - momentum) ** steps
+    steps, momentum = after - previous.batches, merge.layer.momentum
+    rate = steps / after if momentum is None else 1 - (1 - momentum) ** steps
     return Running(
         mean=torch.lerp(previous.mean, pooled.mean, rate),
         var=torch.lerp(previous.var, pooled.unbiased_var, rate),
-        batches=batches,
+        batches=after,
     )
 
 
 def replaced(merge: Merge) -> Running:
     """Pool the clients' moments and forget what was before."""
     pooled = pool([r.moments for r in merge.reports], merge.aggregate)
-    return Running(pooled.mean, pooled.unbiased_var, max(r.batches for r in merge.reports))
+    return Running(pooled.mean, pooled.unbiased_var, batches(merge))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fednorm.core.aggregator import Aggregator
+from fednorm.core.aggregator import Aggregator, trusts
 from fednorm.core.algorithm import Trained, Work
 from fednorm.core.exchange import Exchange, Solo
 from fednorm.core.inspect import inspect
@@ -175,12 +175,30 @@ def _aggregate(
     parts: Sequence[Tensors], replies: Sequence[Reply], aggregate: Aggregator
 ) -> dict[str, Tensor]:
     weights = torch.tensor([r.examples for r in replies], dtype=torch.float64)
-    stacked = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
-    return {
+    floating = [name for name, tensor in parts[0].items() if tensor.is_floating_point()]
+    together = [] if trusts(aggregate) else floating
+    found = _as_vectors([{n: part[n] for n in together} for part in parts], weights, aggregate)
+    for name in parts[0].keys() - found.keys():
+        values = torch.stack([part[name] for part in parts])
         # Integers are indices and counters: an average of them means nothing.
-        name: aggregate(values, weights) if values.is_floating_point() else values.amax(0)
-        for name, values in stacked.items()
-    }
+        found[name] = aggregate(values, weights) if name in floating else values.amax(0)
+    return {name: found[name] for name in parts[0]}
+
+
+def _as_vectors(
+    parts: Sequence[Tensors], weights: Tensor, aggregate: Aggregator
+) -> dict[str, Tensor]:
+    """Aggregate with each client's tensors as one vector: distances are between whole updates."""
+    found: dict[str, Tensor] = {}
+    for dtype in dict.fromkeys(tensor.dtype for tensor in parts[0].values()):
+        like = {name: tensor for name, tensor in parts[0].items() if tensor.dtype is dtype}
+        sizes = [tensor.numel() for tensor in like.values()]
+        rows = next(iter(like.values())).new_empty(len(parts), sum(sizes))
+        for row, part in zip(rows, parts, strict=True):
+            torch.cat([part[name].flatten() for name in like], out=row)
+        pieces = torch.split(aggregate(rows, weights), sizes)
+        found |= {n: piece.view_as(like[n]).clone() for n, piece in zip(like, pieces, strict=True)}
+    return found
 
 
 def _merged(task: Task, state: ServerState, path: str, replies: Sequence[Reply]) -> Running:
