@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fednorm.aggregators.blocks import Scratch
-from fednorm.aggregators.combine import materialised, precision, reduced, weighted_sum
+from fednorm.aggregators.combine import as_rows, materialised, reduced, weighted_sum
 from fednorm.aggregators.vectors import Vectors
 from fednorm.core.registry import param
 
@@ -75,7 +75,7 @@ class PreAggregator(Stage):
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the new vectors."""
         self.check(len(rows))
-        vectors = Vectors(rows)
+        vectors = Vectors(as_rows(rows))
         return materialised(vectors.mixed(self.mixing(vectors)))
 
 
@@ -125,7 +125,7 @@ def aggregated(values: Tensor, stages: tuple[PreAggregator, ...], rule: Rule) ->
     check_stages(stages, rule, len(values))
     if not values[0].numel():
         return values[0].clone()
-    vectors = Vectors(values.reshape(len(values), -1).to(precision(values.dtype)))
+    vectors = Vectors(as_rows(values))
     for stage in stages:
         vectors = vectors.mixed(stage.mixing(vectors))
     result = rule.combined(vectors).view(values.shape[1:])

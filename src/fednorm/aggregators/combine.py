@@ -9,6 +9,7 @@ from fednorm.aggregators.blocks import Scratch, blocks, each
 from fednorm.aggregators.vectors import Vectors
 
 _SUMMED = 1 << 20  # values in a block that is only added up
+_LARGEST = 1e140
 
 
 def materialised(vectors: Vectors) -> Tensor:
@@ -76,8 +77,17 @@ def _buffer(name: str, shape: tuple[int, int], like: Tensor, scratch: Scratch) -
     return scratch.take(name, shape, like.dtype)
 
 
-def precision(dtype: torch.dtype) -> torch.dtype:
-    """Return the type to compute in: 16 bits are too few for sums, and integers have no halves."""
-    if not dtype.is_floating_point:
-        return torch.float64
-    return dtype if dtype.itemsize >= torch.float32.itemsize else torch.float32
+def as_rows(values: Tensor) -> Tensor:
+    """Return `[clients, *shape]` as `[clients, d]`, in a type in which rules can compute.
+
+    16 bits are too few for sums, and integers have no halves. Where the square of a vector would
+    be beyond float64, values are cut to what is not: that far away, farther makes no difference.
+    """
+    rows = values.reshape(len(values), -1)
+    if not rows.is_floating_point():
+        return rows.double()
+    if rows.dtype.itemsize < torch.float32.itemsize:
+        return rows.float()
+    if rows.dtype is torch.float64 and any(abs(end) > _LARGEST for end in rows.aminmax()):
+        return rows.clamp(-_LARGEST, _LARGEST)
+    return rows

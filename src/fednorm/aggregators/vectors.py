@@ -12,7 +12,6 @@ from fednorm.aggregators.blocks import Scratch, blocks, each
 # Rows closer than 3e-7 of their norms are told apart by nothing but rounding.
 _ROUNDING = 1e-13
 _SMALL = 1e-30
-_LARGEST = 1e140  # the square of a vector of these is finite in float64
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,8 @@ class Vectors:
             return self.gram.diagonal()
 
         def quick(block: slice, scratch: Scratch) -> Tensor:  # noqa: ARG001 (as `each` calls it)
-            return torch.linalg.vector_norm(self.rows[:, block], dim=1).to("cpu", torch.float64)
+            norms: Tensor = torch.linalg.vector_norm(self.rows[:, block], dim=1)
+            return norms.to("cpu", torch.float64)
 
         def exact(block: slice, scratch: Scratch) -> Tensor:
             return _wide(self.rows[:, block], scratch).square_().sum(1)
@@ -99,8 +99,7 @@ class Vectors:
 
 
 def _wide(block: Tensor, scratch: Scratch) -> Tensor:
-    wide = scratch.take("wide", tuple(block.shape), torch.float64).copy_(block)
-    return wide.clamp_(-_LARGEST, _LARGEST) if block.dtype is torch.float64 else wide
+    return scratch.take("wide", tuple(block.shape), torch.float64).copy_(block)
 
 
 def _total(parts: list[Tensor]) -> Tensor:

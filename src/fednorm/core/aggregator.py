@@ -36,3 +36,11 @@ def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
     share = (weights / weights.sum()).to(values)
     mean: Tensor = torch.tensordot(share, values, dims=1)
     return mean
+
+
+def trusts(aggregate: Aggregator) -> bool:
+    """Return whether an aggregator believes what clients say of their own weight.
+
+    Only the weighted mean does; with any other rule, counts and counters are doubted too.
+    """
+    return aggregate is weighted_mean

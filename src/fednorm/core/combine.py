@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fednorm.core.aggregator import Aggregator, RobustAggregator, weighted_mean
+from fednorm.core.aggregator import Aggregator, RobustAggregator, trusts
 from fednorm.core.types import Tensors
 
 
@@ -21,6 +21,11 @@ def enough(aggregate: Aggregator, n: int) -> bool:
     except ValueError:
         return False
     return n > 0
+
+
+def after_rejecting(aggregate: Aggregator, faulty: int) -> Aggregator:
+    """Return the rule for what is left: liars that gave themselves away are gone."""
+    return aggregate.without(faulty) if isinstance(aggregate, RobustAggregator) else aggregate
 
 
 def combined(
@@ -43,7 +48,7 @@ def combined(
         weights = torch.tensor([examples[i] for i in having], dtype=torch.float64)
         if not dtype.is_floating_point:
             merged |= {name: _whole(_stacked(senders, name), aggregate) for name in alike}
-        elif aggregate is weighted_mean:
+        elif trusts(aggregate):
             merged |= {name: aggregate(_stacked(senders, name), weights) for name in alike}
         else:
             merged |= _as_one_vector(senders, alike, weights, aggregate)
@@ -64,7 +69,9 @@ def _as_one_vector(
         torch.cat([part[name].flatten() for name in names], out=row)
     pieces = torch.split(aggregate(rows, weights), sizes)
     return {
-        name: piece.view(shape) for name, piece, shape in zip(names, pieces, shapes, strict=True)
+        # Copied: each tensor can be kept or saved by itself.
+        name: piece.view(shape).clone()
+        for name, piece, shape in zip(names, pieces, shapes, strict=True)
     }
 
 
@@ -73,6 +80,6 @@ def _whole(values: Tensor, aggregate: Aggregator) -> Tensor:
 
     It is the maximum, or the median for a robust rule, which liars cannot move at will.
     """
-    if aggregate is weighted_mean:
+    if trusts(aggregate):
         return values.amax(0)
     return values.sort(0).values[(len(values) - 1) // 2]

@@ -27,14 +27,14 @@ def follow(previous: Running, merge: Merge) -> Running:
 
     A round of E steps moves them by `1 - (1-β)^E`, as E single steps would.
     """
-    batches = merge.batches
+    after = merge.batches
     pooled = pool([r.moments for r in merge.reports], merge.aggregate)
-    steps, momentum = batches - previous.batches, merge.layer.momentum
-    rate = steps / batches if momentum is None else 1 - (1 - momentum) ** steps
+    steps, momentum = after - previous.batches, merge.layer.momentum
+    rate = steps / after if momentum is None else 1 - (1 - momentum) ** steps
     return Running(
         mean=torch.lerp(previous.mean, pooled.mean, rate),
         var=torch.lerp(previous.var, pooled.unbiased_var, rate),
-        batches=batches,
+        batches=after,
     )
 
 

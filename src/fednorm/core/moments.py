@@ -7,12 +7,13 @@ data would have computed: the law of total variance.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from fednorm.core.aggregator import Aggregator, weighted_mean
+from fednorm.core.aggregator import Aggregator, trusts, weighted_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +84,20 @@ def pool(moments: Sequence[Moments], aggregate: Aggregator = weighted_mean) -> M
     """Merge the clients' moments by the law of total variance.
 
     The variance of the whole is the variance within clients plus the variance between their
-    means. With the weighted mean this is exact; with a robust aggregator both terms are robust.
+    means. With the weighted mean this is exact. With a robust rule A it is
+    `A(var) + A((mean - A(mean))²)`, and each client counts as much as the median of them says.
 
     >>> pool([Moments.of(torch.tensor([[0.0], [2.0]])), Moments.of(torch.tensor([[4.0], [6.0]]))])
     Moments(count=4.0, mean=tensor([3.]), var=tensor([5.]))
     """
     present = [m for m in moments if m.count > 0]
-    if len(present) <= 1:
+    if not present or (len(present) == 1 and trusts(aggregate)):
         return (present or list(moments))[0]
     means = torch.stack([m.mean for m in present])
-    weights = torch.tensor([m.count for m in present], dtype=torch.float64)
+    counts = [m.count for m in present]
+    weights = torch.tensor(counts, dtype=torch.float64)
     mean = aggregate(means, weights)
     within = aggregate(torch.stack([m.var for m in present]), weights)
     between = aggregate((means - mean) ** 2, weights)
-    return Moments(sum(m.count for m in present), mean, within + between)
+    total = sum(counts) if trusts(aggregate) else median(counts) * len(counts)
+    return Moments(total, mean, within + between)

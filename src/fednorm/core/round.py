@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fednorm.core.aggregator import Aggregator, RobustAggregator
 from fednorm.core.algorithm import Trained, Work
-from fednorm.core.combine import combined, enough
+from fednorm.core.combine import after_rejecting, combined, enough
 from fednorm.core.exchange import Exchange, Solo
 from fednorm.core.inspect import Expected, clients_of, complete, inspect
 from fednorm.core.layer import Session
@@ -164,8 +164,13 @@ def server_round(
     good, rejected = inspect(replies, _expected(task, state, asked))
     if isinstance(task.aggregate_statistics, RobustAggregator):
         good, rejected = complete(good, rejected)
-    if asked is not None:
-        task = _after_rejecting(task, len((clients_of(rejected) & set(asked)) - clients_of(good)))
+    if asked is not None:  # what others send says nothing of those that were asked
+        faulty = len((clients_of(rejected) & set(asked)) - clients_of(good))
+        task = replace(
+            task,
+            aggregate=after_rejecting(task.aggregate, faulty),
+            aggregate_statistics=after_rejecting(task.aggregate_statistics, faulty),
+        )
     rules = (task.aggregate, task.aggregate_statistics)
     if len(good) < max(1, minimum) or not all(enough(rule, len(good)) for rule in rules):
         raise NoUsableReplyError(state.round + 1, rejected, good=len(good))
@@ -182,15 +187,6 @@ def server_round(
         notes=task.strategy.remember(state, running),
         rejected=rejected,
     )
-
-
-def _after_rejecting(task: Task, faulty: int) -> Task:
-    """Return the task with rules for what is left: liars that gave themselves away are gone."""
-    update, statistics = (
-        rule.without(faulty) if isinstance(rule, RobustAggregator) else rule
-        for rule in (task.aggregate, task.aggregate_statistics)
-    )
-    return replace(task, aggregate=update, aggregate_statistics=statistics)
 
 
 def _expected(task: Task, state: ServerState, asked: Collection[ClientId] | None) -> Expected:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import nn
 
-from fednorm.core.aggregator import Aggregator, weighted_mean
+from fednorm.core.aggregator import Aggregator, trusts
 from fednorm.core.layer import NormLayer, NormRule, Statistics, Survey
 from fednorm.core.messages import Broadcast, Report, Running, ServerState
 from fednorm.core.types import Kind, Role, Tensors
@@ -62,7 +62,7 @@ class Merge:
         the range of the others.
         """
         counters = [report.batches for report in self.reports]
-        return max(counters) if self.aggregate is weighted_mean else median_low(counters)
+        return max(counters) if trusts(self.aggregate) else median_low(counters)
 
 
 class NormStrategy(Protocol):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fednorm.core.combine import after_rejecting, enough
 from fednorm.core.inspect import statistics_fault
 from fednorm.core.layer import NormRule, Session
 from fednorm.core.messages import (
@@ -56,13 +57,15 @@ def server_survey(task: Task, state: ServerState, surveyed: Sequence[Surveyed]) 
             rejected.append(Rejected(one.client, reason=found[1], where=found[0]))
         else:
             good.append(one)
+    statistics = after_rejecting(task.aggregate_statistics, len(rejected))
+    task = replace(task, aggregate_statistics=statistics)
     running = {path: _adopted(task, state, path, good) for path in state.running}
     return replace(state, running=running, rejected=tuple(rejected))
 
 
 def _adopted(task: Task, state: ServerState, path: str, surveyed: Sequence[Surveyed]) -> Running:
     heard = [s for s in surveyed if path in s.stats and s.stats[path].moments.count > 0]
-    if not heard:
+    if not enough(task.aggregate_statistics, len(heard)):
         return state.running[path]
     merge = Merge(
         reports=[s.stats[path] for s in heard],
