@@ -115,7 +115,7 @@ def _work(task: Task, received: Broadcast, memory: Memory, batches: Batches) -> 
         return {n: p for n, p in parameters.items() if p.requires_grad and p not in frozen}
 
     return Work(
-        model=task.model,
+        model=task.model if task.precision == "full" else _Mixed(task.model),
         loss=task.loss,
         shared=learning(dict(task.layout.shared)),
         personal=learning(dict(task.layout.personal_parameters)),
@@ -123,6 +123,18 @@ def _work(task: Task, received: Broadcast, memory: Memory, batches: Batches) -> 
         broadcast=received,
         optimizer=memory.optimizer,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Mixed:
+    """A model that multiplies in bfloat16; its weights, statistics and outputs do not change."""
+
+    model: nn.Module
+
+    def __call__(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            output: Tensor = self.model(x)
+        return output.float()
 
 
 def _reply(task: Task, client: ClientId, trained: Trained) -> Reply:

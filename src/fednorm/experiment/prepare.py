@@ -1,6 +1,7 @@
 """Builds what a run needs, and finds what would go wrong before any training."""
 
 import copy
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,9 +25,12 @@ from fednorm.engines.simulate import Round, Start
 from fednorm.experiment import engine
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.entry import Entry, StrategyEntry
+from fednorm.experiment.environment import has_bfloat16
 from fednorm.experiment.load import ConfigError
 from fednorm.experiment.memory import size
 from fednorm.models import MODELS, build
+
+log = logging.getLogger("fednorm")
 
 IMAGE_AXES = 3
 _SAFE_CHANNELS = 16
@@ -126,11 +130,14 @@ def _build(
         unseen=experiment.unseen,
     )
     strategy = experiment.make_strategy(entry)
+    if experiment.precision == "bf16" and device.type == "cpu" and not has_bfloat16():
+        log.warning("this processor has no products in bfloat16; precision 'full' will be faster.")
     task = Task.build(
         network,
         strategy,
         experiment.make_algorithm(strategy),
         rounds=experiment.rounds,
+        precision=experiment.precision,
     )
     if entry.centralized and is_personal(task):
         raise ValueError(
