@@ -22,7 +22,7 @@ SHARING = [
 
 def flat(state):
     parts = [t.flatten() for t in state.weights.values()]
-    parts += [t for r in state.running.values() for t in (r.mean, r.var)]
+    parts += [t.flatten() for r in state.running.values() for t in (r.mean, r.var)]
     return torch.cat(parts)
 
 

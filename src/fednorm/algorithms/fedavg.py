@@ -90,7 +90,11 @@ class FedAvg(SGD):
         if self.optimizer == "adam":
             return torch.optim.Adam(parameters, lr=rate, weight_decay=self.weight_decay)
         return torch.optim.SGD(
-            parameters, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay
+            parameters,
+            lr=rate,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            foreach=True,
         )
 
     def _received_momentum(self, work: Work) -> Tensors:

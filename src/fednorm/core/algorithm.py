@@ -16,7 +16,7 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 class Work:
     """Everything a client's training needs; the model holds the received weights."""
 
-    model: nn.Module
+    model: Callable[[Tensor], Tensor]
     loss: Loss
     shared: Mapping[str, nn.Parameter]  # those that learn in this round
     personal: Mapping[str, nn.Parameter]

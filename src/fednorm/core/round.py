@@ -114,7 +114,7 @@ def _begin(task: Task, received: Broadcast, session: Session) -> None:
 
 def _work(task: Task, received: Broadcast, memory: Memory, batches: Batches) -> Work:
     return Work(
-        model=task.model,
+        model=task.model if task.precision == "full" else _Mixed(task.model),
         loss=task.loss,
         shared=_learning(task, received, task.layout.shared),
         personal=_learning(task, received, task.layout.personal_parameters),
@@ -129,6 +129,18 @@ def _learning(
 ) -> dict[str, nn.Parameter]:
     frozen = set() if task.strategy.trains_affine(received) else set(task.layout.affine)
     return {n: p for n, p in parameters.items() if p.requires_grad and p not in frozen}
+
+
+@dataclass(frozen=True, slots=True)
+class _Mixed:
+    """A model that multiplies in bfloat16; its weights, statistics and outputs do not change."""
+
+    model: nn.Module
+
+    def __call__(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            output: Tensor = self.model(x)
+        return output.float()
 
 
 def _reply(task: Task, client: ClientId, trained: Trained) -> Reply:

@@ -1,6 +1,7 @@
 """What both sides of a round agree on before the first one: model, strategy, algorithm."""
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,8 @@ from fednorm.core.layout import Layout, layout
 from fednorm.core.messages import Broadcast, Memory, Running, ServerState
 from fednorm.core.strategy import NormStrategy, Replacement
 from fednorm.core.types import Tensors
+
+Precision: TypeAlias = Literal["full", "bf16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class Task:
     aggregate: Aggregator
     aggregate_statistics: Aggregator
     rounds: int | None
+    precision: Precision
     layout: Layout
     replaced: tuple[Replacement, ...]
     initial_state: ServerState
@@ -44,6 +48,7 @@ class Task:
         loss: Loss = nn.functional.cross_entropy,
         aggregate: Aggregator = weighted_mean,
         aggregate_statistics: Aggregator = weighted_mean,
+        precision: Precision = "full",
     ) -> "Task":
         """Convert a copy of `model` for `strategy` and read the initial state off it."""
         conversion = strategy.convert(model)
@@ -56,6 +61,7 @@ class Task:
             aggregate=aggregate,
             aggregate_statistics=aggregate_statistics,
             rounds=rounds,
+            precision=precision,
             layout=tensors,
             replaced=conversion.replaced,
             initial_state=_read_state(tensors),

@@ -113,10 +113,13 @@ class Dataset:
         counts = [np.bincount(mask[mask != IGNORED], minlength=1) for mask in masks]
         return np.array([count.argmax() for count in counts], dtype=np.int64)
 
-    def training_batch(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Batch:
-        """Return these training samples as a model sees them."""
+    def training_batch(
+        self, indices: NDArray[np.int64], rng: np.random.Generator | None = None
+    ) -> Batch:
+        """Return these training samples as a model sees them; changed at random with `rng`."""
         chosen = torch.from_numpy(indices)
-        return self.look.training(self.x[chosen], self.y[chosen], rng)
+        x, y = self.x[chosen], self.y[chosen]
+        return self.look.plain(x, y) if rng is None else self.look.training(x, y, rng)
 
     def test_batches(self, indices: NDArray[np.int64] | None = None) -> Iterator[Batch]:
         """Yield these test samples, or all, as a model sees them."""

@@ -79,10 +79,11 @@ class Steps:
         draws = self.federation.plan.draw(
             len(own), seed=self.federation.seed, client=self.client, round_=self.round_
         )
-        key = (self.federation.seed, self.client, self.round_)
+        data, key = self.federation.data, (self.federation.seed, self.client, self.round_)
         for step, positions in enumerate(draws):
-            rng = np.random.default_rng([*key, step, TAG + 1])
-            yield self.federation.data.training_batch(own[positions], rng)
+            # A generator takes as long to make as a small batch does.
+            rng = np.random.default_rng([*key, step, TAG + 1]) if data.look.random else None
+            yield data.training_batch(own[positions], rng)
 
 
 def _dropout_seed(seed: int, client: int, round_: int) -> int:

@@ -5,6 +5,7 @@ normalised; a test batch is only scaled and normalised.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -61,11 +62,11 @@ class Look:
     def plain(self, x: Tensor, y: Tensor) -> Batch:
         """Return a batch as it is tested."""
         if x.dtype == torch.uint8:
-            x = x.to(self.device, self.dtype) / 255
+            x = x.to(self.device, self.dtype).div_(255)
         x = x.to(self.device, self.dtype)
         if self.mean:
-            shape = (len(self.mean), *(1,) * (x.dim() - 2))
-            x = (x - x.new_tensor(self.mean).view(shape)) / x.new_tensor(self.std).view(shape)
+            mean, std = _constants(self, x.dim() - 2)
+            x = (x - mean).div_(std)
         if self.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
         return x, self._labels(y.to(self.device))
@@ -97,6 +98,16 @@ class Look:
         if y.dim() == 1:
             return cut, y
         return cut, torch.stack([mask[place] for mask, place in zip(y, places, strict=True)])
+
+
+@lru_cache
+def _constants(look: Look, axes: int) -> tuple[Tensor, Tensor]:
+    """Return mean and deviation of the channels, to stand before so many further axes."""
+    shape = (-1, *(1,) * axes)
+    mean, std = (
+        torch.tensor(t, dtype=look.dtype, device=look.device) for t in (look.mean, look.std)
+    )
+    return mean.view(shape), std.view(shape)
 
 
 AS_IT_IS = Look()

@@ -258,7 +258,8 @@ def fits(task: Task, batches: Sequence[Batches]) -> bool:
     alike = [own for own in batches if own.lengths and own.lengths == batches[0].lengths]
     pair = [replace(own, steps=_two_doubled(own)) for own in alike[:2]]
     model = copy.deepcopy(task.model).double()
-    exact = replace(task, model=model, layout=layout(model, task.strategy.role))
+    roles = layout(model, task.strategy.role)
+    exact = replace(task, model=model, layout=roles, precision="full")
     try:
         return len(pair) > 1 and _agree(exact, pair)
     except Exception:  # noqa: BLE001 (whatever a user's model does not like)

@@ -1,10 +1,10 @@
 """Clients trained side by side, each in a process.
 
 The processes stay for the whole run. What the server sends lies once in memory that all of them
-see; a client's reply lies in memory of its process. A process that is done gets the next client, so
-that none waits while there is work. One that dies is replaced and its client trained again: a round
-is a function of what it is given. The result is that of the loop, bit by bit; with cohorts, that of
-cohorts in one process.
+see; a client's reply lies in memory of its process. A process that is done gets the next client;
+the last ones are given out together, so that no core waits while there is work. One that dies is
+replaced and its client trained again: a round is a function of what it is given. The result is that
+of the loop, bit by bit; with cohorts, that of cohorts in one process.
 """
 
 import contextlib
@@ -73,6 +73,7 @@ class Crew:
         self.cohorts = Cohorts(task, cohort)
         self.sent = Block()
         self.number = -1
+        self.count = count
         self.members = [self._member() for _ in range(count)]
 
     def _member(self) -> _Member:
@@ -111,9 +112,8 @@ class Crew:
         done: Trained = []
         deaths: dict[_Group, int] = {}
         while len(done) < len(batches):
-            for member in self.members:
-                if member.group is None and waiting:
-                    self._give(member, waiting.pop(0), plan, memories)
+            for member in self._free(len(waiting)):
+                self._give(member, waiting.pop(0), plan, memories)
             for member in self._ready():
                 group = member.group
                 assert group is not None, "only members with work are waited for"  # noqa: S101
@@ -125,6 +125,20 @@ class Crew:
                     self._replace(member, group, deaths[group])
                     waiting.insert(0, group)
         return sorted(done, key=lambda result: result[0].client), {}
+
+    def _free(self, waiting: int) -> list[_Member]:
+        """Return who gets work now.
+
+        Three clients on two cores take as long as four, unless all three run at once: less than
+        two each, if they do not come out even, are given out together.
+        """
+        busy = sum(member.group is not None for member in self.members)
+        left = waiting + busy
+        last = left < 2 * self.count and left % self.count > 0
+        wanted = min(waiting, (left if last else self.count) - busy)
+        while len(self.members) - busy < wanted:
+            self.members.append(self._member())
+        return [member for member in self.members if member.group is None][: max(0, wanted)]
 
     def _give(
         self, member: _Member, group: _Group, plan: Any, memories: Mapping[ClientId, Memory]

@@ -132,6 +132,11 @@ class Experiment(BaseModel):
         description="CPU threads of each run; results are bit-identical for the same number",
     )
     dtype: Literal["float32", "float64"] = Field(default="float32", description="number format")
+    precision: Literal["full", "bf16"] = Field(
+        default="full",
+        description="'bf16' trains with products in bfloat16, which pays where the processor has "
+        "them; weights, statistics and evaluation stay as they are",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -153,6 +158,8 @@ class Experiment(BaseModel):
                 f"strategy {repeated[0]!r} is listed twice; give each its own label, "
                 'for example {name = "fixbn", freeze_round = "auto", label = "fixbn auto"}.'
             )
+        if self.precision == "bf16" and self.dtype != "float32":
+            raise ValueError("precision 'bf16' needs dtype 'float32'; leave one of them out.")
         if min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds must be different and not negative, but are {self.seeds}.")
         return self

@@ -52,11 +52,12 @@ def choose(
         return "loop"
     if experiment.engine != "auto":
         return experiment.engine
-    # A user's model may be random, or mix samples, where nobody can see it.
-    if ours and in_lockstep:
-        return "lockstep"
     first = _first(clients)
-    small = len(first) > 1 and cohort.size(task, first) > 1
+    small = cohort.size(task, first) > 1
+    # One pass for all clients saves calls, which matters to small models, and exchanges. A user's
+    # model may be random, or mix samples, where nobody can see it.
+    if (small or task.strategy.exchanges) and ours and in_lockstep:
+        return "lockstep"
     return "cohort" if small and cohort.fits(task, first) else "loop"
 
 

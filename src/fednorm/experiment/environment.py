@@ -41,6 +41,11 @@ def _commit() -> dict[str, str]:
     return {"commit": found.stdout.strip()}
 
 
+def has_bfloat16() -> bool:
+    """Return whether the processor multiplies in bfloat16 by itself."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 (no other way)
+
+
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """Compute with so many threads, and leave the process as it was."""

@@ -1,6 +1,7 @@
 """Builds what a run needs, and finds what would go wrong before any training."""
 
 import copy
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -27,9 +28,12 @@ from fednorm.engines.simulate import Round, Start
 from fednorm.experiment import adversity, engine
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.entry import Entry, StrategyEntry
+from fednorm.experiment.environment import has_bfloat16
 from fednorm.experiment.load import ConfigError
 from fednorm.experiment.memory import size
 from fednorm.models import MODELS, build
+
+log = logging.getLogger("fednorm")
 
 IMAGE_AXES = 3
 _SAFE_CHANNELS = 16
@@ -145,6 +149,8 @@ def _build(
     )
     strategy = experiment.make_strategy(entry)
     aggregate, aggregate_statistics = adversity.rules(experiment)
+    if experiment.precision == "bf16" and device.type == "cpu" and not has_bfloat16():
+        log.warning("this processor has no products in bfloat16; precision 'full' will be faster.")
     task = Task.build(
         network,
         strategy,
@@ -152,6 +158,7 @@ def _build(
         rounds=experiment.rounds,
         aggregate=aggregate,
         aggregate_statistics=aggregate_statistics,
+        precision=experiment.precision,
     )
     if entry.centralized and is_personal(task):
         raise ValueError(

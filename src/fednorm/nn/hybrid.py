@@ -45,9 +45,10 @@ def _share(layer: FedBatchNorm) -> Tensor:
 
 def hybrid(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the mixed statistics; gradients flow through the batch's part and a."""
-    var, mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
     share = _share(layer)
     shared_mean, shared_var, _ = layer.tracked()
+    x = x.to(shared_mean)  # bfloat16 is too coarse for statistics
+    var, mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
     mean = torch.lerp(shared_mean, mean, share)
     scale = torch.rsqrt(torch.lerp(shared_var, var, share) + layer.eps)
     shape = (1, -1, *[1] * (x.dim() - 2))
