@@ -10,6 +10,7 @@ import torch
 from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS, parse
 from fednorm.aggregators.bucketing import TAG
 from fednorm.aggregators.ordered import exchanges
+from fednorm.aggregators.vectors import Vectors
 
 F = 3
 
@@ -178,10 +179,9 @@ def test_two_pre_aggregations():
 @pytest.mark.parametrize("text", [*RULES, "nnm > median", "nnm > krum", "norm_clipping > mean"])
 def test_many_blocks_are_as_one(text, n):
     values = torch.from_numpy(inputs("random", n, 60_000)).float()
-    before, threads = values.clone(), torch.get_num_threads()
+    before = values.clone()
     found = parse(text, F)(values, torch.ones(n))
     assert torch.equal(values, before)
-    assert torch.get_num_threads() == threads
     narrow = parse(text, F)(values.double(), torch.ones(n))
     torch.testing.assert_close(found.double(), narrow, rtol=0, atol=2e-6)
 
@@ -201,6 +201,37 @@ def test_other_types_and_shapes(text):
         found = aggregate(torch.tensor([4, 4, 4, 4, 4, 4, 9]), weights)
         assert found.dtype is torch.int64
         assert found == 4
+
+
+def test_the_threads_of_torch_stay_as_they_were():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        parse("median", 1)(torch.zeros(9, 100_000), torch.ones(9))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("n", [9, 20])
+@pytest.mark.parametrize("text", ["median", "trimmed_mean"])
+def test_of_equal_values_the_mean_is_exactly_that_one(text, n):
+    values = torch.randn(500).expand(n, 500)
+    assert torch.equal(parse(text, 1)(values, torch.ones(n)), values[0])
+
+
+def test_equal_vectors_are_at_no_distance():
+    rows = torch.randn(4, 9999)[[0, 1, 0, 2, 1, 3, 0]]
+    distances = Vectors(rows).squared_distances
+    same = (rows[:, None] == rows).all(2)
+    assert torch.equal(distances == 0, same)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-21, 1.0, 1e25])
+def test_norms_beyond_the_squares_of_float32(scale):
+    values = torch.randn(9, 50) * scale
+    found = Vectors(values).squared_norms
+    torch.testing.assert_close(found, values.double().square().sum(1), rtol=1e-6, atol=0)
 
 
 def test_the_result_is_not_a_view_of_what_came():

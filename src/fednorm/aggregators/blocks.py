@@ -2,6 +2,7 @@
 
 import math
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,12 +16,13 @@ from torch import Tensor
 T = TypeVar("T")
 
 _VALUES = 1 << 18  # in one block: 1 MB of float32
+SUMMED = 1 << 20  # in a block that is only added up
 _PARTS = 16  # of the columns; a core takes the next when it is done with one
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """Memory that is used again for every block: getting it anew takes longer than the sums."""
+    """Memory that a thread uses again for every block: getting it anew takes longer than sums."""
 
     kept: dict[str, Tensor] = field(default_factory=dict)
 
@@ -45,10 +47,11 @@ def blocks(rows: Tensor, values: int = _VALUES) -> list[slice]:
 
 def each(work: Callable[[slice, Scratch], T], slices: list[slice]) -> list[T]:
     """Return the results of all blocks in order."""
+    own = threading.local()
 
     def several(part: list[slice]) -> list[T]:
-        scratch = Scratch()
-        return [work(block, scratch) for block in part]
+        own.scratch = getattr(own, "scratch", Scratch())
+        return [work(block, own.scratch) for block in part]
 
     size = math.ceil(len(slices) / _PARTS)
     parts = [slices[start : start + size] for start in range(0, len(slices), size)]

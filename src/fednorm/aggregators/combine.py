@@ -5,10 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fednorm.aggregators.blocks import Scratch, blocks, each
+from fednorm.aggregators.blocks import SUMMED, Scratch, blocks, each
 from fednorm.aggregators.vectors import Vectors
 
-_SUMMED = 1 << 20  # values in a block that is only added up
 _LARGEST = 1e140
 
 
@@ -48,7 +47,7 @@ def weighted_sum(coefficients: Tensor, vectors: Vectors) -> Tensor:
             part = torch.index_select(part, 0, used, out=_buffer("used", shape, rows, scratch))
         torch.mv(part.T, weights[used], out=result[block])
 
-    each(work, blocks(rows, _SUMMED))
+    each(work, blocks(rows, SUMMED))
     return result
 
 

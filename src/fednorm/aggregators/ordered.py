@@ -40,8 +40,9 @@ def middle(rows: Tensor, cut: int, scratch: Scratch) -> Tensor:
 def _sorted(rows: Tensor, scratch: Scratch, kept: slice) -> Tensor:
     # numpy sorts short contiguous rows with vector instructions; torch takes ten times as long.
     columns = scratch.take("columns", (rows.shape[1], len(rows)), rows.dtype)
-    columns.copy_(rows.T)
-    columns.numpy().sort(axis=1)
+    array = columns.numpy()
+    array[:] = rows.cpu().numpy().T
+    array.sort(axis=1)
     return columns[:, kept].T
 
 

@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fednorm.aggregators.blocks import Scratch, blocks, each
+from fednorm.aggregators.blocks import SUMMED, Scratch, blocks, each
 
 # Rows closer than 3e-7 of their norms are told apart by nothing but rounding.
 _ROUNDING = 1e-13
@@ -65,12 +65,12 @@ class Vectors:
 
         def quick(block: slice, scratch: Scratch) -> Tensor:  # noqa: ARG001 (as `each` calls it)
             norms: Tensor = torch.linalg.vector_norm(self.rows[:, block], dim=1)
-            return norms.to("cpu", torch.float64)
+            return norms.to("cpu", torch.float64).square()
 
         def exact(block: slice, scratch: Scratch) -> Tensor:
             return _wide(self.rows[:, block], scratch).square_().sum(1)
 
-        squares = _total([norm.square() for norm in each(quick, blocks(self.rows))])
+        squares = _total(each(quick, blocks(self.rows, SUMMED)))
         # Outside of this range squares may be beyond float32.
         if ((squares > _SMALL) & (squares < 1 / _SMALL)).all():
             return squares
