@@ -1,10 +1,11 @@
 # make demo   compare strategies on embedded data and write a report
 # make test   lint, types, import rules and tests
+# make peers  install other simulators beside, to be timed against
 PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= results/demo
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint peers clean
 .DEFAULT_GOAL := demo
 
 # Made anew when the project's requirements change; otherwise a second call does nothing.
@@ -26,5 +27,10 @@ lint: .venv/installed
 test: lint
 	$(BIN)/python -m pytest --numprocesses auto
 
+# Other simulators, each in an environment of its own, for benchmarks/simulators.py --peers.
+peers:
+	test -x .venv-peers/flower/bin/python || $(PYTHON) -m venv .venv-peers/flower
+	.venv-peers/flower/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[flower]'
+
 clean:
-	rm -rf .venv results
+	rm -rf .venv .venv-peers results

@@ -1,0 +1,98 @@
+"""What clients keep between their rounds: in memory up to a limit, the rest on disk.
+
+A value like any other: `after` returns a new one, and the old one stays what it was. Files are
+never changed; one goes when nobody refers to it any more. They lie in the folder for temporary
+files, which TMPDIR names.
+"""
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import safetensors.torch
+from torch import Tensor
+
+from fednorm.core.messages import Memory
+from fednorm.core.types import ClientId
+
+LIMIT = 4_000_000_000  # bytes
+
+
+class Folder:
+    """A folder that is there as long as somebody refers to it."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="fednorm-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+class _OnDisk:
+    """A memory in a file of its own."""
+
+    def __init__(self, memory: Memory, folder: Folder) -> None:
+        self.folder = folder
+        tensors = {f"tensors {name}": t for name, t in memory.tensors.items()}
+        tensors |= {f"optimizer {name}": t for name, t in memory.optimizer.items()}
+        self.devices = {name: t.device for name, t in tensors.items()}
+        with tempfile.NamedTemporaryFile(dir=folder.path, delete=False) as file:
+            self.path = Path(file.name)
+        plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+        safetensors.torch.save_file(plain, self.path)
+        weakref.finalize(self, self.path.unlink, missing_ok=True)
+
+    def read(self) -> Memory:
+        found: dict[str, dict[str, Tensor]] = {"tensors": {}, "optimizer": {}}
+        for name, tensor in safetensors.torch.load_file(self.path).items():
+            part, _, key = name.partition(" ")
+            found[part][key] = tensor.to(self.devices[name])
+        return Memory(**found)
+
+
+_Entry: TypeAlias = Memory | _OnDisk
+
+
+def size(memory: Memory) -> int:
+    """Return the bytes of what a client keeps."""
+    tensors = [*memory.tensors.values(), *memory.optimizer.values()]
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+@dataclass(frozen=True)
+class Kept(Mapping[ClientId, Memory]):
+    """The memories of all clients that have trained and keep something."""
+
+    limit: int = LIMIT  # bytes that are held in memory
+    entries: Mapping[ClientId, _Entry] = field(default_factory=dict)  # the oldest first
+    held: int = 0  # bytes in memory
+    folder: Folder | None = None
+
+    def __getitem__(self, client: ClientId) -> Memory:
+        entry = self.entries[client]
+        return entry if isinstance(entry, Memory) else entry.read()
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def after(self, new: Mapping[ClientId, Memory]) -> "Kept":
+        """Return the memories after a round; those that have waited longest go to disk."""
+        fresh = {client: memory for client, memory in new.items() if size(memory)}
+        if not fresh:
+            return self
+        before = (self.entries.get(client) for client in fresh)
+        gone = sum(size(entry) for entry in before if isinstance(entry, Memory))
+        held, folder = self.held - gone + sum(map(size, fresh.values())), self.folder
+        old = {client: entry for client, entry in self.entries.items() if client not in fresh}
+        entries: dict[ClientId, _Entry] = {**old, **fresh}
+        for client, entry in list(entries.items()) if held > self.limit else ():
+            if held > self.limit and isinstance(entry, Memory):
+                folder = folder or Folder()
+                entries[client] = _OnDisk(entry, folder)
+                held -= size(entry)
+        return Kept(self.limit, entries, held, folder)

@@ -1,0 +1,71 @@
+"""What clients keep: in memory up to a limit, then on disk, and always the same."""
+
+import gc
+
+import torch
+
+from fednorm.core.messages import Memory
+from fednorm.engines.kept import Kept, size
+
+
+def memory(value, length=100):
+    momentum = {"conv.weight": torch.full((length,), float(value), dtype=torch.float64)}
+    return Memory({"bn.batches": torch.tensor(value)}, momentum)
+
+
+def same(one, other):
+    assert one.tensors.keys() == other.tensors.keys()
+    assert all(torch.equal(one.tensors[n], t) for n, t in other.tensors.items())
+    assert all(torch.equal(one.optimizer[n], t) for n, t in other.optimizer.items())
+    assert one.tensors["bn.batches"].dtype == torch.int64
+
+
+def files(kept):
+    return [] if kept.folder is None else list(kept.folder.path.iterdir())
+
+
+def test_those_that_have_waited_longest_go_to_disk():
+    each = size(memory(0))
+    kept = Kept(limit=3 * each)
+    for number in range(5):
+        kept = kept.after({number: memory(number)})
+    assert len(files(kept)) == 2
+    assert kept.held == 3 * each
+    assert list(kept) == [0, 1, 2, 3, 4]
+    for number in range(5):
+        same(kept[number], memory(number))
+    assert isinstance(kept.entries[4], Memory)
+    assert not isinstance(kept.entries[0], Memory)
+
+
+def test_one_that_comes_back_is_in_memory_and_its_file_goes():
+    each = size(memory(0))
+    kept = Kept(limit=2 * each)
+    for number in range(3):
+        kept = kept.after({number: memory(number)})
+    before = kept
+    kept = kept.after({0: memory(7)})
+    same(kept[0], memory(7))
+    same(before[0], memory(0))  # a value does not change
+    assert len(files(kept)) == 2
+    del before
+    gc.collect()
+    assert len(files(kept)) == 1
+    assert kept.held == 2 * each
+
+
+def test_nothing_is_left_behind():
+    kept = Kept(limit=0).after({0: memory(1), 1: memory(2)})
+    folder = kept.folder.path
+    assert len(list(folder.iterdir())) == 2
+    same(kept[1], memory(2))
+    del kept
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_clients_that_keep_nothing_take_no_room():
+    kept = Kept()
+    assert kept.after({3: Memory()}) is kept
+    assert len(kept) == 0
+    assert kept.get(3, Memory()) == Memory()
