@@ -6,6 +6,9 @@ import torch
 
 from fednorm.core.messages import Memory
 from fednorm.engines.kept import Kept, size
+from fednorm.experiment.compare import run_all
+from fednorm.experiment.load import build
+from fednorm.experiment.prepare import prepare
 
 
 def memory(value, length=100):
@@ -69,3 +72,24 @@ def test_clients_that_keep_nothing_take_no_room():
     assert kept.after({3: Memory()}) is kept
     assert len(kept) == 0
     assert kept.get(3, Memory()) == Memory()
+
+
+def test_where_tensors_lie_changes_no_result(tmp_path):
+    values = {
+        "strategies": ["fedbn"],
+        "rounds": 4,
+        "seeds": 1,
+        "clients": 6,
+        "participation": 0.5,
+        "algorithm": {"name": "fedavg", "lr": 0.05, "momentum": 0.9, "momentum_state": "local"},
+        "steps": 2,
+    }
+    usual = run_all(build(values)).runs[0]
+    spilled = run_all(build({**values, "personal_memory": 0}), folder=tmp_path).runs[0]
+    assert spilled.history == usual.history
+    written = []
+    experiment = build({**values, "personal_memory": 0})
+    for result in prepare(experiment, experiment.strategies[0], 0).rounds():
+        written.append(len(files(result.memories)))
+    assert written[0] == 3  # one for each client that took part
+    assert written[-1] == len(result.memories)

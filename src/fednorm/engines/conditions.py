@@ -11,6 +11,7 @@ import numpy as np
 from fednorm.attacks import Adversary
 from fednorm.core.types import ClientId
 from fednorm.engines.clients import Clients
+from fednorm.engines.kept import LIMIT
 
 TAG = 701
 ATTEMPTS = 5  # at one round, before a run gives up
@@ -24,6 +25,7 @@ class Conditions:
     dropout: float = 0.0  # the probability with which a client vanishes in mid-round
     minimum_replies: int = 1  # good ones that a round needs
     seed: int = 0
+    personal_bytes: int = LIMIT  # of what clients keep, that are held in memory; more goes to disk
 
     @property
     def usual(self) -> bool:

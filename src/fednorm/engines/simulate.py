@@ -27,6 +27,7 @@ from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.engines.clients import Clients, train_client
 from fednorm.engines.conditions import USUAL, Conditions
+from fednorm.engines.kept import Kept
 from fednorm.engines.survey import NOTHING_ASKED, survey
 
 log = logging.getLogger("fednorm")
@@ -37,7 +38,7 @@ class Round:
     """What is known after a round."""
 
     state: ServerState
-    memories: Mapping[ClientId, Memory]
+    memories: Kept
     train_loss: float  # mean over clients, weighted by their examples
     exchanges: int
     bytes_up: float  # of one client, in the mean
@@ -77,7 +78,7 @@ def rounds(
     run if that does not help.
     """
     state = start.state if start else task.initial_state
-    memories = start.memories if start else {}
+    memories = Kept(conditions.personal_bytes).after(start.memories if start else {})
     engine = _Engine(
         task, clients, train or partial(train_in_turn, byzantine=conditions.byzantine), conditions
     )
@@ -94,7 +95,7 @@ class _Engine:
     train: Train
     conditions: Conditions
 
-    def round(self, state: ServerState, memories: Mapping[ClientId, Memory]) -> Round:
+    def round(self, state: ServerState, memories: Kept) -> Round:
         """Run one round, again and again while too few clients answer."""
         tried: set[ClientId] = set()
         rejected: tuple[Rejected, ...] = ()
@@ -118,9 +119,7 @@ class _Engine:
                 result, rejected=rejected + result.rejected, vanished=vanished, repeated=attempt
             )
 
-    def _attempt(
-        self, state: ServerState, memories: Mapping[ClientId, Memory], answering: list[ClientId]
-    ) -> Round:
+    def _attempt(self, state: ServerState, memories: Kept, answering: list[ClientId]) -> Round:
         task, adversary = self.task, self.conditions.adversary
         if not answering:
             raise NoUsableReplyError(state.round + 1, ())
@@ -138,7 +137,7 @@ class _Engine:
         exchanged = sum(t.numel() * t.element_size() for t in answers.values())
         return Round(
             state=state,
-            memories={**memories, **{reply.client: memory for reply, memory in results}},
+            memories=memories.after({reply.client: memory for reply, memory in results}),
             train_loss=_mean_loss(replies, state.rejected),
             exchanges=1 + len(answers) + asked.exchanges,
             bytes_up=fmean(bytes_up(reply) for reply in replies) + exchanged + asked.bytes_up,

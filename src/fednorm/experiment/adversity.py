@@ -75,7 +75,13 @@ def conditions(experiment: "Experiment", task: Task, clients: Clients, seed: int
             )
         liars = byzantine(clients.all(), experiment.byzantine, seed)
         adversary = Adversary(attack, liars, experiment.attack_target, seed)
-    return Conditions(adversary, experiment.dropout, experiment.minimum_replies, seed)
+    return Conditions(
+        adversary,
+        experiment.dropout,
+        experiment.minimum_replies,
+        seed,
+        personal_bytes=round(experiment.personal_memory * 1e9),
+    )
 
 
 def world(found: Conditions, data: Dataset) -> World | None:

@@ -54,7 +54,7 @@ def run_all(
 
 def _check(experiment: Experiment, model: ModelSource | None, workers: int) -> None:
     """Try one step of every strategy, and whether the runs will fit into memory."""
-    needs = Needs()
+    needs = Needs(limit=round(experiment.personal_memory * 1e9))
     for entry in experiment.strategies:
         with peak() as found:
             prepared = prepare(experiment, entry, experiment.seeds[0], model)

@@ -116,6 +116,12 @@ class Experiment(BaseModel):
     minimum_replies: int = Field(
         default=1, ge=1, description="good replies without which a round is repeated with others"
     )
+    personal_memory: float = Field(
+        default=4.0,
+        ge=0,
+        description="GB of memory for what clients keep between rounds; more lies in files, in the "
+        "folder that TMPDIR names",
+    )
     engine: Literal["auto", "loop", "lockstep", "cohort", "workers"] = Field(
         default="auto",
         description="'loop' trains client after client, 'lockstep' all in one pass, 'cohort' a few "

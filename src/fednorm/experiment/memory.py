@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fednorm.core.messages import Memory
+from fednorm.engines.kept import LIMIT
 from fednorm.experiment.load import ConfigError
 
 _STATUS, _REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -57,18 +57,13 @@ def available() -> int | None:
     return None if found is None else _KILOBYTE * found
 
 
-def size(memory: Memory) -> int:
-    """Return the bytes of what a client keeps."""
-    tensors = [*memory.tensors.values(), *memory.optimizer.values()]
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
 @dataclass
 class Needs:
     """What the strategies of a comparison need at most, each by itself."""
 
     step: int = 0  # bytes at the peak of one step, with the data
     kept: int = 0  # bytes that all clients keep between rounds
+    limit: int = LIMIT  # of those in memory; the rest lies on disk
     measured: bool = field(default=True)
 
     def add(self, step: int | None, kept: int) -> None:
@@ -79,8 +74,8 @@ class Needs:
     def check(self, workers: int) -> None:
         """Refuse a comparison that would not fit, with the numbers."""
         free = available()
-        # A checkpoint is put together in memory before it is written: it doubles what is kept.
-        run = self.step + 2 * self.kept
+        # A checkpoint is put together in memory before it is written, with all that is kept.
+        run = self.step + min(self.kept, self.limit) + self.kept
         total = run if workers == 1 else workers * (run + _PROCESS)
         if not self.measured or free is None or total <= free:
             return

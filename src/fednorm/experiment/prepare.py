@@ -23,6 +23,7 @@ from fednorm.engines.centralized import Merged
 from fednorm.engines.clients import Clients
 from fednorm.engines.conditions import USUAL, Conditions
 from fednorm.engines.evaluate import is_personal
+from fednorm.engines.kept import size
 from fednorm.engines.poisoned import Poisoned
 from fednorm.engines.simulate import Round, Start
 from fednorm.experiment import adversity, engine
@@ -30,7 +31,6 @@ from fednorm.experiment.config import Experiment
 from fednorm.experiment.entry import Entry, StrategyEntry
 from fednorm.experiment.environment import has_bfloat16
 from fednorm.experiment.load import ConfigError
-from fednorm.experiment.memory import size
 from fednorm.models import MODELS, build
 
 log = logging.getLogger("fednorm")

@@ -17,7 +17,15 @@ SCALES: dict[Scale, str] = {
 
 
 # How often a run is looked at, and where it runs.
-_HARMLESS = {"eval_every", "diagnose", "device", "threads", "engine", "data.root"}
+_HARMLESS = {
+    "eval_every",
+    "diagnose",
+    "device",
+    "threads",
+    "engine",
+    "data.root",
+    "personal_memory",
+}
 _COUNTS = {"data.train", "data.test"}  # of which none means all
 
 
