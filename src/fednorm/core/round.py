@@ -77,14 +77,14 @@ def client_round(
     """
     load(task, received, memory)
     session = Session(exchange or Solo(), sizes=batches.sizes)
-    _begin(task, received, session)
+    begin(task, received, session)
     counted = replace(batches, steps=_Counted(batches, session))
     with own_randomness(batches.seed, task.model):
         trained = task.algorithm.local(_work(task, received, memory, counted))
     if not math.isfinite(trained.loss):
         raise NonFiniteLossError(batches.client, received.round, trained.loss)
     kept = Memory(tensors=snapshot(task.layout.personal), optimizer=trained.optimizer)
-    return _reply(task, batches.client, trained), kept
+    return reply(task, batches.client, trained), kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,8 @@ class _Counted:
             yield batch
 
 
-def _begin(task: Task, received: Broadcast, session: Session) -> None:
+def begin(task: Task, received: Broadcast, session: Session) -> None:
+    """Let the layers of the workspace follow the round's rule and forget what they recorded."""
     if not task.model.training:
         task.model.train()
     rule = task.strategy.rule(received)
@@ -125,7 +126,8 @@ def _work(task: Task, received: Broadcast, memory: Memory, batches: Batches) -> 
     )
 
 
-def _reply(task: Task, client: ClientId, trained: Trained) -> Reply:
+def reply(task: Task, client: ClientId, trained: Trained) -> Reply:
+    """Return what a client sends: its update, and what the layers of the workspace recorded."""
     reports = {
         path: layer.report(task.strategy.statistics) for path, layer in task.layout.sharing.items()
     }
