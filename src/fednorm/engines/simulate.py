@@ -21,7 +21,7 @@ from fednorm.core.round import broadcast, client_round, server_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.engines.clients import Clients
-from fednorm.engines.survey import Asked, survey
+from fednorm.engines.survey import Ask, Asked, survey
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ def rounds(
     start: Start | None = None,
     *,
     train: Train | None = None,
+    ask: Ask | None = None,
 ) -> Iterator[Round]:
     """Run federated rounds one after the other, up to round `count`."""
     state = start.state if start else task.initial_state
@@ -66,7 +67,7 @@ def rounds(
         taking_part = clients.participants(state.round + 1)
         asked = Asked(0, 0.0, 0.0)
         if task.strategy.survey == "rounds":
-            state, asked = survey(task, state, memories, clients, taking_part)
+            state, asked = survey(task, state, memories, clients, taking_part, ask)
         received = broadcast(task, state)
         batches = [clients.batches(client, received.round) for client in taking_part]
         results, answers = (train or train_in_turn)(task, received, memories, batches)

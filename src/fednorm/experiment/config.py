@@ -88,10 +88,14 @@ class Experiment(BaseModel):
         description="personal layers of an unseen client: the mean of the trained ones, or as "
         "they were at the start",
     )
-    engine: Literal["auto", "loop", "lockstep", "workers"] = Field(
+    engine: Literal["auto", "loop", "lockstep", "workers", "flower"] = Field(
         default="auto",
         description="'loop' trains client after client, 'lockstep' all in one pass, 'workers' "
-        "several at once on all cores; 'auto' takes lockstep where it is exact, else the loop",
+        "several at once on all cores, 'flower' on Flower's nodes; 'auto' takes lockstep where it "
+        "is exact, else the loop",
+    )
+    timeout: float = Field(
+        default=600.0, gt=0, description="seconds that engine 'flower' waits for a client's answer"
     )
     diagnose: bool = Field(
         default=False,

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import nn
@@ -27,6 +27,9 @@ from fednorm.experiment.load import ConfigError
 from fednorm.experiment.memory import size
 from fednorm.models import MODELS, build
 
+if TYPE_CHECKING:
+    from fednorm.experiment.flower import Remote
+
 IMAGE_AXES = 3
 _SAFE_CHANNELS = 16
 
@@ -46,6 +49,7 @@ class Prepared:
     federation: Federation
     data: Dataset
     kept: int = 0  # bytes that a client keeps between its rounds
+    remote: "Remote | None" = None  # clients on Flower's nodes
 
 
 def prepare(
@@ -53,7 +57,7 @@ def prepare(
 ) -> Prepared:
     """Build data, clients, model and task of one run; raise ConfigError if it cannot work."""
     try:
-        prepared = _build(experiment, entry, seed, model)
+        prepared = built(experiment, entry, seed, model)
         _check_batches(prepared)
         return replace(prepared, kept=size(_try_one_step(prepared)))
     except (ValueError, TypeError) as error:
@@ -76,9 +80,10 @@ def forget_data() -> None:
     _loaded.cache_clear()
 
 
-def _build(
-    experiment: Experiment, entry: StrategyEntry, seed: int, model: ModelSource | None
+def built(
+    experiment: Experiment, entry: StrategyEntry, seed: int, model: ModelSource | None = None
 ) -> Prepared:
+    """Build one run without trying it."""
     dtype = getattr(torch, experiment.dtype)
     device = _device(experiment.device)
     data = loaded(experiment, seed).to(device, dtype)
@@ -113,6 +118,15 @@ def _build(
     if experiment.engine == "workers" and not entry.centralized:
         rounds = _with_workers(experiment, task, clients)
         return Prepared(experiment, entry, seed, task, rounds, source, clients, data)
+    if experiment.engine == "flower" and not entry.centralized:
+        if model is not None:
+            raise ValueError(
+                "a model given as an object cannot be sent to nodes; "
+                'name it as "package.module:function".'
+            )
+        remote = _on_flower(experiment, entry, seed, task)
+        rounds = partial(remote.rounds, task, clients, experiment.rounds)
+        return Prepared(experiment, entry, seed, task, rounds, source, clients, data, remote=remote)
     engine = lockstep if _in_lockstep(experiment, entry, task, clients, ours=ours) else simulate
     rounds = partial(engine.rounds, task, source, experiment.rounds)
     return Prepared(experiment, entry, seed, task, rounds, source, clients, data)
@@ -128,6 +142,18 @@ def _with_workers(
         )
     processes = min(cores(), len(clients.participants(1)))
     return partial(workers.rounds, task, clients, experiment.rounds, processes=processes)
+
+
+def _on_flower(experiment: Experiment, entry: StrategyEntry, seed: int, task: Task) -> "Remote":
+    try:
+        from fednorm.experiment.flower import remote  # noqa: PLC0415 (Flower is an extra)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "flwr":
+            raise
+        raise ValueError(
+            "engine 'flower' needs Flower, which is not installed; pip install \"fednorm[flower]\"."
+        ) from error
+    return remote(experiment, entry, seed, task)
 
 
 def channels_may_come_last(network: nn.Module) -> bool:
@@ -146,7 +172,7 @@ def channels_may_come_last(network: nn.Module) -> bool:
 def _in_lockstep(
     experiment: Experiment, entry: StrategyEntry, task: Task, clients: Federation, *, ours: bool
 ) -> bool:
-    if experiment.engine == "loop" or experiment.diagnose or entry.centralized:
+    if experiment.engine in ("loop", "flower") or experiment.diagnose or entry.centralized:
         return False
     if experiment.engine == "auto" and not ours:
         return False  # a user's model may be random, or mix samples, where nobody can see it

@@ -45,7 +45,7 @@ def run_folder(folder: Path, entry: StrategyEntry, seed: int) -> Path:
 def run_key(experiment: Experiment, entry: StrategyEntry, seed: int) -> dict[str, Any]:
     """Return all that a run depends on."""
     # Runs that were recorded before there were diagnostics are as good as those without.
-    left_out = _AXES if experiment.diagnose else _AXES | {"diagnose"}
+    left_out = _AXES | {"timeout"} | (set() if experiment.diagnose else {"diagnose"})
     settings = experiment.model_dump(mode="json", exclude=left_out)
     return {"settings": settings, "strategy": entry.model_dump(mode="json"), "seed": seed}
 

@@ -120,7 +120,8 @@ def _result(
 def evaluate(prepared: Prepared, result: Round) -> Evaluation:
     """Test the global model where there is one, and every client's where there is none."""
     task, data, experiment = prepared.task, prepared.data, prepared.experiment
-    state = surveyed(task, result.state, result.memories, prepared.clients)
+    ask = prepared.remote.ask if prepared.remote else None
+    state = surveyed(task, result.state, result.memories, prepared.clients, ask)
     evaluation = Evaluation(state.round, 0.0, 0.0, result.train_loss)
     if personal(prepared):
         scores = _scores(prepared, state, result.memories, prepared.federation.all())
@@ -153,6 +154,9 @@ def _scores(
     clients: Iterable[ClientId],
 ) -> list[Score]:
     data, adapt = prepared.federation, prepared.experiment.adapt
+    trained = [client for client in clients if client in data.all()]
+    if prepared.remote and trained:  # their data and their memories are elsewhere
+        return prepared.remote.scores(prepared.task, state, trained, adapt)
     return score_clients(prepared.task, state, memories, data, clients, adapt=adapt)
 
 

@@ -46,7 +46,7 @@ def unpack(message: Message, model: nn.Module, context: Context) -> nn.Module:
     `context.state`; before its first round it is as in the model that you pass.
     """
     task, received = _task(message, model)
-    _load(task, received, wire.kept(context.state))
+    load(task, received, wire.kept(context.state))
     begin(task, received, Session())
     if not task.strategy.trains_affine(received):
         for parameter in task.layout.affine:
@@ -99,7 +99,6 @@ def survey(
     """
     task, received = _task(message, model)
     memory, own = wire.kept(context.state), Batches(0, batches, examples)
-    _check(task, received)
     seen = client_survey(task, received, memory, own, task.strategy.survey_rule())
     content = RecordDict()
     layers = wire.reports(content, seen.stats)
@@ -163,17 +162,4 @@ def _task(message: Message, model: nn.Module) -> tuple[Task, Broadcast]:
     if not isinstance(task, Task) or task.strategy != chosen:
         task = Task.build(model, chosen, algorithm("fedavg"), rounds=received.rounds)
         setattr(task.model, _TASK, task)
-    return task, received
-
-
-def _check(task: Task, received: Broadcast) -> None:
-    wire.expect("the received model", received.weights, task.initial_state.weights)
-    wire.expect("the received model", received.buffers, task.initial_state.buffers)
-    own = task.initial_state.running
-    means = {path: running.mean for path, running in received.running.items()}
-    wire.expect("the received statistics", means, {path: r.mean for path, r in own.items()})
-
-
-def _load(task: Task, received: Broadcast, memory: Memory) -> None:
-    _check(task, received)
-    load(task, received, memory)
+    return task, wire.aligned(received, task.initial_state)

@@ -8,15 +8,15 @@ values. Integers stay integers. An array is what `numpy.save` writes, and is rea
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from fednorm.core.messages import Broadcast, Memory, Report, Running
+from fednorm.core.messages import Broadcast, Memory, Reply, Report, Running, ServerState
 from fednorm.core.moments import Moments
-from fednorm.core.types import Tensors
+from fednorm.core.types import ClientId, Tensors
 
 WEIGHTS, METRICS = "arrays", "metrics"  # as in Flower's own examples
 EXAMPLES = "num-examples"
@@ -203,6 +203,52 @@ def broadcast_records(received: Broadcast, **said: float | str) -> RecordDict:
         head["layers"] = list(received.running)
     record[HEADER] = head
     return record
+
+
+def reply_records(reply: Reply, **said: float | str) -> RecordDict:
+    """Return a reply as records; its update stands where weights usually do."""
+    record = RecordDict({WEIGHTS: arrays(reply.update)})
+    for key, part in ((BUFFERS, reply.buffers), (MOMENTUM, reply.momentum)):
+        if part:
+            record[key] = arrays(part)
+    head = ConfigRecord({"version": VERSION, "client": reply.client, **said})
+    if layers := reports(record, reply.stats):
+        head["layers"] = layers
+    record[METRICS] = MetricRecord({EXAMPLES: reply.examples, **reply.metrics})
+    record[HEADER] = head
+    return record
+
+
+def read_reply(record: RecordDict, client: ClientId, state: ServerState) -> Reply:
+    """Return the reply of a client to the broadcast of a state."""
+    update, momentum = tensors(_arrays(record, WEIGHTS)), optional(record, MOMENTUM)
+    metrics = dict(record[METRICS])
+    return Reply(
+        client=client,
+        examples=examples_of(record),
+        update=expect("the update", update, _named(state.weights, update)),
+        buffers=expect("the reply", optional(record, BUFFERS), state.buffers),
+        stats=read_reports(record, header(record).layers(), state.running),
+        momentum=expect("the momentum", momentum, _named(state.weights, momentum)),
+        metrics={key: float(str(value)) for key, value in metrics.items() if key != EXAMPLES},
+    )
+
+
+def _named(known: Tensors, wanted: Tensors) -> dict[str, Tensor]:
+    """Return the known tensors of these names; what does not learn is not sent."""
+    return {name: tensor for name, tensor in known.items() if name in wanted}
+
+
+def aligned(received: Broadcast, like: ServerState) -> Broadcast:
+    """Return a broadcast as the tensors of the model that takes it in, or say what is wrong."""
+    means = {path: running.mean for path, running in received.running.items()}
+    expect("the received statistics", means, {p: r.mean for p, r in like.running.items()})
+    return replace(
+        received,
+        weights=expect("the received model", received.weights, like.weights),
+        buffers=expect("the received model", received.buffers, like.buffers),
+        momentum=expect("the momentum", received.momentum, _named(like.weights, received.momentum)),
+    )
 
 
 def read_broadcast(record: RecordDict, weights: str = WEIGHTS) -> Broadcast:
