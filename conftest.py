@@ -2,6 +2,5 @@
 
 from importlib.util import find_spec
 
-collect_ignore_glob = (
-    [] if find_spec("flwr") else ["src/fednorm/engines/flower/*", "src/fednorm/flower.py"]
-)
+_FLOWER = ("engines/flower/*", "experiment/flower.py", "experiment/deploy.py", "flower.py")
+collect_ignore_glob = [] if find_spec("flwr") else [f"src/fednorm/{path}" for path in _FLOWER]

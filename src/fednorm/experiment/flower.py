@@ -20,8 +20,7 @@ from fednorm.engines import simulate
 from fednorm.engines.clients import Clients
 from fednorm.engines.evaluate import Score, is_personal
 from fednorm.engines.flower.link import Link
-from fednorm.engines.flower.node import Site, client_app
-from fednorm.engines.flower.simulation import simulated
+from fednorm.engines.flower.node import Build, Site, client_app
 from fednorm.engines.simulate import Round, Start
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.entry import StrategyEntry
@@ -90,14 +89,26 @@ def remote(experiment: Experiment, entry: StrategyEntry, seed: int, task: Task) 
     build = partial(_simulated_site, experiment.model_dump_json())
     nodes = experiment.clients - experiment.unseen
     number = experiment.strategies.index(entry)
-    return Remote(lambda: simulated(client_app(build), nodes), number, seed, experiment.timeout)
+    return Remote(partial(_simulation, build, nodes), number, seed, experiment.timeout)
+
+
+def _simulation(build: Build, nodes: int) -> AbstractContextManager[Grid]:
+    # A node of a deployment starts a process for each message, and need not wait for this import.
+    from fednorm.engines.flower.simulation import simulated  # noqa: PLC0415
+
+    return simulated(client_app(build), nodes)
 
 
 def _simulated_site(experiment: str, context: Context, entry: int, seed: int) -> Site:
-    return site(experiment, entry, seed, _path(context))
+    return site(experiment, entry, seed, own_path(context))
 
 
-def _path(context: Context) -> str | None:
+def _deployed_site(context: Context, entry: int, seed: int) -> Site:
+    return site(str(context.run_config["experiment"]), entry, seed, own_path(context))
+
+
+def own_path(context: Context) -> str | None:
+    """Return where a node's own data are, if it says so."""
     found = context.node_config.get("data-path")
     return None if found is None else str(found)
 
@@ -145,6 +156,9 @@ class Own:
         """Return the node's own test split."""
         del client
         return self.federation.test(0)
+
+
+client = client_app(_deployed_site)  # what a SuperNode runs
 
 
 def given(grid: Grid) -> Open:

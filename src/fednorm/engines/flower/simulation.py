@@ -4,6 +4,7 @@ The runtime wants to call a ServerApp; here a loop wants to call the runtime. So
 hands out its grid and waits until the loop is done with it.
 """
 
+import logging
 import os
 import queue
 import threading
@@ -46,12 +47,17 @@ def simulated(app: ClientApp, nodes: int) -> Iterator[Grid]:
         },
         daemon=True,
     )
+    # Flower tells every step, and that its Python interface may go one day.
+    flower = logging.getLogger("flwr")
+    level = flower.level
+    flower.setLevel(logging.ERROR)
     thread.start()
     try:
         yield _first(grids, thread)
     finally:
         done.set()
         thread.join()
+        flower.setLevel(level)
 
 
 def _first(grids: "queue.Queue[Grid]", thread: threading.Thread) -> Grid:
