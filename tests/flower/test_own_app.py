@@ -22,6 +22,7 @@ from torch import nn
 import fednorm.flower
 from fednorm.algorithms import algorithm
 from fednorm.engines.flower import wire
+from fednorm.engines.flower.arrays import WireError, arrays, tensors
 from fednorm.engines.survey import surveyed
 from fednorm.strategies import STRATEGIES, strategy
 from flower.federation import Nodes
@@ -185,7 +186,7 @@ def test_a_run_starts_from_the_arrays_it_is_given():
     again = fednorm.flower.NormStrategy("gn", model=nested_model(9), fraction_evaluate=0.0)
     again.start(Nodes(own_app(), 3), first.arrays, num_rounds=0)
     assert same(again.model.state_dict(), first.arrays.to_torch_state_dict())
-    with pytest.raises(wire.WireError, match="which the model does not have"):
+    with pytest.raises(WireError, match="which the model does not have"):
         again.start(Nodes(own_app(), 3), ArrayRecord({"a": Array(np.zeros(1))}), num_rounds=0)
 
 
@@ -285,15 +286,15 @@ def test_objects_that_numpy_would_unpickle_are_refused():
     buffer = io.BytesIO()
     np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     forged = ArrayRecord({"w": Array("object", (1,), "numpy.ndarray", buffer.getvalue())})
-    with pytest.raises(wire.WireError, match="'w' cannot be read as numbers"):
-        wire.tensors(forged)
+    with pytest.raises(WireError, match="'w' cannot be read as numbers"):
+        tensors(forged)
 
 
 def test_misuse_is_told():
     grid = Nodes(own_app(), 1)
     plain = Message(RecordDict({"config": ConfigRecord({"a": 1})}), 1000, "train")
     context = grid.contexts[1000]
-    with pytest.raises(wire.WireError, match=r"use fednorm\.flower\.NormStrategy"):
+    with pytest.raises(WireError, match=r"use fednorm\.flower\.NormStrategy"):
         fednorm.flower.unpack(plain, nested_model(), context)
     with pytest.raises(TypeError, match="the model that unpack returned"):
         fednorm.flower.pack(nested_model(), plain, context, examples=1)
@@ -303,8 +304,8 @@ def test_misuse_is_told():
         fednorm.flower.NormStrategy(
             "fbn", model=nested_model(), server=FedAvg(), fraction_train=0.5
         )
-    with pytest.raises(wire.WireError, match="keep the model in float32"):
-        wire.arrays({"w": torch.zeros(1, dtype=torch.bfloat16)})
+    with pytest.raises(WireError, match="keep the model in float32"):
+        arrays({"w": torch.zeros(1, dtype=torch.bfloat16)})
 
 
 def test_the_quickstart_runs_and_learns(monkeypatch):

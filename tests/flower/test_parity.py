@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from PIL import Image
 
 from fednorm.algorithms import algorithm
 from fednorm.core.messages import bytes_down, bytes_up
@@ -14,6 +15,8 @@ from fednorm.engines.flower.link import Link, NobodyThereError
 from fednorm.engines.flower.node import Site, client_app
 from fednorm.engines.simulate import rounds
 from fednorm.engines.survey import surveyed
+from fednorm.experiment.flower import site
+from fednorm.experiment.load import build as build_experiment
 from fednorm.models import build
 from fednorm.strategies import STRATEGIES
 from flower.federation import Nodes
@@ -140,6 +143,25 @@ def test_a_node_that_fails_to_answer_is_not_used_and_nobody_is_an_error(caplog):
     with caplog.at_level(logging.WARNING), pytest.raises(NobodyThereError, match="no node"):
         linked(grid, timeout=0.1)
     assert "cannot be used" in caplog.text
+
+
+def test_a_node_may_bring_its_own_data(tmp_path):
+    shades = {"dark": 10, "light": 240}
+    for place, count in (("server", 4), ("node", 9)):
+        for name, shade in shades.items():
+            folder = tmp_path / place / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                Image.new("L", (8, 8), shade + i).save(folder / f"{i}.png")
+    data = {"name": "folder", "root": str(tmp_path / "server"), "size": 8, "channels": 1}
+    values = {"data": data, "clients": 2, "model": "cnn", "strategies": ["fbn"], "batch": 4}
+    description = build_experiment(values).model_dump_json()
+    found = site(description, 0, 0, str(tmp_path / "node"))
+    own = found.data.batches(1, 1)
+    assert own.client == 1
+    assert own.examples == 14  # of 18; the others are its test split
+    assert sum(len(y) for _, y in found.data.test(1)) == 4
+    assert site(description, 0, 0).data.batches(1, 1).examples == 3
 
 
 def test_a_loss_that_is_not_finite_is_told_as_in_the_loop():

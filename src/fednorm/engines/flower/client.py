@@ -20,6 +20,7 @@ from fednorm.core.round import begin, reply
 from fednorm.core.survey import client_survey
 from fednorm.core.task import Task, load, snapshot
 from fednorm.engines.flower import wire
+from fednorm.engines.flower.arrays import arrays
 from fednorm.strategies import STRATEGIES, strategy
 from fednorm.strategies.base import Strategy
 
@@ -77,9 +78,9 @@ def pack(
     said = wire.header(message.content)
     trained = reply(task, 0, Trained(snapshot(task.layout.shared), examples, loss=0.0))
     wire.keep(context.state, Memory(snapshot(task.layout.personal)))
-    content = RecordDict({str(said["weights"]): wire.arrays(trained.update)})
+    content = RecordDict({str(said["weights"]): arrays(trained.update)})
     if trained.buffers:
-        content[wire.BUFFERS] = wire.arrays(trained.buffers)
+        content[wire.BUFFERS] = arrays(trained.buffers)
     layers = wire.reports(content, trained.stats)
     return _answer(message, content, context, layers, {**(metrics or {}), wire.EXAMPLES: examples})
 

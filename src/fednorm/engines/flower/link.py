@@ -20,6 +20,7 @@ from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.engines.evaluate import Score
 from fednorm.engines.flower import wire
+from fednorm.engines.flower.arrays import WireError, arrays
 from fednorm.engines.flower.node import ANSWERS, NOBODY, PENDING
 
 _ASKED = 60.0  # seconds for a node to say which partition it has
@@ -67,7 +68,7 @@ class Link:
             try:
                 said = wire.header(wire.content(reply))
                 found[reply.metadata.src_node_id] = int(str(said["partition"]))
-            except wire.WireError as error:
+            except WireError as error:
                 log.warning("node %d cannot be used: %s", reply.metadata.src_node_id, error)
         self.known |= set(new)
         wanted = set(clients)
@@ -90,7 +91,7 @@ class Link:
         while True:
             content = wire.broadcast_records(received)
             if answers:
-                content[ANSWERS] = wire.arrays(answers)
+                content[ANSWERS] = arrays(answers)
             results: list[tuple[Reply, Memory]] = []
             waiting: dict[ClientId, PendingError] = {}
             for client, found in self._call("train", content, clients).items():
@@ -117,7 +118,7 @@ class Link:
             if "loss" in said.values:
                 raise NonFiniteLossError(client, state.round, float(str(said["loss"])))
             return wire.read_reply(found, client, state)
-        except (wire.WireError, KeyError) as error:
+        except (WireError, KeyError) as error:
             log.warning("round %d goes on without client %d: %s", state.round, client, error)
             return None
 
@@ -130,7 +131,7 @@ class Link:
                 layers = wire.header(found).layers()
                 stats = wire.read_reports(found, layers, task.initial_state.running)
                 surveyed.append(Surveyed(client, wire.examples_of(found), stats))
-            except wire.WireError as error:
+            except WireError as error:
                 log.warning("no statistics of client %d: %s", client, error)
         return surveyed
 

@@ -16,6 +16,7 @@ from fednorm.core.task import Task
 from fednorm.engines.clients import Clients
 from fednorm.engines.evaluate import Tested, score_clients
 from fednorm.engines.flower import wire
+from fednorm.engines.flower.arrays import arrays
 
 ANSWERS, PENDING = "fednorm.answers", "fednorm.pending"
 NOBODY = -1  # a node that was given no partition
@@ -56,7 +57,7 @@ def client_app(build: Build) -> ClientApp:
         try:
             reply, kept = client_round(site.task, received, memory, own, answers)
         except PendingError as pending:
-            value = RecordDict({PENDING: wire.arrays({"value": pending.value})})
+            value = RecordDict({PENDING: arrays({"value": pending.value})})
             return _said(message, value, site=pending.site, weight=pending.weight)
         except NonFiniteLossError as error:
             return _said(message, loss=error.loss)

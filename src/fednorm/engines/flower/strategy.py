@@ -25,6 +25,8 @@ from fednorm.core.round import NoUsableReplyError, broadcast, server_round
 from fednorm.core.survey import Surveyed, server_survey
 from fednorm.core.task import Task, export, read_state
 from fednorm.engines.flower import wire
+from fednorm.engines.flower.arrays import WireError, expect, tensors
+from fednorm.engines.flower.arrays import arrays as to_record
 from fednorm.engines.flower.client import described
 from fednorm.strategies import strategy as by_name
 from fednorm.strategies.base import Strategy as Norm
@@ -110,21 +112,21 @@ class NormStrategy(Strategy):
         )
 
     def _begin(self, initial: ArrayRecord | None, rounds: int) -> None:
-        found = wire.tensors(initial) if initial is not None else self.given.state_dict()
+        found = tensors(initial) if initial is not None else self.given.state_dict()
         model = copy.deepcopy(self.given)
         if found.keys() == model.state_dict().keys():
-            model.load_state_dict(wire.expect("initial_arrays", found, model.state_dict()))
+            model.load_state_dict(expect("initial_arrays", found, model.state_dict()))
         self.task = self._built(model, rounds)
         converted = self.task.model.state_dict()
         if found.keys() == converted.keys():  # such as the result of another run
-            self.task.model.load_state_dict(wire.expect("initial_arrays", found, converted))
+            self.task.model.load_state_dict(expect("initial_arrays", found, converted))
         elif found.keys() != model.state_dict().keys():
-            wire.expect("initial_arrays", found, model.state_dict())
+            expect("initial_arrays", found, model.state_dict())
         self.state = read_state(self.task.layout)
 
     def _arrays(self) -> ArrayRecord:
         """Return the global model, whole: it loads with strict=True."""
-        return wire.arrays(export(self.task, self.state).state_dict())
+        return to_record(export(self.task, self.state).state_dict())
 
     def summary(self) -> None:
         """Log what this strategy does."""
@@ -139,7 +141,7 @@ class NormStrategy(Strategy):
         self.grid = grid
         # A round to which nobody answered counts for Flower, so it must count here.
         self.state = replace(self.state, round=server_round - 1)
-        weights = wire.arrays(self.state.weights)
+        weights = to_record(self.state.weights)
         messages = list(self.around.configure_train(server_round, weights, config, grid))
         if self.norm.survey == "rounds":
             nodes = [message.metadata.dst_node_id for message in messages]
@@ -151,7 +153,7 @@ class NormStrategy(Strategy):
     ) -> Iterable[Message]:
         """Choose nodes for an evaluation of the global model."""
         del arrays
-        weights = wire.arrays(self.state.weights)
+        weights = to_record(self.state.weights)
         messages = list(self.around.configure_evaluate(server_round, weights, config, grid))
         return self._dressed(messages)
 
@@ -188,7 +190,7 @@ class NormStrategy(Strategy):
             chosen, metrics = self.server.aggregate_train(server_round, bare)
             if chosen is None:
                 return None, metrics
-            found = wire.expect("the server", wire.tensors(chosen), self.state.weights)
+            found = expect("the server", tensors(chosen), self.state.weights)
             after = replace(after, weights=found)
         self.state = after
         if self.norm.survey == "evaluation" and self.grid is not None:
@@ -216,7 +218,7 @@ class NormStrategy(Strategy):
     def _read(self, message: Message) -> tuple[Reply | None, str | None]:
         try:
             return _reply(self.state, wire.content(message)), None
-        except wire.WireError as error:
+        except WireError as error:
             return None, str(error)
 
     def _surveyed(self, nodes: list[int]) -> ServerState:
@@ -229,7 +231,7 @@ class NormStrategy(Strategy):
         for message in self.grid.send_and_receive(messages, timeout=self.timeout):
             try:
                 found.append(read_survey(wire.content(message), self.state))
-            except wire.WireError as error:
+            except WireError as error:
                 log.warning("no statistics of node %d: %s", message.metadata.src_node_id, error)
         return server_survey(self.task, self.state, found)
 
@@ -247,12 +249,12 @@ def read_survey(content: RecordDict, state: ServerState) -> Surveyed:
 def _reply(state: ServerState, content: RecordDict) -> Reply:
     said = wire.header(content)
     (weights,) = _weights_of(content).array_records.values()
-    new = wire.expect("the reply", wire.tensors(weights), state.weights)
+    new = expect("the reply", tensors(weights), state.weights)
     return Reply(
         client=int(str(said["client"])),
         examples=wire.examples_of(content),
         update={name: tensor - state.weights[name] for name, tensor in new.items()},
-        buffers=wire.expect("the reply", wire.optional(content, wire.BUFFERS), state.buffers),
+        buffers=expect("the reply", wire.optional(content, wire.BUFFERS), state.buffers),
         stats=wire.read_reports(content, said.layers(), state.running),
     )
 
@@ -262,7 +264,7 @@ def _weights_of(content: RecordDict) -> RecordDict:
     plain = {key: value for key, value in content.items() if not key.startswith(wire.HEADER)}
     found = RecordDict(plain)
     if len(found.array_records) != 1 or len(found.metric_records) != 1:
-        raise wire.WireError(f"a reply has one record of weights, but this one has {sorted(plain)}")
+        raise WireError(f"a reply has one record of weights, but this one has {sorted(plain)}")
     return found
 
 

@@ -3,20 +3,20 @@
 Weights travel as one array each, under the names of the `state_dict`. Statistics have a record of
 their own, in which all layers stand one after the other: `mean` and `var` hold the channels of
 all layers, `sizes` how many belong to which, `batches` the counters and `count` the counts of
-values. Integers stay integers. An array is what `numpy.save` writes, and is read with
-`allow_pickle=False`: nothing that arrives can run code. What is not expected is refused by name.
+values. What is not expected is refused by name.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fednorm.core.messages import Broadcast, Memory, Reply, Report, Running, ServerState
 from fednorm.core.moments import Moments
 from fednorm.core.types import ClientId, Tensors
+from fednorm.engines.flower.arrays import WireError, alike, arrays, expect, tensors
 
 WEIGHTS, METRICS = "arrays", "metrics"  # as in Flower's own examples
 EXAMPLES = "num-examples"
@@ -24,61 +24,7 @@ HEADER = "fednorm"
 BUFFERS, STATISTICS = "fednorm.buffers", "fednorm.statistics"
 MOMENTUM, NOTES = "fednorm.momentum", "fednorm.notes"
 _PERSONAL, _OPTIMIZER = "fednorm.personal", "fednorm.optimizer"
-_NUMPY = "numpy.ndarray"
 VERSION = 1
-
-
-class WireError(ValueError):
-    """A message that cannot be read; the text says what was expected and what came."""
-
-
-def arrays(tensors: Tensors) -> ArrayRecord:
-    """Return tensors as a record of Flower's arrays."""
-    return ArrayRecord({name: _array(name, tensor) for name, tensor in tensors.items()})
-
-
-def _array(name: str, tensor: Tensor) -> Array:
-    try:
-        # Without contiguity a transposed weight would travel, and come back, in another order.
-        return Array(tensor.detach().cpu().contiguous().numpy())
-    except TypeError as error:
-        raise WireError(
-            f"tensor {name!r} has the type {tensor.dtype}, which numpy does not know and Flower "
-            "cannot send; keep the model in float32."
-        ) from error
-
-
-def tensors(record: ArrayRecord) -> dict[str, Tensor]:
-    """Return the tensors of a record; only plain numbers in numpy's own format are read."""
-    return {name: _tensor(name, array) for name, array in record.items()}
-
-
-def _tensor(name: str, array: Array) -> Tensor:
-    if array.stype != _NUMPY:
-        raise WireError(f"array {name!r} must be of type {_NUMPY!r}, but is {array.stype!r}.")
-    try:
-        return torch.from_numpy(array.numpy())
-    except (ValueError, TypeError, EOFError, MemoryError, SyntaxError) as error:
-        raise WireError(f"array {name!r} cannot be read as numbers: {error}") from error
-
-
-def expect(what: str, found: Tensors, like: Tensors) -> dict[str, Tensor]:
-    """Return `found` as the very kind of tensors that `like` has, or say what is wrong."""
-    if unknown := sorted(found.keys() - like.keys()):
-        raise WireError(f"{what} has {unknown[0]!r}, which the model does not have.")
-    if missing := sorted(like.keys() - found.keys()):
-        raise WireError(f"{what} lacks {missing[0]!r}.")
-    return {name: _alike(f"{what} {name!r}", found[name], like[name]) for name in like}
-
-
-def _alike(what: str, found: Tensor, like: Tensor) -> Tensor:
-    if found.shape != like.shape or found.dtype != like.dtype:
-        raise WireError(
-            f"{what} must be {like.dtype} of shape {tuple(like.shape)}, "
-            f"but is {found.dtype} of shape {tuple(found.shape)}."
-        )
-    # The same device and the same order in memory, so that sums are taken in the same order.
-    return torch.empty_like(like).copy_(found)
 
 
 def _statistics(layers: Mapping[str, Running | Moments], **columns: Tensor) -> ArrayRecord:
@@ -142,8 +88,8 @@ def read_reports(
         own = like[path]
         # Layers of several number formats travel together in the widest of them.
         mean, var = pair[0].to(own.mean.dtype), pair[1].to(own.var.dtype)
-        mean = _alike(f"the mean of layer {path!r}", mean, own.mean)
-        var = _alike(f"the variance of layer {path!r}", var, own.var)
+        mean = alike(f"the mean of layer {path!r}", mean, own.mean)
+        var = alike(f"the variance of layer {path!r}", var, own.var)
         read[path] = Report(Moments(float(count), mean, var), int(seen))
     return read
 
