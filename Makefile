@@ -15,10 +15,15 @@ OUT ?= results/demo
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# Flower, which the types and tests of its engine need and the demonstration does not.
+.venv/flower: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,flower]'
+	touch $@
+
 demo: .venv/installed
 	$(BIN)/fednorm compare --out $(OUT)
 
-lint: .venv/installed
+lint: .venv/flower
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

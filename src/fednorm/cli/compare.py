@@ -23,8 +23,10 @@ from fednorm.experiment.compare import run_all
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.interrupt import between_rounds
 from fednorm.experiment.job import Saving
-from fednorm.experiment.load import build, override, read, sweep
+from fednorm.experiment.load import ConfigError, build, override, read, sweep
 from fednorm.experiment.record import clear
+from fednorm.experiment.result import Comparison
+from fednorm.experiment.submit import SuperLink, submit
 from fednorm.report import table, write
 from fednorm.report.progress import progress
 
@@ -116,6 +118,14 @@ def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
 def run(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
     config: Annotated[Path, typer.Argument(help="TOML file that describes the experiment")],
     settings: Set = None,
+    engine: Annotated[str | None, typer.Option(help=described("engine"))] = None,
+    superlink: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="with engine flower: a running SuperLink"),
+    ] = None,
+    root_certificates: Annotated[
+        Path | None, typer.Option(help="certificate by which the SuperLink is known, for TLS")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="folder [default: results/NAME]")] = None,
     workers: Workers = None,
     checkpoint_every: CheckpointEvery = None,
@@ -128,7 +138,22 @@ def run(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
     """
     folder = out or Path("results") / config.stem
     saving = Saving(checkpoint_every, resume)
-    _run(override(read(config), settings or []), folder, workers, saving, fresh=fresh)
+    values = override(read(config), settings or [])
+    values |= {"engine": engine} if engine else {}
+    if superlink is None:
+        _run(values, folder, workers, saving, fresh=fresh)
+        return
+    if fresh:
+        clear(folder)
+    _submit(build(values), SuperLink(superlink, root_certificates), folder)
+
+
+def _submit(experiment: Experiment, superlink: SuperLink, out: Path) -> None:
+    if experiment.engine != "flower":
+        raise ConfigError("--superlink needs --engine flower.")
+    with progress(experiment, console) as show_round:
+        comparison = submit(experiment, superlink, out, show_round)
+    _show(comparison, out)
 
 
 def _run(
@@ -146,9 +171,7 @@ def _run(
             workers=workers or default_workers(experiment),
             saving=saving,
         )
-    report = write(comparison, out)
-    console.print(table(comparison))
-    console.print(f"Report: {report}", soft_wrap=True)
+    _show(comparison, out)
     for result in comparison.runs:
         if result.status == "stopped":
             errors.print(f"{result.strategy}, seed {result.seed}, stopped: {result.error}")
@@ -157,3 +180,9 @@ def _run(
         raise typer.Exit(INTERRUPTED)
     if any(result.status == "stopped" for result in comparison.runs):
         raise typer.Exit(1)
+
+
+def _show(comparison: Comparison, out: Path) -> None:
+    report = write(comparison, out)
+    console.print(table(comparison))
+    console.print(f"Report: {report}", soft_wrap=True)

@@ -60,7 +60,7 @@ _LISTED = {
 
 def default_workers(experiment: Experiment) -> int:
     """Return how many runs go on at once: one for each core, unless one run takes them all."""
-    alone = experiment.device != "cpu" or experiment.engine == "workers"
+    alone = experiment.device != "cpu" or experiment.engine in ("workers", "flower")
     return 1 if alone else max(1, cores() // experiment.threads)
 
 

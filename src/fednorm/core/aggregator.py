@@ -1,6 +1,6 @@
 """The interface of an aggregator, and the weighted mean that everything starts from."""
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
     >>> weighted_mean(torch.tensor([[1.0], [4.0]]), torch.tensor([2.0, 1.0]))
     tensor([2.])
     """
+    if len(values) == 1:
+        return values[0]
     share = (weights / weights.sum()).to(values)
     mean: Tensor = torch.tensordot(share, values, dims=1)
     return mean
@@ -44,3 +46,9 @@ def trusts(aggregate: Aggregator) -> bool:
     Only the weighted mean does; with any other rule, counts and counters are doubted too.
     """
     return aggregate is weighted_mean
+
+
+def is_robust(aggregate: Aggregator) -> TypeGuard[RobustAggregator]:
+    """Return whether an aggregator withstands Byzantine clients."""
+    # In this order: to look for the parts of an interface takes longer than a small mean.
+    return not trusts(aggregate) and isinstance(aggregate, RobustAggregator)

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fednorm.core.aggregator import Aggregator, RobustAggregator, trusts
+from fednorm.core.aggregator import Aggregator, is_robust, trusts
 from fednorm.core.types import Tensors
 
 
 def enough(aggregate: Aggregator, n: int) -> bool:
     """Return whether so many clients are enough for a rule."""
     try:
-        if isinstance(aggregate, RobustAggregator):
+        if is_robust(aggregate):
             aggregate.check(n)
     except ValueError:
         return False
@@ -25,7 +25,7 @@ def enough(aggregate: Aggregator, n: int) -> bool:
 
 def after_rejecting(aggregate: Aggregator, faulty: int) -> Aggregator:
     """Return the rule for what is left: liars that gave themselves away are gone."""
-    return aggregate.without(faulty) if isinstance(aggregate, RobustAggregator) else aggregate
+    return aggregate.without(faulty) if is_robust(aggregate) else aggregate
 
 
 def combined(

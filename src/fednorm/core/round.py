@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fednorm.core.aggregator import Aggregator, RobustAggregator
+from fednorm.core.aggregator import Aggregator, is_robust
 from fednorm.core.algorithm import Trained, Work
 from fednorm.core.combine import after_rejecting, combined, enough
 from fednorm.core.exchange import Exchange, Solo
@@ -81,14 +81,14 @@ def client_round(
     """
     load(task, received, memory)
     session = Session(exchange or Solo(), sizes=batches.sizes)
-    _begin(task, received, session)
+    begin(task, received, session)
     counted = replace(batches, steps=_Counted(batches, session))
     with own_randomness(batches.seed, task.model):
         trained = task.algorithm.local(_work(task, received, memory, counted))
     if not math.isfinite(trained.loss):
         raise NonFiniteLossError(batches.client, received.round, trained.loss)
     kept = Memory(tensors=snapshot(task.layout.personal), optimizer=trained.optimizer)
-    return _reply(task, batches.client, trained), kept
+    return reply(task, batches.client, trained), kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,8 @@ class _Counted:
             yield batch
 
 
-def _begin(task: Task, received: Broadcast, session: Session) -> None:
+def begin(task: Task, received: Broadcast, session: Session) -> None:
+    """Let the layers of the workspace follow the round's rule and forget what they recorded."""
     if not task.model.training:
         task.model.train()
     rule = task.strategy.rule(received)
@@ -143,7 +144,8 @@ class _Mixed:
         return output.float()
 
 
-def _reply(task: Task, client: ClientId, trained: Trained) -> Reply:
+def reply(task: Task, client: ClientId, trained: Trained) -> Reply:
+    """Return what a client sends: its update, and what the layers of the workspace recorded."""
     reports = {
         path: layer.report(task.strategy.statistics) for path, layer in task.layout.sharing.items()
     }
@@ -173,8 +175,8 @@ def server_round(
     NoUsableReplyError if fewer than `minimum` good replies remain, or fewer than a robust rule
     needs.
     """
-    good, rejected = inspect(replies, _expected(task, state, asked))
-    if isinstance(task.aggregate_statistics, RobustAggregator):
+    good, rejected = inspect(replies, expected(task, state, asked))
+    if is_robust(task.aggregate_statistics):
         good, rejected = complete(good, rejected)
     if asked is not None:  # what others send says nothing of those that were asked
         faulty = len((clients_of(rejected) & set(asked)) - clients_of(good))
@@ -201,7 +203,8 @@ def server_round(
     )
 
 
-def _expected(task: Task, state: ServerState, asked: Collection[ClientId] | None) -> Expected:
+def expected(task: Task, state: ServerState, asked: Collection[ClientId] | None = None) -> Expected:
+    """Return what a reply of the next round must hold."""
     received = broadcast(task, state)
     update = {n: state.weights[n] for n in _learning(task, received, task.layout.shared)}
     return Expected(

@@ -64,7 +64,7 @@ class Task:
             precision=precision,
             layout=tensors,
             replaced=conversion.replaced,
-            initial_state=_read_state(tensors),
+            initial_state=read_state(tensors),
             initial_memory=Memory(tensors=snapshot(tensors.personal)),
         )
 
@@ -80,7 +80,8 @@ def _running(layer: NormLayer) -> Running:
     return running
 
 
-def _read_state(tensors: Layout) -> ServerState:
+def read_state(tensors: Layout) -> ServerState:
+    """Return the shared part of a model as the server's state before the first round."""
     return ServerState(
         round=0,
         weights=snapshot(tensors.shared),

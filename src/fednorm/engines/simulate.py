@@ -28,7 +28,7 @@ from fednorm.core.types import ClientId
 from fednorm.engines.clients import Clients, train_client
 from fednorm.engines.conditions import USUAL, Conditions
 from fednorm.engines.kept import Kept
-from fednorm.engines.survey import NOTHING_ASKED, survey
+from fednorm.engines.survey import NOTHING_ASKED, Ask, Way, survey
 
 log = logging.getLogger("fednorm")
 
@@ -63,7 +63,7 @@ Train: TypeAlias = Callable[
 ]
 
 
-def rounds(
+def rounds(  # noqa: PLR0913 (a run, and how its clients are reached)
     task: Task,
     clients: Clients,
     count: int,
@@ -71,6 +71,7 @@ def rounds(
     *,
     train: Train | None = None,
     conditions: Conditions = USUAL,
+    ask: Ask | None = None,
 ) -> Iterator[Round]:
     """Run federated rounds one after the other, up to round `count`.
 
@@ -80,7 +81,11 @@ def rounds(
     state = start.state if start else task.initial_state
     memories = Kept(conditions.personal_bytes).after(start.memories if start else {})
     engine = _Engine(
-        task, clients, train or partial(train_in_turn, byzantine=conditions.byzantine), conditions
+        task,
+        clients,
+        train or partial(train_in_turn, byzantine=conditions.byzantine),
+        conditions,
+        ask,
     )
     while state.round < count:
         result = engine.round(state, memories)
@@ -94,6 +99,7 @@ class _Engine:
     clients: Clients
     train: Train
     conditions: Conditions
+    ask: Ask | None
 
     def round(self, state: ServerState, memories: Kept) -> Round:
         """Run one round, again and again while too few clients answer."""
@@ -125,7 +131,9 @@ class _Engine:
             raise NoUsableReplyError(state.round + 1, ())
         asked = NOTHING_ASKED
         if task.strategy.survey == "rounds":
-            state, asked = survey(task, state, memories, self.clients, answering, adversary)
+            state, asked = survey(
+                task, state, memories, self.clients, answering, Way(adversary, self.ask)
+            )
         received = broadcast(task, state)
         batches = [self.clients.batches(client, received.round) for client in answering]
         results, answers = self.train(task, received, memories, batches)

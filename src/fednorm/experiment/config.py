@@ -122,10 +122,14 @@ class Experiment(BaseModel):
         description="GB of memory for what clients keep between rounds; more lies in files, in the "
         "folder that TMPDIR names",
     )
-    engine: Literal["auto", "loop", "lockstep", "cohort", "workers"] = Field(
+    engine: Literal["auto", "loop", "lockstep", "cohort", "workers", "flower"] = Field(
         default="auto",
         description="'loop' trains client after client, 'lockstep' all in one pass, 'cohort' a few "
-        "side by side in a wide model, 'workers' on all cores; 'auto' takes what is fastest",
+        "side by side in a wide model, 'workers' on all cores, 'flower' on Flower's nodes; 'auto' "
+        "takes what is fastest here",
+    )
+    timeout: float = Field(
+        default=600.0, gt=0, description="seconds that engine 'flower' waits for a client's answer"
     )
     diagnose: bool = Field(
         default=False,

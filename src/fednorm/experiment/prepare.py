@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from time import perf_counter
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import nn
@@ -32,6 +32,9 @@ from fednorm.experiment.entry import Entry, StrategyEntry
 from fednorm.experiment.environment import has_bfloat16
 from fednorm.experiment.load import ConfigError
 from fednorm.models import MODELS, build
+
+if TYPE_CHECKING:
+    from fednorm.experiment.flower import Remote
 
 log = logging.getLogger("fednorm")
 
@@ -59,12 +62,15 @@ class Prepared:
     kept: int = 0  # bytes that a client keeps between its rounds
     step: float = 0.0  # seconds that a client's step takes
     processes: int = 1  # that may be used to train clients side by side
+    remote: "Remote | None" = None  # clients on Flower's nodes
 
     def rounds(self, start: Start | None = None) -> Iterator[Round]:
         """Run the rounds, or those that are left."""
         task, experiment = self.task, self.experiment
         if self.entry.centralized:
             return simulate.rounds(task, self.clients, experiment.rounds, start)
+        if self.remote:
+            return self.remote.rounds(task, self.clients, experiment.rounds, start, self.conditions)
         count = engine.processes(experiment, self.federation, free=self.processes, step=self.step)
         run = engine.ready(
             self.engine,
@@ -87,8 +93,7 @@ def prepare(
 ) -> Prepared:
     """Build data, clients, model and task of one run; raise ConfigError if it cannot work."""
     try:
-        built = _build(experiment.for_entry(entry), entry, seed, model)
-        prepared = replace(built, processes=processes)
+        prepared = replace(built(experiment, entry, seed, model), processes=processes)
         _check_batches(prepared)
         start = perf_counter()
         kept = size(_try_one_step(prepared))
@@ -126,9 +131,11 @@ def forget_data() -> None:
     _loaded.cache_clear()
 
 
-def _build(
-    experiment: Experiment, entry: StrategyEntry, seed: int, model: ModelSource | None
+def built(
+    experiment: Experiment, entry: StrategyEntry, seed: int, model: ModelSource | None = None
 ) -> Prepared:
+    """Build one run without trying it."""
+    whole, experiment = experiment, experiment.for_entry(entry)
     dtype = getattr(torch, experiment.dtype)
     device = _device(experiment.device)
     data = loaded(experiment, seed).to(device, dtype)
@@ -170,7 +177,27 @@ def _build(
     source: Clients = Merged(clients) if entry.centralized else clients
     if conditions.adversary and world:
         source = Poisoned(clients, conditions.adversary, world)
-    return Prepared(experiment, entry, seed, task, source, clients, data, ours, conditions, world)
+    made = Prepared(experiment, entry, seed, task, source, clients, data, ours, conditions, world)
+    if experiment.engine != "flower" or entry.centralized:
+        return made
+    if model is not None:
+        raise ValueError(
+            "a model given as an object cannot be sent to nodes; "
+            'name it as "package.module:function".'
+        )
+    return replace(made, remote=_on_flower(whole, entry, seed, task))
+
+
+def _on_flower(experiment: Experiment, entry: StrategyEntry, seed: int, task: Task) -> "Remote":
+    try:
+        from fednorm.experiment.flower import remote  # noqa: PLC0415 (Flower is an extra)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "flwr":
+            raise
+        raise ValueError(
+            "engine 'flower' needs Flower, which is not installed; pip install \"fednorm[flower]\"."
+        ) from error
+    return remote(experiment, entry, seed, task)
 
 
 def channels_may_come_last(network: nn.Module) -> bool:

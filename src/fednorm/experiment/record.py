@@ -42,12 +42,15 @@ def run_folder(folder: Path, entry: StrategyEntry, seed: int) -> Path:
     return folder / "runs" / f"{entry.folder}-seed{seed}"
 
 
+_NEUTRAL = {"personal_memory", "timeout"}  # these change no result
+
+
 def run_key(experiment: Experiment, entry: StrategyEntry, seed: int) -> dict[str, Any]:
     """Return all that a run depends on."""
     # Runs that were recorded before there were these keys are as good as those without them.
     fields, later = Experiment.model_fields, ("diagnose", "precision", *OWN_SETTINGS)
     unused = {key for key in later if getattr(experiment, key) == fields[key].default}
-    left_out = _AXES | unused | {"personal_memory"}  # where tensors lie changes no result
+    left_out = _AXES | unused | _NEUTRAL
     settings = experiment.model_dump(mode="json", exclude=left_out)
     return {"settings": settings, "strategy": entry.model_dump(mode="json"), "seed": seed}
 

@@ -14,7 +14,7 @@ from fednorm.core.types import ClientId
 from fednorm.engines.adapt import newcomer
 from fednorm.engines.evaluate import Score, is_personal, score, score_clients, score_global
 from fednorm.engines.simulate import Round, Start
-from fednorm.engines.survey import surveyed
+from fednorm.engines.survey import Way, surveyed
 from fednorm.experiment.checkpoint import Checkpoint
 from fednorm.experiment.diagnostics import Diagnosis, Diagnostics
 from fednorm.experiment.prepare import Prepared
@@ -149,8 +149,7 @@ def _result(
 def evaluate(prepared: Prepared, result: Round) -> Evaluation:
     """Test the global model where there is one, and every client's where there is none."""
     task, data, experiment = prepared.task, prepared.data, prepared.experiment
-    adversary = prepared.conditions.adversary
-    state = surveyed(task, result.state, result.memories, prepared.clients, adversary)
+    state = surveyed(task, result.state, result.memories, prepared.clients, _way(prepared))
     evaluation = Evaluation(state.round, 0.0, 0.0, result.train_loss)
     if personal(prepared):
         scores = _scores(prepared, state, result.memories, honest(prepared))
@@ -196,6 +195,12 @@ def attack_success(
     return fmean(found.accuracy for found in scores if found) if any(scores) else None
 
 
+def _way(prepared: Prepared) -> Way:
+    """Return how answers of a survey come to the server."""
+    ask = prepared.remote.ask if prepared.remote else None
+    return Way(prepared.conditions.adversary, ask)
+
+
 def personal(prepared: Prepared) -> bool:
     """Return whether every client is tested with a model of its own."""
     adapted = prepared.experiment.adapt > 0 and bool(prepared.task.layout.norms)
@@ -209,6 +214,9 @@ def _scores(
     clients: Iterable[ClientId],
 ) -> list[Score]:
     data, adapt = prepared.federation, prepared.experiment.adapt
+    trained = [client for client in clients if client in data.all()]
+    if prepared.remote and trained:  # their data and their memories are elsewhere
+        return prepared.remote.scores(prepared.task, state, trained, adapt)
     return score_clients(prepared.task, state, memories, data, clients, adapt=adapt)
 
 

@@ -1,0 +1,1 @@
+"""Rounds over Flower: the same client_round and server_round, with machines in between."""

@@ -1,0 +1,166 @@
+"""The client's half of a Flower app of your own: two calls around your training loop.
+
+The message says which strategy the server follows, so the client needs no setting. Layers record
+what they see by themselves while your loop runs.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from torch import Tensor, nn
+
+from fednorm.algorithms import algorithm
+from fednorm.core.algorithm import Trained
+from fednorm.core.layer import Session
+from fednorm.core.messages import Batches, Broadcast, Memory
+from fednorm.core.round import begin, reply
+from fednorm.core.survey import client_survey
+from fednorm.core.task import Task, load, snapshot
+from fednorm.engines.flower import wire
+from fednorm.engines.flower.arrays import arrays
+from fednorm.strategies import STRATEGIES, strategy
+from fednorm.strategies.base import Strategy
+
+_TASK = "fednorm_task"  # attribute of a converted model
+_OURS = (wire.HEADER, wire.BUFFERS, wire.STATISTICS, wire.MOMENTUM, wire.NOTES)
+
+
+def described(chosen: Strategy) -> str:
+    """Return a strategy as text that the other side can read."""
+    names = [name for name, cls in STRATEGIES.items() if cls is type(chosen)]
+    if not names:
+        raise ValueError(
+            f"clients make the strategy by its name, but {type(chosen).__name__} has none; "
+            "add it to fednorm.strategies.STRATEGIES on all machines."
+        )
+    return json.dumps({"name": names[0], **dataclasses.asdict(chosen)})  # type: ignore[call-overload]  # a dataclass
+
+
+def unpack(message: Message, model: nn.Module, context: Context) -> nn.Module:
+    """Return your model as the server wants it trained: converted, with the received weights.
+
+    Your own object is not changed. Train what is returned with your own loop, then call `pack`;
+    for an evaluation, call `.eval()` on it. What the strategy keeps on the client comes from
+    `context.state`; before its first round it is as in the model that you pass.
+    """
+    task, received = _task(message, model)
+    load(task, received, wire.kept(context.state))
+    begin(task, received, Session())
+    if not task.strategy.trains_affine(received):
+        for parameter in task.layout.affine:
+            parameter.requires_grad = False
+    return task.model
+
+
+def pack(
+    model: nn.Module,
+    message: Message,
+    context: Context,
+    *,
+    examples: int,
+    metrics: Mapping[str, float] | None = None,
+) -> Message:
+    """Return the reply of a client that has trained.
+
+    Args:
+        model: what `unpack` returned, trained.
+        message: the message that is answered.
+        context: of the node; what stays with the client is kept in its `state`.
+        examples: the client's weight in averages; usually how many samples it holds.
+        metrics: whatever you measured; averaged at the server as FedAvg does.
+    """
+    task = getattr(model, _TASK, None)
+    if not isinstance(task, Task):
+        raise TypeError("pack needs the model that unpack returned; train that one.")
+    said = wire.header(message.content)
+    trained = reply(task, 0, Trained(snapshot(task.layout.shared), examples, loss=0.0))
+    wire.keep(context.state, Memory(snapshot(task.layout.personal)))
+    content = RecordDict({str(said["weights"]): arrays(trained.update)})
+    if trained.buffers:
+        content[wire.BUFFERS] = arrays(trained.buffers)
+    layers = wire.reports(content, trained.stats)
+    return _answer(message, content, context, layers, {**(metrics or {}), wire.EXAMPLES: examples})
+
+
+def survey(
+    message: Message,
+    model: nn.Module,
+    context: Context,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    *,
+    examples: int,
+) -> Message:
+    """Answer a query of strategies that measure statistics apart from training (hbn, heterofl).
+
+    `batches` is all of the client's data once; labels are not looked at. Register it as
+    `@app.query("fednorm")`.
+    """
+    task, received = _task(message, model)
+    memory, own = wire.kept(context.state), Batches(0, batches, examples)
+    seen = client_survey(task, received, memory, own, task.strategy.survey_rule())
+    content = RecordDict()
+    layers = wire.reports(content, seen.stats)
+    return _answer(message, content, context, layers, {wire.EXAMPLES: examples})
+
+
+def weights_only(mod: Mod) -> Mod:
+    """Let a mod of Flower's, such as `fixedclipping_mod`, see the weights and nothing else.
+
+    Statistics and counters are taken out of the message before the mod and put back after it:
+    `ClientApp(mods=[weights_only(fixedclipping_mod)])`.
+    """
+
+    def wrapped(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        ours = _taken(message.content)
+        theirs: RecordDict = RecordDict()
+
+        def inner(bare: Message, context: Context) -> Message:
+            bare.content = RecordDict({**bare.content, **ours})
+            answer = call_next(bare, context)
+            if answer.has_content():
+                theirs.update(_taken(answer.content))
+            return answer
+
+        answer = mod(message, context, inner)
+        if answer.has_content():
+            answer.content = RecordDict({**answer.content, **theirs})
+        return answer
+
+    return wrapped
+
+
+def _taken(content: RecordDict) -> RecordDict:
+    """Take our records out of a message's content, the weights excepted."""
+    return RecordDict({key: content.pop(key) for key in _OURS if key in content})
+
+
+def _answer(
+    message: Message,
+    content: RecordDict,
+    context: Context,
+    layers: list[str],
+    metrics: Mapping[str, float],
+) -> Message:
+    # Sums are taken in the order of this number, so that a run can be repeated to the bit.
+    number = int(context.node_config.get("partition-id", context.node_id))
+    head = ConfigRecord({"version": wire.VERSION, "client": number})
+    if layers:
+        head["layers"] = layers
+    content[wire.METRICS] = MetricRecord(dict(metrics))
+    content[wire.HEADER] = head
+    return Message(content, reply_to=message)
+
+
+def _task(message: Message, model: nn.Module) -> tuple[Task, Broadcast]:
+    said = wire.header(message.content)
+    fields = json.loads(str(said["strategy"]))
+    chosen = strategy(fields.pop("name"), **fields)
+    received = wire.read_broadcast(message.content, str(said["weights"]))
+    task = getattr(model, _TASK, None)
+    if not isinstance(task, Task) or task.strategy != chosen:
+        task = Task.build(model, chosen, algorithm("fedavg"), rounds=received.rounds)
+        setattr(task.model, _TASK, task)
+    return task, wire.aligned(received, task.initial_state)

@@ -1,0 +1,288 @@
+"""The server's half of a Flower app of your own: fednorm's strategies as one of Flower's.
+
+Who takes part, what is evaluated and how metrics are averaged is left to FedAvg, or to the
+strategy that is given as `server`. Normalization is left to `server_round`. A `server` such as
+FedAdam, or a wrapper for differential privacy around it, sees messages that hold the weights and
+nothing else: neither counters nor statistics.
+"""
+
+import copy
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from torch import nn
+
+from fednorm.aggregators import parse
+from fednorm.algorithms import algorithm
+from fednorm.core.inspect import Expected, fault
+from fednorm.core.messages import Reply, ServerState
+from fednorm.core.round import NoUsableReplyError, broadcast, expected, server_round
+from fednorm.core.survey import Surveyed, server_survey
+from fednorm.core.task import Task, export, read_state
+from fednorm.engines.flower import wire
+from fednorm.engines.flower.arrays import WireError, expect, tensors
+from fednorm.engines.flower.arrays import arrays as to_record
+from fednorm.engines.flower.client import described
+from fednorm.strategies import strategy as by_name
+from fednorm.strategies.base import Strategy as Norm
+
+_QUERY = "query.fednorm"
+log = logging.getLogger("flwr")
+
+
+class NormStrategy(Strategy):
+    """A normalization strategy for `ServerApp`s.
+
+    Args:
+        strategy: a name such as "fbn", or what `fednorm.strategy("fbn", momentum=0.05)` returns.
+        model: the model that clients pass to `unpack`; it is copied.
+        server: one of Flower's strategies that decides on the weights, such as FedAdam; FedAvg's
+            arguments belong to it then.
+        aggregate: how weights are combined: "mean", or a robust rule such as "nnm > median".
+        aggregate_statistics: how statistics are combined, in the same words.
+        byzantine: how many lying clients the robust rules withstand.
+        arguments: FedAvg's usual ones (`fraction_train`, `min_available_nodes`, …).
+    """
+
+    def __init__(
+        self,
+        strategy: str | Norm,
+        *,
+        model: nn.Module,
+        server: Strategy | None = None,
+        aggregate: str = "mean",
+        aggregate_statistics: str = "mean",
+        byzantine: int = 0,
+        **arguments: Any,
+    ) -> None:
+        if server is not None and aggregate != "mean":
+            raise ValueError("the strategy that is passed as server combines the weights itself.")
+        if server is not None and arguments:
+            raise ValueError(
+                f"{', '.join(arguments)} must be given to the strategy that is passed as server."
+            )
+        self.norm = by_name(strategy) if isinstance(strategy, str) else strategy
+        if self.norm.exchanges:
+            raise ValueError(
+                f"{strategy!r} exchanges statistics in the middle of a step, which a training loop "
+                "of your own cannot wait for; use `fednorm run --engine flower` for it."
+            )
+        self.given, self.server = copy.deepcopy(model), server
+        self.around = server or FedAvg(**arguments)  # decides on all that is not normalization
+        self.rules = parse(aggregate, byzantine), parse(aggregate_statistics, byzantine)
+        self.task = self._built(self.given, None)
+        self.state = self.task.initial_state
+        self.grid: Grid | None = None
+        self.timeout = 3600.0
+
+    @property
+    def model(self) -> nn.Module:
+        """The converted model as it stands, ready for evaluation; `result.arrays` fits into it."""
+        return export(self.task, self.state)
+
+    def _built(self, model: nn.Module, rounds: int | None) -> Task:
+        return Task.build(
+            model,
+            self.norm,
+            algorithm("fedavg"),
+            rounds=rounds,
+            aggregate=self.rules[0],
+            aggregate_statistics=self.rules[1],
+        )
+
+    def start(  # noqa: PLR0913, PLR0917 (the signature is Flower's)
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run all rounds; `initial_arrays` may be left out, the model's own are taken then."""
+        self.timeout = timeout
+        self._begin(initial_arrays, num_rounds)
+        return super().start(
+            grid,
+            self._arrays(),
+            num_rounds,
+            timeout,
+            train_config,
+            evaluate_config,
+            evaluate_fn,
+        )
+
+    def _begin(self, initial: ArrayRecord | None, rounds: int) -> None:
+        found = tensors(initial) if initial is not None else self.given.state_dict()
+        model = copy.deepcopy(self.given)
+        if found.keys() == model.state_dict().keys():
+            model.load_state_dict(expect("initial_arrays", found, model.state_dict()))
+        self.task = self._built(model, rounds)
+        converted = self.task.model.state_dict()
+        if found.keys() == converted.keys():  # such as the result of another run
+            self.task.model.load_state_dict(expect("initial_arrays", found, converted))
+        elif found.keys() != model.state_dict().keys():
+            expect("initial_arrays", found, model.state_dict())
+        self.state = read_state(self.task.layout)
+
+    def _arrays(self) -> ArrayRecord:
+        """Return the global model, whole: it loads with strict=True."""
+        return to_record(export(self.task, self.state).state_dict())
+
+    def summary(self) -> None:
+        """Log what this strategy does."""
+        log.info("\t├──> Normalization: %s", self.norm)
+        self.around.summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Choose nodes and write their messages; some strategies survey the nodes first."""
+        del arrays  # as in self.state, which knows what is what
+        self.grid = grid
+        # A round to which nobody answered counts for Flower, so it must count here.
+        self.state = replace(self.state, round=server_round - 1)
+        weights = to_record(self.state.weights)
+        messages = list(self.around.configure_train(server_round, weights, config, grid))
+        if self.norm.survey == "rounds":
+            nodes = [message.metadata.dst_node_id for message in messages]
+            self.state = self._surveyed(nodes)
+        return self._dressed(messages)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Choose nodes for an evaluation of the global model."""
+        del arrays
+        weights = to_record(self.state.weights)
+        messages = list(self.around.configure_evaluate(server_round, weights, config, grid))
+        return self._dressed(messages)
+
+    def _dressed(self, messages: list[Message]) -> list[Message]:
+        """Add to the weights what normalization needs."""
+        if not messages:
+            return messages
+        (key,) = messages[0].content.array_records  # the weights, whatever they are called
+        ours = self._records(key)
+        del ours[wire.WEIGHTS]
+        for message in messages:
+            message.content = RecordDict({**message.content, **ours})
+        return messages
+
+    def _records(self, weights: str = wire.WEIGHTS) -> RecordDict:
+        sent = broadcast(self.task, self.state)
+        return wire.broadcast_records(sent, strategy=described(self.norm), weights=weights)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Merge what the nodes sent; one that failed or cannot be read is left out by name."""
+        usable = self._usable(list(replies), server_round)
+        metrics: MetricRecord | None = None
+        try:
+            after = _server_round(self.task, self.state, [reply for reply, _ in usable])
+        except NoUsableReplyError as error:
+            log.warning("%s; the model stays as it is.", error)
+            return None, None
+        bare = [_weights(message) for _, message in usable]
+        if self.server is None:
+            metrics = _averaged(self.around, bare)
+        else:
+            chosen, metrics = self.server.aggregate_train(server_round, bare)
+            if chosen is None:
+                return None, metrics
+            found = expect("the server", tensors(chosen), self.state.weights)
+            after = replace(after, weights=found)
+        self.state = after
+        if self.norm.survey == "evaluation" and self.grid is not None:
+            self.state = self._surveyed(list(self.grid.get_node_ids()))
+        return self._arrays(), metrics
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Average the metrics of an evaluation."""
+        return self.around.aggregate_evaluate(server_round, replies)
+
+    def _usable(self, replies: list[Message], server_round: int) -> list[tuple[Reply, Message]]:
+        usable, wanted = [], expected(self.task, self.state)
+        for message in replies:
+            reply, reason = self._read(message, wanted)
+            if reply is None:
+                node = message.metadata.src_node_id
+                log.warning("round %d goes on without node %d: %s", server_round, node, reason)
+            else:
+                usable.append((reply, message))
+        return sorted(usable, key=lambda pair: pair[0].client)
+
+    def _read(self, message: Message, wanted: Expected) -> tuple[Reply | None, str]:
+        try:
+            reply = _reply(self.state, wire.content(message), wanted)
+        except WireError as error:
+            return None, str(error)
+        found = fault(reply, wanted)
+        return (None, " ".join(found).strip()) if found else (reply, "")
+
+    def _surveyed(self, nodes: list[int]) -> ServerState:
+        """Ask nodes for the statistics of their data and let the strategy adopt them."""
+        if self.grid is None or not nodes:
+            return self.state
+        records = self._records()
+        messages = [Message(records, node, _QUERY) for node in nodes]
+        found = []
+        for message in self.grid.send_and_receive(messages, timeout=self.timeout):
+            try:
+                found.append(read_survey(wire.content(message), self.state))
+            except WireError as error:
+                log.warning("no statistics of node %d: %s", message.metadata.src_node_id, error)
+        return server_survey(self.task, self.state, found)
+
+
+_server_round = server_round  # Flower calls a number by this name
+
+
+def read_survey(content: RecordDict, state: ServerState) -> Surveyed:
+    """Return a client's answer to a query for its statistics."""
+    said = wire.header(content)
+    stats = wire.read_reports(content, said.layers(), state.running)
+    return Surveyed(int(str(said["client"])), wire.examples_of(content), stats)
+
+
+def _reply(state: ServerState, content: RecordDict, wanted: Expected) -> Reply:
+    said = wire.header(content)
+    (weights,) = _weights_of(content).array_records.values()
+    new = expect("the reply", tensors(weights), state.weights)
+    return Reply(
+        client=int(str(said["client"])),
+        examples=wire.examples_of(content),
+        update={name: new[name] - state.weights[name] for name in wanted.update},
+        buffers=expect("the reply", wire.optional(content, wire.BUFFERS), state.buffers),
+        stats=wire.read_reports(content, said.layers(), state.running),
+    )
+
+
+def _weights_of(content: RecordDict) -> RecordDict:
+    """Return weights and metrics, as plain FedAvg would have them."""
+    plain = {key: value for key, value in content.items() if not key.startswith(wire.HEADER)}
+    found = RecordDict(plain)
+    if len(found.array_records) != 1 or len(found.metric_records) != 1:
+        raise WireError(f"a reply has one record of weights, but this one has {sorted(plain)}")
+    return found
+
+
+def _weights(message: Message) -> Message:
+    bare = copy.copy(message)
+    bare.content = _weights_of(message.content)
+    return bare
+
+
+def _averaged(around: Strategy, replies: list[Message]) -> MetricRecord | None:
+    if not isinstance(around, FedAvg):
+        return None
+    return around.train_metrics_aggr_fn([r.content for r in replies], around.weighted_by_key)

@@ -1,0 +1,279 @@
+"""Messages of a round as Flower's records, and back.
+
+Weights travel as one array each, under the names of the `state_dict`. Statistics have a record of
+their own, in which all layers stand one after the other: `mean` and `var` hold the channels of
+all layers, `sizes` how many belong to which, `batches` the counters and `count` the counts of
+values. What is not expected is refused by name.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from torch import Tensor
+
+from fednorm.core.messages import Broadcast, Memory, Reply, Report, Running, ServerState
+from fednorm.core.moments import Moments
+from fednorm.core.types import ClientId, Tensors
+from fednorm.engines.flower.arrays import WireError, alike, arrays, expect, tensors
+
+WEIGHTS, METRICS = "arrays", "metrics"  # as in Flower's own examples
+EXAMPLES = "num-examples"
+HEADER = "fednorm"
+BUFFERS, STATISTICS = "fednorm.buffers", "fednorm.statistics"
+MOMENTUM, NOTES = "fednorm.momentum", "fednorm.notes"
+_PERSONAL, _OPTIMIZER = "fednorm.personal", "fednorm.optimizer"
+VERSION = 1
+
+
+def _statistics(layers: Mapping[str, Running | Moments], **columns: Tensor) -> ArrayRecord:
+    values = list(layers.values())
+    sizes = [[value.mean.numel(), value.var.numel()] for value in values]
+    return arrays(
+        {
+            "mean": torch.cat([value.mean.flatten() for value in values]),
+            "var": torch.cat([value.var.flatten() for value in values]),
+            "sizes": torch.tensor(sizes),
+            **columns,
+        }
+    )
+
+
+def _split(
+    record: Mapping[str, Tensor], layers: Sequence[str], columns: Sequence[str]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return mean and variance of each layer, checked against the sizes that came with them."""
+    wanted = {"mean", "var", "sizes", *columns}
+    if record.keys() != wanted:
+        raise WireError(f"statistics must have {sorted(wanted)}, but have {sorted(record)}.")
+    sizes, count = record["sizes"], len(layers)
+    lengths = (record["mean"].numel(), record["var"].numel())
+    fits = sizes.dtype == torch.int64 and sizes.shape == (count, 2) and bool((sizes >= 0).all())
+    if not fits or tuple(sizes.sum(0).tolist()) != lengths:
+        raise WireError(f"statistics of {count} layers have sizes {sizes.tolist()} of {lengths}.")
+    if any(record[column].shape != (count,) for column in columns):
+        raise WireError(f"statistics of {count} layers must have as many counts.")
+    means, variances = (
+        torch.split(record[name], sizes[:, i].tolist()) for i, name in enumerate(("mean", "var"))
+    )
+    return dict(zip(layers, zip(means, variances, strict=True), strict=True))
+
+
+def _shaped(found: Tensor, like: Tensor) -> Tensor:
+    """Return numbers that came in a row in the shape that they have here, if there are as many."""
+    return found.view(like.shape) if found.numel() == like.numel() else found
+
+
+def reports(record: RecordDict, stats: Mapping[str, Report]) -> list[str]:
+    """Put reported statistics into a record; return the layers in their order."""
+    if stats:
+        moments = {path: report.moments for path, report in stats.items()}
+        record[STATISTICS] = _statistics(
+            moments,
+            count=torch.tensor([m.count for m in moments.values()], dtype=torch.float64),
+            batches=torch.tensor([report.batches for report in stats.values()]),
+        )
+    return list(stats)
+
+
+def read_reports(
+    record: RecordDict, layers: Sequence[str], like: Mapping[str, Running]
+) -> dict[str, Report]:
+    """Return reported statistics, of the layers that `like` knows."""
+    if not layers:
+        return {}
+    found = tensors(_arrays(record, STATISTICS))
+    split = _split(found, layers, ("count", "batches"))
+    counts, batches = found["count"].tolist(), found["batches"].tolist()
+    read = {}
+    for (path, pair), count, seen in zip(split.items(), counts, batches, strict=True):
+        if path not in like:
+            raise WireError(f"statistics are of layer {path!r}, which the model does not share.")
+        own = like[path]
+        # Layers of several number formats travel together in the widest of them.
+        mean, var = _shaped(pair[0], own.mean).to(own.mean.dtype), pair[1].to(own.var.dtype)
+        mean = alike(f"the mean of layer {path!r}", mean, own.mean)
+        var = alike(f"the variance of layer {path!r}", var, own.var)
+        read[path] = Report(Moments(float(count), mean, var), int(seen))
+    return read
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a message says of itself beside its tensors: plain values by name."""
+
+    values: Mapping[str, int | float | str | list[str]]
+
+    def __getitem__(self, key: str) -> int | float | str | list[str]:
+        if key not in self.values:
+            raise WireError(f"a message must say {key!r}, but says {sorted(self.values)}.")
+        return self.values[key]
+
+    def layers(self) -> list[str]:
+        """Return the layers whose statistics are in the message, in their order."""
+        found = self.values.get("layers", [])
+        if not isinstance(found, list) or len(set(found)) != len(found):
+            raise WireError(f"'layers' must be names, each once, but is {found!r}.")
+        return [str(path) for path in found]
+
+
+def header(record: RecordDict) -> Header:
+    """Return the header of a message."""
+    found = record.get(HEADER)
+    if not isinstance(found, ConfigRecord):
+        raise WireError(
+            f"a message of fednorm has the record {HEADER!r}, but this one has "
+            f"{sorted(record)}; use fednorm.flower.NormStrategy at the server and "
+            "fednorm.flower.pack at the client."
+        )
+    if found.get("version") != VERSION:
+        raise WireError(
+            f"the other side speaks version {found.get('version')!r} of fednorm's messages, this "
+            f"one {VERSION}; install the same fednorm on all machines."
+        )
+    return Header(dict(found))  # type: ignore[arg-type]  # each value is checked where it is used
+
+
+def broadcast_records(received: Broadcast, **said: float | str) -> RecordDict:
+    """Return a broadcast as records; `said` goes into its header."""
+    record = RecordDict({WEIGHTS: arrays(received.weights)})
+    for key, part in (
+        (BUFFERS, received.buffers),
+        (MOMENTUM, received.momentum),
+        (NOTES, received.notes),
+    ):
+        if part:
+            record[key] = arrays(part)
+    head = ConfigRecord({"version": VERSION, "round": received.round, **said})
+    if received.rounds is not None:
+        head["rounds"] = received.rounds
+    if received.running:
+        batches = torch.tensor([running.batches for running in received.running.values()])
+        record[STATISTICS] = _statistics(received.running, batches=batches)
+        head["layers"] = list(received.running)
+    record[HEADER] = head
+    return record
+
+
+def reply_records(reply: Reply, **said: float | str) -> RecordDict:
+    """Return a reply as records; its update stands where weights usually do."""
+    record = RecordDict({WEIGHTS: arrays(reply.update)})
+    for key, part in ((BUFFERS, reply.buffers), (MOMENTUM, reply.momentum)):
+        if part:
+            record[key] = arrays(part)
+    head = ConfigRecord({"version": VERSION, "client": reply.client, **said})
+    if layers := reports(record, reply.stats):
+        head["layers"] = layers
+    record[METRICS] = MetricRecord({EXAMPLES: reply.examples, **reply.metrics})
+    record[HEADER] = head
+    return record
+
+
+def read_reply(record: RecordDict, client: ClientId, state: ServerState) -> Reply:
+    """Return the reply of a client to the broadcast of a state."""
+    update, momentum = tensors(_arrays(record, WEIGHTS)), optional(record, MOMENTUM)
+    metrics = dict(record[METRICS])
+    return Reply(
+        client=client,
+        examples=examples_of(record),
+        update=expect("the update", update, _named(state.weights, update)),
+        buffers=expect("the reply", optional(record, BUFFERS), state.buffers),
+        stats=read_reports(record, header(record).layers(), state.running),
+        momentum=expect("the momentum", momentum, _named(state.weights, momentum)),
+        metrics={key: float(str(value)) for key, value in metrics.items() if key != EXAMPLES},
+    )
+
+
+def _named(known: Tensors, wanted: Tensors) -> dict[str, Tensor]:
+    """Return the known tensors of these names; what does not learn is not sent."""
+    return {name: tensor for name, tensor in known.items() if name in wanted}
+
+
+def aligned(received: Broadcast, like: ServerState) -> Broadcast:
+    """Return a broadcast as the tensors of the model that takes it in, or say what is wrong."""
+    known = {path: r.mean for path, r in like.running.items()}
+    running = {
+        path: replace(r, mean=_shaped(r.mean, known[path]) if path in known else r.mean)
+        for path, r in received.running.items()
+    }
+    expect("the received statistics", {path: r.mean for path, r in running.items()}, known)
+    return replace(
+        received,
+        running=running,
+        weights=expect("the received model", received.weights, like.weights),
+        buffers=expect("the received model", received.buffers, like.buffers),
+        momentum=expect("the momentum", received.momentum, _named(like.weights, received.momentum)),
+    )
+
+
+def read_broadcast(record: RecordDict, weights: str = WEIGHTS) -> Broadcast:
+    """Return the broadcast of a record."""
+    said = header(record)
+    layers, rounds = said.layers(), said.values.get("rounds")
+    running: dict[str, Running] = {}
+    if layers:
+        found = tensors(_arrays(record, STATISTICS))
+        split, batches = _split(found, layers, ("batches",)), found["batches"].tolist()
+        running = {
+            path: Running(mean, var, int(seen))
+            for (path, (mean, var)), seen in zip(split.items(), batches, strict=True)
+        }
+    return Broadcast(
+        round=_integer(said, "round"),
+        rounds=None if rounds is None else _integer(said, "rounds"),
+        weights=tensors(_arrays(record, weights)),
+        buffers=optional(record, BUFFERS),
+        running=running,
+        momentum=optional(record, MOMENTUM),
+        notes=optional(record, NOTES),
+    )
+
+
+def _integer(said: Header, key: str) -> int:
+    value = said[key]
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise WireError(f"{key!r} must be an integer, but is {value!r}.")
+    return value
+
+
+def _arrays(record: RecordDict, key: str) -> ArrayRecord:
+    found = record.get(key)
+    if not isinstance(found, ArrayRecord):
+        raise WireError(f"a message must have arrays {key!r}, but has {sorted(record)}.")
+    return found
+
+
+def optional(record: RecordDict, key: str) -> dict[str, Tensor]:
+    """Return the tensors of a record that may be missing."""
+    return tensors(_arrays(record, key)) if key in record else {}
+
+
+def content(message: Message) -> RecordDict:
+    """Return what a message holds, or raise if it is the report of a failure."""
+    if message.has_error():
+        raise WireError(message.error.reason)
+    return message.content
+
+
+def examples_of(record: RecordDict) -> int:
+    """Return how many examples a client reports."""
+    metrics = record.get(METRICS)
+    found = metrics.get(EXAMPLES) if isinstance(metrics, MetricRecord) else None
+    if not isinstance(found, int):
+        raise WireError(f"a reply must say {EXAMPLES!r} as an integer, but says {found!r}.")
+    return found
+
+
+def keep(state: RecordDict, memory: Memory, tag: str = "") -> None:
+    """Keep a client's memory in the state of its node."""
+    for key, part in ((_PERSONAL, memory.tensors), (_OPTIMIZER, memory.optimizer)):
+        if part:
+            state[key + tag] = arrays(part)
+        else:
+            state.pop(key + tag, None)
+
+
+def kept(state: RecordDict, tag: str = "") -> Memory:
+    """Return the memory that a node keeps, an empty one at first."""
+    return Memory(optional(state, _PERSONAL + tag), optional(state, _OPTIMIZER + tag))

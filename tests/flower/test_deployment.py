@@ -1,0 +1,75 @@
+"""A real federation: TLS, authenticated nodes, one that is killed, one that is not known.
+
+All of it on the loopback interface; the processes end with the tests.
+"""
+
+import threading
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fednorm.experiment.compare import run_all
+from fednorm.experiment.load import build
+from fednorm.experiment.submit import SuperLink, submit
+from flower.deployment import Deployment, at_home
+
+VALUES = {
+    "strategies": ["fbn"], "seeds": 1, "rounds": 3, "clients": 2, "model": "cnn", "eval_every": 1,
+    "engine": "flower", "timeout": 60,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory):
+    with Deployment(tmp_path_factory.mktemp("deployment")) as found:
+        found.node(0)
+        found.node(1)
+        yield found
+    homes = [found.folder / name for name in ("superlink", "node0", "node1", "node2")]
+    assert not any(at_home(home) for home in homes)
+
+
+def link(deployment):
+    return SuperLink(deployment.address, deployment.folder / "ca.crt")
+
+
+def model(deployment):
+    paths = (deployment.folder / "superlink" / "fednorm").glob("*/*.safetensors")
+    return load_file(max(paths, key=lambda path: path.stat().st_mtime))
+
+
+def test_a_deployment_gives_what_the_simulator_gives(deployment, tmp_path):
+    run = submit(build(VALUES), link(deployment), tmp_path / "there", lambda _: None).runs[0]
+    here = run_all(build(VALUES | {"engine": "loop"}), folder=tmp_path / "here").runs[0]
+    assert run.status == "finished"
+    assert run.history == here.history
+    (path,) = (tmp_path / "here").glob("runs/*/model.safetensors")
+    expected, found = load_file(path), model(deployment)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_an_unknown_node_is_refused(deployment):
+    node = deployment.node(2, register=False)
+    assert node.wait(60) != 0
+    assert "Failed to activate SuperNode" in deployment.log("node2")
+    deployment.kill("node2")
+
+
+def test_a_run_ends_with_the_nodes_that_are_left(deployment, tmp_path):
+    values = build(VALUES | {"rounds": 2, "timeout": 30})
+    events = []
+
+    def seen(event):
+        events.append(event)
+        if event.round == 1:  # in mid-run
+            threading.Thread(target=deployment.kill, args=("node1",)).start()
+
+    start = time.monotonic()
+    run = submit(values, link(deployment), tmp_path / "left", seen).runs[0]
+    assert run.status == "finished"
+    assert [event.round for event in events] == [1, 2]
+    assert "node1" not in deployment.processes
+    assert time.monotonic() - start < 240

@@ -1,0 +1,330 @@
+"""A Flower app of one's own: what goes wrong with BatchNorm in plain Flower, and does not here."""
+
+import importlib
+import io
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import fixedclipping_mod
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAdam,
+    FedAvg,
+)
+from torch import nn
+
+import fednorm.flower
+from fednorm.algorithms import algorithm
+from fednorm.engines.flower import wire
+from fednorm.engines.flower.arrays import WireError, arrays, tensors
+from fednorm.engines.survey import surveyed
+from fednorm.strategies import STRATEGIES, strategy
+from flower.federation import Nodes
+from support import Toy, last, nested_model, task_of
+
+TOY = Toy(sizes=(5, 3, 4), steps=2)
+RATE, ROUNDS = 0.05, 3
+
+
+def own_app(mods=()):
+    """Make an ordinary app; its model starts from other weights than the server's."""
+    app = ClientApp(mods=list(mods))
+
+    @app.train()
+    def train(message, context):
+        model = fednorm.flower.unpack(message, nested_model(5), context)
+        own = TOY.batches(context.node_config["partition-id"], _round(message))
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        losses = []
+        for x, y in own.steps:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return fednorm.flower.pack(
+            model, message, context, examples=own.examples, metrics={"loss": losses[-1]}
+        )
+
+    @app.query("fednorm")
+    def query(message, context):
+        own = TOY.everything(context.node_config["partition-id"])
+        return fednorm.flower.survey(
+            message, nested_model(5), context, own.steps, examples=own.examples
+        )
+
+    @app.evaluate()
+    def evaluate(message, context):
+        model = fednorm.flower.unpack(message, nested_model(5), context).eval()
+        ((x, y),) = TOY.test(context.node_config["partition-id"])
+        with torch.no_grad():
+            right = float((model(x).argmax(1) == y).double().mean())
+        metrics = MetricRecord({"accuracy": right, "num-examples": len(y)})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def _round(message):
+    return message.content["config"]["server-round"]
+
+
+def started(name, *, grid=None, rounds=ROUNDS, server=None, **settings):
+    arguments = {} if server else {"min_available_nodes": 3, "fraction_evaluate": 0.0}
+    chosen = fednorm.flower.NormStrategy(
+        name, model=nested_model(), server=server, **(arguments | settings)
+    )
+    return chosen, chosen.start(grid or Nodes(own_app(), 3), num_rounds=rounds)
+
+
+def simulated(name, rounds=ROUNDS):
+    task = task_of(name, algorithm("fedavg", lr=RATE), count=rounds)
+    result = last(task, TOY, rounds)
+    return task, surveyed(task, result.state, result.memories, TOY), result
+
+
+def same(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    return all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("name", sorted(set(STRATEGIES) - {"fedtan"}))
+def test_a_loop_of_ones_own_gives_what_the_simulator_gives(name):
+    chosen, result = started(name)
+    _, state, _ = simulated(name)
+    assert same(chosen.state.weights, state.weights)
+    for path, running in state.running.items():
+        ours = chosen.state.running[path]
+        assert torch.equal(ours.mean, running.mean)
+        assert torch.equal(ours.var, running.var)
+        assert ours.batches == running.batches
+    assert set(result.arrays.to_torch_state_dict()) == set(chosen.model.state_dict())
+
+
+def test_counters_arrive_as_integers_and_stay_so():
+    grid = Nodes(own_app(), 3)
+    _, result = started("fbn", grid=grid)
+    counters = [k for k in result.arrays if k.endswith("num_batches_tracked")]
+    assert len(counters) == 6
+    for key in counters:
+        value = result.arrays[key].numpy()
+        assert value.dtype == np.int64
+        assert int(value) == 2 * ROUNDS
+    for message in grid.sent:
+        assert message.content[wire.STATISTICS]["batches"].dtype == "int64"
+
+
+def test_plain_flower_averages_counters_as_floats():
+    Nodes(own_app(), 1)  # messages are made within a run
+    record = ArrayRecord(nn.BatchNorm1d(2).state_dict())
+    metrics = MetricRecord({"num-examples": 1})
+    reply = RecordDict({"arrays": record, "metrics": metrics})
+    message = Message(reply, 1, "train")
+    arrays, _ = FedAvg().aggregate_train(1, [message, message])
+    assert arrays["num_batches_tracked"].numpy().dtype == np.float64
+
+
+def test_variances_are_pooled_and_not_averaged():
+    chosen, _ = started("fbn", rounds=1)
+    flaw, _ = started(strategy("fbn", statistics="average"), rounds=1)
+    path = next(iter(chosen.state.running))
+    pooled, averaged = chosen.state.running[path].var, flaw.state.running[path].var
+    assert (pooled > averaged).all()
+
+
+def test_layers_are_found_by_their_type():
+    chosen, _ = started("fbn", rounds=1)
+    assert any("bn" not in path and "norm" not in path for path in chosen.state.running)
+    norms = [m for m in nested_model().modules() if isinstance(m, nn.BatchNorm2d)]
+    assert len(chosen.state.running) == len(norms)
+
+
+@pytest.mark.parametrize("name", ["fedbn", "silobn", "hbn"])
+def test_personal_tensors_survive_between_messages_and_never_leave(name):
+    grid = Nodes(own_app(), 3)
+    started(name, grid=grid)
+    task, _, result = simulated(name)
+    for context in grid.contexts.values():
+        memory = wire.kept(context.state)
+        assert same(memory.tensors, result.memories[context.node_config["partition-id"]].tensors)
+    personal = set(task.layout.personal)
+    assert personal
+    for message in grid.sent:
+        sent = {key for record in message.content.array_records.values() for key in record}
+        assert not personal & sent
+
+
+def test_a_personal_model_is_evaluated_on_its_node():
+    grid = Nodes(own_app(), 3)
+    _, result = started("fedbn", grid=grid, fraction_evaluate=1.0)
+    assert sorted(result.evaluate_metrics_clientapp) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["naive", "fbn", "fedbn", "heterofl"])
+def test_the_result_loads_strictly_into_the_plain_model(name):
+    seen = []
+
+    def test(number, arrays):
+        model = nested_model(4)
+        model.load_state_dict(arrays.to_torch_state_dict(), strict=True)
+        seen.append(number)
+
+    chosen = fednorm.flower.NormStrategy(name, model=nested_model(), fraction_evaluate=0.0)
+    initial = ArrayRecord(nested_model().state_dict())
+    chosen.start(Nodes(own_app(), 3), initial, num_rounds=2, evaluate_fn=test)
+    assert seen == [0, 1, 2]
+
+
+def test_a_run_starts_from_the_arrays_it_is_given():
+    _, first = started("gn", rounds=1)
+    again = fednorm.flower.NormStrategy("gn", model=nested_model(9), fraction_evaluate=0.0)
+    again.start(Nodes(own_app(), 3), first.arrays, num_rounds=0)
+    assert same(again.model.state_dict(), first.arrays.to_torch_state_dict())
+    with pytest.raises(WireError, match="which the model does not have"):
+        again.start(Nodes(own_app(), 3), ArrayRecord({"a": Array(np.zeros(1))}), num_rounds=0)
+
+
+class Watched(FedAdam):
+    """FedAdam that remembers what it was shown."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        self.shown = set(arrays)
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round, replies):
+        replies = list(replies)
+        self.replies = [set(record) for r in replies for record in r.content.array_records.values()]
+        return super().aggregate_train(server_round, replies)
+
+
+def test_server_optimisers_see_weights_only():
+    server = Watched(eta=0.1, fraction_evaluate=0.0, min_available_nodes=3)
+    chosen, result = started("fbn", server=server)
+    weights = set(chosen.task.layout.shared)
+    assert server.shown == weights
+    assert server.replies == [weights] * 3
+    state = result.arrays.to_torch_state_dict()
+    variances = [v for k, v in state.items() if k.endswith("running_var")]
+    assert variances
+    assert all((v > 0).all() for v in variances)
+    assert not same(chosen.state.weights, simulated("fbn")[1].weights)
+
+
+def test_clipping_at_the_server_sees_weights_only():
+    inner = FedAvg(fraction_evaluate=0.0, min_available_nodes=3)
+    private = DifferentialPrivacyServerSideFixedClipping(inner, 0.0, 1e-3, 3)
+    chosen, _ = started("fbn", server=private, rounds=1)
+    before, after = chosen.task.initial_state.weights, chosen.state.weights
+    moved = torch.cat([(after[k] - before[k]).flatten() for k in before]).norm()
+    assert float(moved) <= 1e-3
+    running = next(iter(chosen.state.running.values()))
+    assert running.batches == 2  # statistics are not clipped: they followed
+    assert float((running.mean).abs().max()) > 1e-2
+
+
+def test_clipping_at_the_client_sees_weights_only():
+    inner = FedAvg(fraction_evaluate=0.0, min_available_nodes=3)
+    private = DifferentialPrivacyClientSideFixedClipping(inner, 0.0, 1e-3, 3)
+    grid = Nodes(own_app([fednorm.flower.weights_only(fixedclipping_mod)]), 3)
+    chosen, _ = started("fbn", server=private, rounds=1, grid=grid)
+    before, after = chosen.task.initial_state.weights, chosen.state.weights
+    moved = torch.cat([(after[k] - before[k]).flatten() for k in before]).norm()
+    assert 0 < float(moved) <= 1e-3 * (1 + 1e-9)
+    assert next(iter(chosen.state.running.values())).batches == 2
+
+
+def test_a_node_that_fails_reduces_the_round(caplog):
+    grid = Nodes(own_app(), 3)
+    grid.contexts[999].node_config["partition-id"] = 77  # it has no such data
+    grid.lost = {998}
+    chosen, result = started("fbn", grid=grid)
+    assert chosen.state.round == ROUNDS
+    assert result.arrays is not None
+    assert "goes on without node 999" in caplog.text
+
+
+def test_a_round_without_any_answer_leaves_the_model_as_it_is():
+    grid = Nodes(own_app(), 3)
+    grid.lost = set(grid.contexts)
+    chosen, result = started("fbn", grid=grid, rounds=1)
+    assert len(result.arrays) == 0
+    assert same(chosen.state.weights, chosen.task.initial_state.weights)
+
+
+def test_a_reply_that_is_not_understood_is_left_out(caplog):
+    app = own_app()
+
+    @app.train("other")
+    def other(message, context):
+        raise NotImplementedError
+
+    honest = app._registered_funcs["train.default"]
+
+    def forged(message, context):
+        reply = honest(message, context)
+        if context.node_config["partition-id"] == 1:
+            record = reply.content["arrays"]
+            key = next(iter(record))
+            record[key] = Array("object", record[key].shape, "pickle", b"cos\nsystem\n(S'id'\ntR.")
+        if context.node_config["partition-id"] == 2:
+            reply.content["arrays"]["extra"] = Array(np.zeros(1))
+        return reply
+
+    app._registered_funcs["train.default"] = forged
+    started("fbn", grid=Nodes(app, 3), rounds=1)
+    assert "must be of type 'numpy.ndarray', but is 'pickle'" in caplog.text
+    assert "has 'extra', which the model does not have" in caplog.text
+
+
+def test_objects_that_numpy_would_unpickle_are_refused():
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    forged = ArrayRecord({"w": Array("object", (1,), "numpy.ndarray", buffer.getvalue())})
+    with pytest.raises(WireError, match="'w' cannot be read as numbers"):
+        tensors(forged)
+
+
+def test_misuse_is_told():
+    grid = Nodes(own_app(), 1)
+    plain = Message(RecordDict({"config": ConfigRecord({"a": 1})}), 1000, "train")
+    context = grid.contexts[1000]
+    with pytest.raises(WireError, match=r"use fednorm\.flower\.NormStrategy"):
+        fednorm.flower.unpack(plain, nested_model(), context)
+    with pytest.raises(TypeError, match="the model that unpack returned"):
+        fednorm.flower.pack(nested_model(), plain, context, examples=1)
+    with pytest.raises(ValueError, match="in the middle of a step"):
+        fednorm.flower.NormStrategy("fedtan", model=nested_model())
+    with pytest.raises(ValueError, match="passed as server"):
+        fednorm.flower.NormStrategy(
+            "fbn", model=nested_model(), server=FedAvg(), fraction_train=0.5
+        )
+    with pytest.raises(WireError, match="keep the model in float32"):
+        arrays({"w": torch.zeros(1, dtype=torch.bfloat16)})
+
+
+def test_the_quickstart_runs_and_learns(monkeypatch):
+    folder = Path(__file__).parents[2] / "examples" / "flower_quickstart"
+    monkeypatch.syspath_prepend(folder)
+    client, server = (
+        importlib.import_module(f"quickstart.{name}").app for name in ("client_app", "server_app")
+    )
+    config = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    config |= {"num-server-rounds": 15}
+    places = [{"partition-id": i, "num-partitions": 10} for i in range(10)]
+    grid = Nodes(client, 10, places, config)
+    found = []
+    monkeypatch.setattr(
+        "quickstart.server_app.accuracy", lambda model: found.append(accuracy(model)) or found[-1]
+    )
+    accuracy = importlib.import_module("quickstart.task").accuracy
+    server(grid, Context(7, 0, {}, RecordDict(), config))
+    assert found[0] < 0.2
+    assert found[-1] > 0.6
+    lines = sum(len(path.read_text().splitlines()) for path in folder.rglob("*.py"))
+    assert lines + len((folder / "pyproject.toml").read_text().splitlines()) < 150

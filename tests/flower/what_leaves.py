@@ -1,0 +1,57 @@
+"""What a client sends, read off its reply: the table of docs/deploy.md."""
+
+from fednorm import Memory, broadcast, client_round
+from fednorm.algorithms import algorithm
+from fednorm.core.layout import kinds
+from fednorm.core.survey import client_survey
+from fednorm.core.types import Kind
+from fednorm.strategies import STRATEGIES
+from support import Toy, task_of
+
+HEAD = (
+    "| strategy | weights | γ, β | of each BatchNorm layer's input | stays on the client |\n"
+    "|---|---|---|---|---|"
+)
+_NAMES = {Kind.WEIGHT: "weights", Kind.AFFINE: "γ, β", Kind.STATISTIC: "running statistics"}
+
+
+def row(name):
+    task, toy = task_of(name, algorithm("fedavg", lr=0.05)), Toy()
+    received = broadcast(task, task.initial_state)
+    reply, _ = client_round(task, received, Memory(), toy.batches(0, 1))
+    kind = kinds(task.model)
+    sent = {kind[key] for key in reply.update}
+    cells = ["update" if k in sent else "–" for k in (Kind.WEIGHT, Kind.AFFINE)]
+    personal = {kind[key] for key in task.layout.personal}
+    kept = ", ".join(text for k, text in _NAMES.items() if k in personal) or "–"
+    if name == "hbn":
+        kept = "mixing weights α"
+    return f"| `{name}` | {cells[0]} | {cells[1]} | {_statistics(task, reply, toy)} | {kept} |"
+
+
+def _statistics(task, reply, toy):
+    said = []
+    if any(report.moments.var.numel() == 0 for report in reply.stats.values()):
+        said.append("means of the loss gradient")
+    if reply.stats:
+        pooled = task.strategy.statistics == "pool"
+        said.insert(0, "mean, variance, count" if pooled else "running mean and variance")
+    if task.strategy.survey != "never":
+        received = broadcast(task, task.initial_state)
+        seen = client_survey(
+            task, received, Memory(), toy.everything(0), task.strategy.survey_rule()
+        )
+        assert seen.stats
+        when = "round" if task.strategy.survey == "rounds" else "evaluation"
+        said.append(f"mean, variance, count of all its data before each {when}")
+    if task.strategy.exchanges:
+        said.append("batch mean, squared deviation and their gradients, in mid-step")
+    return "; ".join(said) or "–"
+
+
+def table():
+    return "\n".join([HEAD, *(row(name) for name in STRATEGIES)])
+
+
+if __name__ == "__main__":
+    print(table())  # noqa: T201
