@@ -13,11 +13,12 @@ torch.set_num_threads(1)
 if sys.argv[1] == "keep":
     from fednorm.engines.allocator import keep_memory
     print(keep_memory())
-for number in range(6):
+faults = []
+for number in range(8):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     (torch.ones(25_000_000) + 1).sum()  # 100 MB, twice
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-print(faults)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(min(faults))  # a system that is short of memory takes some back at times
 """
 
 

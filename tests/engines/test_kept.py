@@ -68,10 +68,10 @@ def test_nothing_is_left_behind():
 
 
 def test_clients_that_keep_nothing_take_no_room():
-    kept = Kept()
-    assert kept.after({3: Memory()}) is kept
-    assert len(kept) == 0
-    assert kept.get(3, Memory()) == Memory()
+    kept = Kept(limit=0).after({3: Memory()})
+    assert kept[3] == Memory()
+    assert kept.held == 0
+    assert kept.folder is None
 
 
 def test_where_tensors_lie_changes_no_result(tmp_path):

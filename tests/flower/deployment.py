@@ -26,6 +26,8 @@ from cryptography.x509.oid import NameOID
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 BIN = Path(sys.executable).parent
+# Flower starts its own commands by their names.
+_FOUND = {"PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"}
 STARTED = 90.0  # seconds that a process may take to be there
 
 
@@ -113,7 +115,7 @@ class Deployment:
         return False
 
     def _start(self, name, command):
-        env = os.environ | QUIET | {"FLWR_HOME": str(self.folder / name)}
+        env = os.environ | QUIET | _FOUND | {"FLWR_HOME": str(self.folder / name)}
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
                 [str(BIN / command[0]), *command[1:]],
@@ -135,7 +137,7 @@ class Deployment:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def cli(self, *arguments):
-        env = os.environ | QUIET | {"FLWR_HOME": str(self.folder / "cli")}
+        env = os.environ | QUIET | _FOUND | {"FLWR_HOME": str(self.folder / "cli")}
         done = subprocess.run(
             [str(BIN / "flwr"), *arguments], env=env, capture_output=True, text=True, check=False
         )

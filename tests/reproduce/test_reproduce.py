@@ -145,11 +145,6 @@ def test_finished_parts_are_not_repeated(own, tmp_path):
             ]
 
 
-def test_what_cannot_run_yet_says_so():
-    with pytest.raises(ConfigError, match=r"FBN, Figure 4 needs attacks"):
-        scaled(find_figure("fbn-fig4"), "smoke")
-
-
 def test_mistakes_in_a_file_are_named(tmp_path):
     path = tmp_path / "bad.toml"
     path.write_text(OWN.replace("question", "qestion"), encoding="utf-8")
@@ -186,7 +181,7 @@ def test_the_list_shows_all(monkeypatch):
     monkeypatch.setattr(command, "console", Console(width=200))
     text = call("--list").output
     assert "fixbn-tableI" in text
-    assert "FBN, Figure 4 (not yet: needs attacks)" in text
+    assert "FBN, Figure 4" in text
 
 
 def test_the_ring_figures_are_drawn_by_ring(tmp_path):

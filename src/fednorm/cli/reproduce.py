@@ -111,6 +111,5 @@ def _listing() -> Table:
     if not known:
         raise ConfigError("there are no configs; install fednorm from its source tree or a wheel.")
     for name, figure in known.items():
-        lacking = f" (not yet: needs {figure.needs})" if figure.needs else ""
-        table.add_row(name, f"{figure.title}{lacking}", figure.question)
+        table.add_row(name, figure.title, figure.question)
     return table

@@ -63,7 +63,7 @@ def size(memory: Memory) -> int:
 
 @dataclass(frozen=True)
 class Kept(Mapping[ClientId, Memory]):
-    """The memories of all clients that have trained and keep something."""
+    """The memories of all clients that have trained."""
 
     limit: int = LIMIT  # bytes that are held in memory
     entries: Mapping[ClientId, _Entry] = field(default_factory=dict)  # the oldest first
@@ -82,16 +82,13 @@ class Kept(Mapping[ClientId, Memory]):
 
     def after(self, new: Mapping[ClientId, Memory]) -> "Kept":
         """Return the memories after a round; those that have waited longest go to disk."""
-        fresh = {client: memory for client, memory in new.items() if size(memory)}
-        if not fresh:
-            return self
-        before = (self.entries.get(client) for client in fresh)
+        before = (self.entries.get(client) for client in new)
         gone = sum(size(entry) for entry in before if isinstance(entry, Memory))
-        held, folder = self.held - gone + sum(map(size, fresh.values())), self.folder
-        old = {client: entry for client, entry in self.entries.items() if client not in fresh}
-        entries: dict[ClientId, _Entry] = {**old, **fresh}
+        held, folder = self.held - gone + sum(map(size, new.values())), self.folder
+        old = {client: entry for client, entry in self.entries.items() if client not in new}
+        entries: dict[ClientId, _Entry] = {**old, **new}
         for client, entry in list(entries.items()) if held > self.limit else ():
-            if held > self.limit and isinstance(entry, Memory):
+            if held > self.limit and isinstance(entry, Memory) and size(entry):
                 folder = folder or Folder()
                 entries[client] = _OnDisk(entry, folder)
                 held -= size(entry)

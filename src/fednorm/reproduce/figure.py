@@ -38,7 +38,6 @@ class Figure(BaseModel):
         default=None, description="two labels whose difference is drawn as heat maps"
     )
     best: bool = Field(default=False, description="published numbers are the best of a run")
-    needs: str = Field(default="", description="what the library lacks to run it")
     ring: dict[str, int] | None = Field(default=None, description="drawn by `fednorm ring`")
     experiment: dict[str, Any] = {}
     short: dict[str, Any] = {}

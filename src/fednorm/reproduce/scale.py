@@ -33,8 +33,6 @@ def scaled(
     figure: Figure, scale: Scale, settings: Sequence[str] = ()
 ) -> list[tuple[PanelSpec, Experiment]]:
     """Return the experiment of every panel at a scale, with `key=value` settings of a user's."""
-    if figure.needs:
-        raise ConfigError(f"{figure.title} needs {figure.needs}, which this version does not have.")
     return [
         (panel, build(override(_values(figure, panel, scale), settings)))
         for panel in _kept(figure, scale)

@@ -29,6 +29,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fednorm.core.aggregator import trusts
 from fednorm.core.layer import NormRule
 from fednorm.core.merge import follow
 from fednorm.core.messages import Broadcast, Running
@@ -67,6 +68,8 @@ class FedDNA(BatchNormStrategy):
 
     def merge(self, previous: Running, merge: Merge) -> Running:
         """Pool the moments with importance weights; the running statistics follow them."""
+        if not trusts(merge.aggregate):  # a robust rule looks at no weights
+            return follow(previous, merge)
         moments = [report.moments for report in merge.reports]
         weighted = reweighted(moments, self.strength, self.iterations)
         reports = [
