@@ -118,7 +118,8 @@ class Dataset:
     ) -> Batch:
         """Return these training samples as a model sees them; changed at random with `rng`."""
         chosen = torch.from_numpy(indices)
-        x, y = self.x[chosen], self.y[chosen]
+        # Twice as fast as `self.x[chosen]`, which small batches feel.
+        x, y = self.x.index_select(0, chosen), self.y.index_select(0, chosen)
         return self.look.plain(x, y) if rng is None else self.look.training(x, y, rng)
 
     def test_batches(self, indices: NDArray[np.int64] | None = None) -> Iterator[Batch]:

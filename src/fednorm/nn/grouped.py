@@ -27,6 +27,10 @@ def grouped(layer: FedBatchNorm, x: Tensor, momentum: float | None) -> Tensor:
         return _normalise(layer, x, None, None, 0.0)
     means, variances = mean.repeat(len(sizes), 1), var.repeat(len(sizes), 1)  # a row per client
     y = _normalise(layer, x, means, variances, momentum)
+    if len(set(sizes)) == 1:
+        torch.mean(means, 0, out=mean)
+        torch.mean(variances, 0, out=var)
+        return y
     weights = torch.tensor(sizes, dtype=torch.float64)
     mean.copy_(weighted_mean(means, weights))
     var.copy_(weighted_mean(variances, weights))
