@@ -55,11 +55,14 @@ def run_all(
 def _check(experiment: Experiment, model: ModelSource | None, workers: int) -> None:
     """Try one step of every strategy, and whether the runs will fit into memory."""
     needs = Needs(limit=round(experiment.personal_memory * 1e9))
+    at_once = min(workers, len(experiment.strategies) * len(experiment.seeds))
+    most = 1
     for entry in experiment.strategies:
         with peak() as found:
             prepared = prepare(experiment, entry, experiment.seeds[0], model)
         needs.add(found.bytes, prepared.kept * experiment.clients)
-    needs.check(workers)
+        most = max(most, prepared.used(workers // at_once))
+    needs.check(at_once * most)
 
 
 def _results(

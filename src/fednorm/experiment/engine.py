@@ -88,15 +88,17 @@ def ready(
     return partial(engine, task, clients, experiment.rounds, conditions=conditions)
 
 
-def processes(experiment: Experiment, clients: Federation, *, free: int, step: float) -> int:
-    """Return how many processes a run should use of those that are free.
+def processes(
+    name: str, experiment: Experiment, clients: Federation, *, free: int, step: float
+) -> int:
+    """Return how many processes a run with this engine should use of those that are free.
 
     `step` is how long one client's step took. Starting processes takes seconds, which a short run
     does not win back; the result is the same with any number of them.
     """
-    if experiment.engine == "workers":
+    if name == "workers":
         return max(1, cores() // experiment.threads)
-    if experiment.device != "cpu" or experiment.engine in {"loop", "lockstep"}:
+    if name == "lockstep" or experiment.engine == "loop" or experiment.device != "cpu":
         return 1
     steps = sum(len(own.lengths) for own in _first(clients))
     return free if step * steps * experiment.rounds > _WORTHWHILE else 1

@@ -64,6 +64,14 @@ class Prepared:
     processes: int = 1  # that may be used to train clients side by side
     remote: "Remote | None" = None  # clients on Flower's nodes
 
+    def used(self, free: int) -> int:
+        """Return how many of the free processes the run would use for its clients."""
+        if self.entry.centralized or self.remote:
+            return 1
+        return engine.processes(
+            self.engine, self.experiment, self.federation, free=free, step=self.step
+        )
+
     def rounds(self, start: Start | None = None) -> Iterator[Round]:
         """Run the rounds, or those that are left."""
         task, experiment = self.task, self.experiment
@@ -71,13 +79,12 @@ class Prepared:
             return simulate.rounds(task, self.clients, experiment.rounds, start)
         if self.remote:
             return self.remote.rounds(task, self.clients, experiment.rounds, start, self.conditions)
-        count = engine.processes(experiment, self.federation, free=self.processes, step=self.step)
         run = engine.ready(
             self.engine,
             experiment,
             task,
             self.clients,
-            processes=count,
+            processes=self.used(self.processes),
             conditions=self.conditions,
         )
         return run(start)
