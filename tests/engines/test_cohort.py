@@ -202,3 +202,18 @@ def test_it_is_chosen_for_small_models_of_several_steps():
 def test_where_it_does_not_fit_the_reason_is_told():
     with pytest.raises(ConfigError, match="without exchanges in mid-round"):
         run_all(build({**BASE, "engine": "cohort", "strategies": ["fedtan"]}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 1),  # over before processes have started
+        ({"rounds": 1_000_000}, 4),
+        ({"rounds": 1_000_000, "engine": "loop"}, 1),
+        ({"rounds": 1_000_000, "strategies": ["centralized"]}, 1),
+        ({"rounds": 1_000_000, "algorithm": "dsgd", "steps": 1}, 1),  # lockstep
+    ],
+)
+def test_processes_are_started_where_they_pay(changes, expected):
+    experiment = build({**BASE, **changes})
+    assert prepare(experiment, experiment.strategies[0], 0).used(4) == expected
