@@ -1,14 +1,18 @@
 """Rounds over Flower give what the simulator gives, bit by bit; losses of nodes reduce a round."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
 from PIL import Image
 
+from fednorm.aggregators import parse
 from fednorm.algorithms import algorithm
+from fednorm.attacks import ATTACKS, Adversary
 from fednorm.core.messages import bytes_down, bytes_up
 from fednorm.core.round import NonFiniteLossError, broadcast, client_round
+from fednorm.engines.conditions import Conditions
 from fednorm.engines.evaluate import score_clients
 from fednorm.engines.flower import wire
 from fednorm.engines.flower.link import Link, NobodyThereError
@@ -89,6 +93,26 @@ def test_global_momentum_gives_the_same(name):
     _, ours = over_flower(task, nodes(name, GLOBAL))
     for one, other in zip(ours, rounds(task, CLIENTS, 3), strict=True):
         assert_same(one, other)
+
+
+@pytest.mark.parametrize("attack", ["sign_flip", "non_finite"])
+def test_liars_and_robust_rules_give_the_same(attack):
+    clients = Toy(sizes=(4, 4, 4, 4), steps=2)
+    adversary = Adversary(ATTACKS[attack](), frozenset({2}))
+    conditions = Conditions(adversary, minimum_replies=2)
+
+    def defended():
+        task = task_of("fbn", LOCAL, count=3)
+        rules = parse("trimmed_mean", 1), parse("nnm > median", 1)
+        return replace(task, aggregate=rules[0], aggregate_statistics=rules[1])
+
+    link = linked(nodes("fbn", clients=clients), clients)
+    ours = rounds(defended(), clients, 3, train=link.train, conditions=conditions)
+    expected = rounds(defended(), clients, 3, conditions=conditions)
+    for one, other in zip(ours, expected, strict=True):
+        assert_same(one, other)
+        assert one.rejected == other.rejected
+        assert bool(one.rejected) is (attack == "non_finite")
 
 
 def test_memories_stay_on_the_nodes():
