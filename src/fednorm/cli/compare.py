@@ -172,6 +172,13 @@ def _run(
             saving=saving,
         )
     _show(comparison, out)
+
+
+def _show(comparison: Comparison, out: Path) -> None:
+    """Write the report, and end the command as its runs ended."""
+    report = write(comparison, out)
+    console.print(table(comparison))
+    console.print(f"Report: {report}", soft_wrap=True)
     for result in comparison.runs:
         if result.status == "stopped":
             errors.print(f"{result.strategy}, seed {result.seed}, stopped: {result.error}")
@@ -180,9 +187,3 @@ def _run(
         raise typer.Exit(INTERRUPTED)
     if any(result.status == "stopped" for result in comparison.runs):
         raise typer.Exit(1)
-
-
-def _show(comparison: Comparison, out: Path) -> None:
-    report = write(comparison, out)
-    console.print(table(comparison))
-    console.print(f"Report: {report}", soft_wrap=True)
