@@ -49,6 +49,9 @@ def test_a_deployment_gives_what_the_simulator_gives(deployment, tmp_path):
     expected, found = load_file(path), model(deployment)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+    metrics = [path.read_text() for path in tmp_path.glob("*/runs/*/metrics.jsonl")]
+    assert len(metrics) == 2
+    assert metrics[0] == metrics[1]
 
 
 def test_an_unknown_node_is_refused(deployment):

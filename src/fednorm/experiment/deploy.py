@@ -85,8 +85,7 @@ def _keep_model(prepared: Prepared, result: Round, path: Path) -> None:
 
 
 def _tell(event: Event) -> None:
-    if event.evaluation or event.rejected:
-        _say(event=without_nan(asdict(event)))
+    _say(event=without_nan(asdict(event)))
 
 
 def _say(**content: Any) -> None:

@@ -18,13 +18,16 @@ from typing import Any
 
 import tomli_w
 
+from fednorm.core.messages import Rejected
 from fednorm.experiment.config import Experiment
+from fednorm.experiment.entry import StrategyEntry
 from fednorm.experiment.environment import environment
 from fednorm.experiment.job import locked, log
 from fednorm.experiment.load import ConfigError
 from fednorm.experiment.record import keep, open_folder, run_folder
 from fednorm.experiment.result import Comparison, Evaluation, RunResult
 from fednorm.experiment.run import Event, OnRound
+from fednorm.experiment.saves import Metrics
 
 _MARK = "fednorm> "  # as in deploy.py, which needs Flower to be imported
 _SERVER = "from fednorm.experiment.deploy import server as app\n\n__all__ = ['app']\n"
@@ -61,7 +64,9 @@ def submit(
             if "error" in said:
                 raise ConfigError(f"the SuperLink's side says: {said['error']}")
             if "event" in said:
-                on_round(_event(said["event"]))
+                event = _event(said["event"])
+                _noted(event, experiment, folder)
+                on_round(event)
             if "model" in said:
                 log.info("model at the SuperLink: %s, SHA-256 %s", said["model"], said["sha256"])
             if "result" in said:
@@ -78,7 +83,7 @@ def submit(
 
 def _event(values: dict[str, Any]) -> Event:
     found = values.pop("evaluation")
-    rejected, _ = tuple(values.pop("rejected")), values.pop("diagnostics")
+    rejected = tuple(Rejected(**one) for one in values.pop("rejected"))
     evaluation = None if found is None else Evaluation.read(found)
     loss = values.pop("train_loss")
     return Event(
@@ -89,11 +94,27 @@ def _event(values: dict[str, Any]) -> Event:
     )
 
 
+def _noted(event: Event, experiment: Experiment, folder: Path) -> None:
+    """Write a round into the metrics of its run, as the simulator does."""
+    target = run_folder(folder, _entry(experiment, event.strategy), event.seed)
+    target.mkdir(parents=True, exist_ok=True)
+    metrics = Metrics(target / "metrics.jsonl")
+    if event.round == 1:
+        metrics.keep(0)
+    metrics.write(event)
+    metrics.file.close()
+
+
+def _entry(experiment: Experiment, title: str) -> StrategyEntry:
+    (entry,) = (e for e in experiment.strategies if e.title == title)
+    return entry
+
+
 def _recorded(values: dict[str, Any], experiment: Experiment, folder: Path) -> RunResult:
     history = tuple(Evaluation.read(e) for e in values.pop("history"))
     diagnostics = tuple(values.pop("diagnostics", ()))
     result = RunResult(**values, history=history, diagnostics=diagnostics)
-    (entry,) = (e for e in experiment.strategies if e.title == result.strategy)
+    entry = _entry(experiment, result.strategy)
     run_folder(folder, entry, result.seed).mkdir(parents=True, exist_ok=True)
     keep(folder, experiment, entry, result)
     return result
