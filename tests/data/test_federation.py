@@ -1,5 +1,7 @@
 """Clients and their batches: a function of seed, client, round and step."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from fednorm.data import load
 from fednorm.data.batches import Plan, participants
-from fednorm.data.federation import federation
+from fednorm.data.federation import federation, interleaved
 from fednorm.engines.centralized import Merged
 
 KEY = {"seed": 3, "client": 2, "round_": 7}
@@ -119,3 +121,23 @@ def test_natural_groups_are_tested_on_their_own():
     for client in range(10):
         ((_, y),) = clients.test(client)
         assert len(y.unique()) == 1
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_interleaved_batches_are_those_of_the_clients(flip):
+    clients = made(plan=Plan(6, steps=3))
+    data = clients.data
+    clients = replace(clients, data=replace(data, look=replace(data.look, flip=flip)))
+    parts = [clients.batches(client, 5).steps for client in (4, 0, 7)]
+    found = list(interleaved(parts))
+    assert len(found) == 3
+    for together, *apart in zip(found, *parts, strict=True):
+        for i, own in enumerate(apart):
+            assert torch.equal(together[0][i::3], own[0])
+            assert torch.equal(together[1][i::3], own[1])
+
+
+def test_batches_of_different_sizes_cannot_be_interleaved():
+    long, short = (made(plan=Plan(size)).batches(0, 1).steps for size in (6, 5))
+    with pytest.raises(ValueError, match="same shape"):
+        next(interleaved([long, short]))

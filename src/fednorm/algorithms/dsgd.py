@@ -49,10 +49,9 @@ class DSGD(SGD):
     def apply(self, state: ServerState, update: Tensors, rounds: int | None) -> Tensors:
         """Take one step along the aggregated direction."""
         rate = self.rate(state.round + 1, rounds)
-        return {
-            name: torch.sub(state.weights[name], direction, alpha=rate)
-            for name, direction in update.items()
-        }
+        old = [state.weights[name] for name in update]
+        new = torch._foreach_sub(old, list(update.values()), alpha=rate)  # noqa: SLF001
+        return dict(zip(update, new, strict=True))
 
     def _momentum(self, work: Work, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.weight_decay:

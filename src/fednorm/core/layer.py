@@ -20,7 +20,7 @@ class Session:
 
     exchange: Exchange = field(default_factory=Solo)
     step: int = 0  # which mini-batch of the round, counted from 0
-    sizes: tuple[int, ...] = ()  # where several clients stand in one batch: how much is whose
+    sizes: tuple[int, ...] = ()  # as in `Batches`
 
 
 class NormLayer(nn.Module):

@@ -101,7 +101,9 @@ class Batches:
     steps: Iterable[tuple[Tensor, Tensor]]
     examples: int  # how many the client holds in all
     seed: int = 0  # for what is random inside the model, such as dropout
-    sizes: tuple[int, ...] = ()  # where several clients stand in one batch: how much is whose
+    # Where several clients stand in one batch: how much is whose. Those with as much as each other
+    # stand interleaved: the first sample of each, then the second, …
+    sizes: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()  # of the batches, where that is known before they are made
 
 

@@ -1,7 +1,7 @@
 """Data divided among clients: who takes part in a round, and with which batches."""
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
@@ -76,16 +76,36 @@ class Steps:
     client: ClientId
     round_: int
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[Batch]:
+        data, key = self.federation.data, (self.federation.seed, self.client, self.round_)
+        for step, chosen in enumerate(self.chosen()):
+            # A generator takes as long to make as a small batch does.
+            rng = np.random.default_rng([*key, step, TAG + 1]) if data.look.random else None
+            yield data.training_batch(chosen, rng)
+
+    def chosen(self) -> Iterator[Indices]:
+        """Yield which samples of the data set the batches hold."""
         own = self.federation.parts[self.client]
         draws = self.federation.plan.draw(
             len(own), seed=self.federation.seed, client=self.client, round_=self.round_
         )
-        data, key = self.federation.data, (self.federation.seed, self.client, self.round_)
-        for step, positions in enumerate(draws):
-            # A generator takes as long to make as a small batch does.
-            rng = np.random.default_rng([*key, step, TAG + 1]) if data.look.random else None
-            yield data.training_batch(own[positions], rng)
+        return (own[positions] for positions in draws)
+
+
+def interleaved(parts: Sequence[Iterable[Batch]]) -> Iterator[Batch]:
+    """Yield the batches of several clients as one: the first sample of each, then the next.
+
+    All clients must have batches of the same sizes.
+    """
+    steps = [own for own in parts if isinstance(own, Steps)]
+    data = steps[0].federation.data if len(steps) == len(parts) else None
+    if data and not data.look.random:  # one cut for all of them, which small batches feel
+        for chosen in zip(*(own.chosen() for own in steps), strict=True):
+            yield data.training_batch(np.stack(chosen, 1).ravel())
+        return
+    for batches in zip(*parts, strict=True):
+        x, y = (torch.stack(same, 1).flatten(0, 1) for same in zip(*batches, strict=True))
+        yield x, y
 
 
 def _dropout_seed(seed: int, client: int, round_: int) -> int:

@@ -22,6 +22,7 @@ from fednorm.core.moments import Moments
 from fednorm.core.round import NonFiniteLossError, broadcast, client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId, Tensors
+from fednorm.data.federation import interleaved
 from fednorm.engines.clients import train_client
 from fednorm.engines.lockstep import is_random
 from fednorm.nn.wide import repeated, widen
@@ -54,8 +55,9 @@ class Cohort:
     def __init__(self, task: Task, count: int) -> None:
         self.count, self.losses = count, _Losses(count)
         model = widen(task.model, count)
-        if _channels_last(task.model):
-            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        last = _channels_last(task.model)
+        self.memory_format = torch.channels_last if last else torch.contiguous_format
+        model = model.to(memory_format=self.memory_format)  # type: ignore[call-overload]
         wide = layout(model, task.strategy.role)
         self.task = replace(task, model=model, layout=wide, loss=self.losses)
         self.initial = task.initial_memory
@@ -69,8 +71,11 @@ class Cohort:
         """Train clients whose batches and memories have the same shapes."""
         kept = [memories.get(own.client, Memory()) for own in group]
         self.losses.steps.clear()
+        # The clients' examples differ, so that the number stays open (0), unless the algorithm
+        # counts the batch itself, which is the same for all.
+        side = Batches(group[0].client, _Side(group, self.memory_format), examples=0)
         reply, memory = client_round(
-            self.task, _wide(received, self.count), self._memory(kept), _together(group), Replay({})
+            self.task, _wide(received, self.count), self._memory(kept), side, Replay({})
         )
         losses = torch.stack(self.losses.steps).mean(0).tolist()
         return [
@@ -94,7 +99,7 @@ class Cohort:
         return replace(
             reply,
             client=own.client,
-            examples=reply.examples or own.examples,  # see `_together`
+            examples=reply.examples or own.examples,
             update=self._part(reply.update, i),
             momentum=self._part(reply.momentum, i),
             stats={path: self._report(report, i) for path, report in reply.stats.items()},
@@ -135,22 +140,19 @@ def _joined(parts: Sequence[Tensors]) -> dict[str, Tensor]:
     }
 
 
-def _together(group: Sequence[Batches]) -> Batches:
-    """Return the batches of several clients side by side; labels are `[batch, clients]`.
-
-    The clients' examples differ, so that the number stays open (0), unless the algorithm counts
-    the batch itself, which is the same for all.
-    """
-    return Batches(client=group[0].client, steps=_Side(group), examples=0)
-
-
 @dataclass(frozen=True)
 class _Side:
+    """The batches of several clients side by side; labels are `[batch, clients]`."""
+
     group: Sequence[Batches]
+    memory_format: torch.memory_format
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for parts in zip(*(own.steps for own in self.group), strict=True):
-            yield torch.cat([x for x, _ in parts], 1), torch.stack([y for _, y in parts], 1)
+        count = len(self.group)
+        for x, y in interleaved([own.steps for own in self.group]):
+            wide = x.reshape(len(x) // count, -1, *x.shape[2:])
+            last = self.memory_format if wide.dim() == 4 else torch.contiguous_format  # noqa: PLR2004
+            yield wide.contiguous(memory_format=last), y.view(-1, count, *y.shape[1:])
 
 
 def _channels_last(model: nn.Module) -> bool:

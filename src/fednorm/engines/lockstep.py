@@ -21,7 +21,7 @@ from fednorm.core.messages import Batches, Memory
 from fednorm.core.round import NonFiniteLossError, broadcast, client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
-from fednorm.data.federation import Federation
+from fednorm.data.federation import Federation, interleaved
 from fednorm.engines.centralized import Merged, merged
 from fednorm.engines.clients import Clients
 from fednorm.engines.conditions import USUAL, Conditions
@@ -74,10 +74,18 @@ class Together(Merged):
     def batches(self, client: ClientId, round_: int) -> Batches:  # noqa: ARG002 (protocol)
         """Return the batches of all clients that take part, side by side."""
         parts = [self.clients.batches(c, round_) for c in self.clients.participants(round_)]
-        only = [next(iter(part.steps)) for part in parts]
-        sizes = tuple(len(y) for _, y in only) if len(only) > 1 else ()
-        step = torch.cat([x for x, _ in only]), torch.cat([y for _, y in only])
-        return replace(merged(parts), steps=[step], sizes=sizes)
+        steps = [part.steps for part in parts]
+        sizes = tuple(_first_length(part) for part in parts)
+        if len(set(sizes)) == 1:
+            step = next(interleaved(steps))
+        else:
+            only = [next(iter(own)) for own in steps]
+            step = torch.cat([x for x, _ in only]), torch.cat([y for _, y in only])
+        return replace(merged(parts), steps=[step], sizes=sizes if len(parts) > 1 else ())
+
+
+def _first_length(part: Batches) -> int:
+    return part.lengths[0] if part.lengths else len(next(iter(part.steps))[1])
 
 
 def rounds(task: Task, clients: Clients, count: int, start: Start | None = None) -> Iterator[Round]:

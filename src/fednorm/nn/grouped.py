@@ -67,11 +67,10 @@ def _row(rows: Tensor | None, i: int) -> Tensor | None:
 def _as_channels(
     layer: FedBatchNorm, x: Tensor, means: Tensor | None, variances: Tensor | None, momentum: float
 ) -> Tensor:
-    """Treat clients with parts of one size as further channels: one call for all of them."""
+    """Treat clients with parts of one size, which are interleaved, as further channels."""
     count = len(layer.round.session.sizes)
-    each, shape = len(x) // count, x.shape[1:]
     y = functional.batch_norm(
-        x.view(count, each, *shape).transpose(0, 1).reshape(each, -1, *shape[1:]),
+        x.reshape(len(x) // count, -1, *x.shape[2:]),
         None if means is None else means.view(-1),
         None if variances is None else variances.view(-1),
         None if layer.weight is None else layer.weight.repeat(count),
@@ -80,4 +79,4 @@ def _as_channels(
         momentum=momentum,
         eps=layer.eps,
     )
-    return y.view(each, count, *shape).transpose(0, 1).reshape(x.shape)
+    return y.reshape(x.shape)

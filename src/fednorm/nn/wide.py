@@ -21,6 +21,7 @@ from fednorm.nn.weight_std import StandardizedConv1d, StandardizedConv2d, Standa
 _CONVOLUTION = ("in_channels", "out_channels", "groups")
 _BATCH_NORM = ("num_features",)
 _GROUP_NORM = ("num_groups", "num_channels")
+_MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
 # The layers that can be widened, and which of their numbers grow with the clients.
 _COUNTS: Mapping[type[nn.Module], tuple[str, ...]] = {
@@ -76,7 +77,30 @@ def widen(model: nn.Module, count: int) -> nn.Module:
     for path, layer in list(wide.named_modules()):
         if any(True for _ in _own(layer)):
             _widen_layer(path, layer, count)
+    for layer in wide.modules():
+        if type(layer) is nn.Sequential:
+            _pool_first(layer)
     return wide
+
+
+def _pool_first(layers: nn.Sequential) -> None:
+    """Swap ReLU and the max-pooling behind it, so that ReLU sees a quarter of the values.
+
+    Maximum and ReLU commute, in values and in gradients: where a window's maximum is not positive,
+    no gradient passes either way.
+    """
+    for i in range(len(layers) - 1):
+        first, second = layers[i], layers[i + 1]
+        pools = type(second) in _MAX_POOLS and not second.return_indices
+        if type(first) is nn.ReLU and pools and not _hooked(first, second):
+            layers[i], layers[i + 1] = second, first
+
+
+def _hooked(*layers: nn.Module) -> bool:
+    return any(
+        layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks  # noqa: SLF001
+        for layer in layers
+    )
 
 
 def _own(layer: nn.Module) -> list[tuple[str, Tensor]]:
