@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from fednorm.core.messages import Memory, Rejected, Running, ServerState
@@ -229,6 +232,41 @@ def test_values_come_back_bit_by_bit(tmp_path):
 def _to_be_killed(values, folder):
     torch.set_num_threads(1)
     run_all(build(values), folder=folder, saving=Saving(3))
+
+
+class OnDisk(Mapping):
+    """Memories that exist only while somebody looks at them."""
+
+    def __init__(self):
+        self.alive = weakref.WeakSet()
+        self.most = 0
+
+    def __getitem__(self, client):
+        tensor = torch.arange(6.0) + client
+        self.alive.add(tensor)
+        self.most = max(self.most, len(self.alive))
+        counter = torch.tensor(client)
+        return Memory({"γ": tensor, "odd": torch.ones(3, dtype=torch.uint8), "n": counter})
+
+    def __iter__(self):
+        return iter(range(50))
+
+    def __len__(self):
+        return 50
+
+
+def test_memories_are_never_all_in_memory(tmp_path):
+    state, memories = ServerState(1, {"w": torch.zeros(2)}, {}, {}), OnDisk()
+    checkpoint.save(tmp_path, {}, Checkpoint(state, memories, {}))
+    assert memories.most <= 2
+    found, _ = checkpoint.newest(tmp_path, {})
+    (path,) = tmp_path.glob("*.safetensors")
+    assert len(safetensors.torch.load_file(path)) == 1 + 3 * 50  # anybody can read it
+    for client, memory in found.memories.items():
+        expected = memories[client].tensors
+        assert memory.tensors.keys() == expected.keys()
+        assert all(torch.equal(memory.tensors[name], t) for name, t in expected.items())
+        assert all(memory.tensors[name].dtype == t.dtype for name, t in expected.items())
 
 
 def test_a_run_killed_at_twenty_random_moments_ends_the_same(tmp_path):

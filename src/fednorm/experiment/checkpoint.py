@@ -9,14 +9,17 @@ follows from its seed, client, round and step.
 
 import dataclasses
 import json
+import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
+from functools import cache
+from hashlib import file_digest
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -25,6 +28,7 @@ from fednorm.core.messages import Memory, Rejected, Running, ServerState
 from fednorm.core.types import ClientId
 
 KEPT = 2  # the newest so many; if the last one is damaged, there is the one before
+_ALIGNED = 8  # bytes
 _NAME = re.compile(r"checkpoint-(\d+)-([0-9a-f]{64})\.safetensors")
 
 
@@ -43,21 +47,15 @@ class DiskError(OSError):
 
 def save(folder: Path, key: Mapping[str, Any], checkpoint: Checkpoint) -> None:
     """Write a checkpoint; the newest two are kept."""
-    tensors: dict[str, Tensor] = {}
-    header = {
-        "key": key,
-        "state": _flattened(checkpoint.state, tensors),
-        "memories": {str(c): _flattened(m, tensors) for c, m in checkpoint.memories.items()},
-        "record": dict(checkpoint.record),
-    }
-    content = safetensors.torch.save(tensors, {"run": json.dumps(header)})
-    name = f"checkpoint-{checkpoint.state.round:08}-{sha256(content).hexdigest()}.safetensors"
     partial = folder / ".checkpoint.partial"
     try:
-        with partial.open("wb") as file:
-            file.write(content)
+        with partial.open("w+b") as file:
+            _write(file, key, checkpoint)
             file.flush()
             os.fsync(file.fileno())
+            file.seek(0)
+            digest = file_digest(file, "sha256").hexdigest()
+        name = f"checkpoint-{checkpoint.state.round:08}-{digest}.safetensors"
         partial.replace(folder / name)
         _sync(folder)
     except OSError as error:
@@ -65,6 +63,75 @@ def save(folder: Path, key: Mapping[str, Any], checkpoint: Checkpoint) -> None:
         raise DiskError(_explained(folder, error)) from error
     for _, old in list(_files(folder))[KEPT:]:
         old.unlink(missing_ok=True)
+
+
+def _write(file: BinaryIO, key: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+    """Write a safetensors file without holding all of it: memories may be larger than memory is.
+
+    It is walked through twice: for the header, which says where every tensor begins, and to write.
+    """
+    found: list[_Place] = []
+
+    def note(tensor: Tensor) -> str:
+        found.append(_Place(_name_of(tensor.dtype), tuple(tensor.shape), tensor.nbytes))
+        return str(len(found) - 1)
+
+    header = {
+        "key": key,
+        "state": _flattened(checkpoint.state, note),
+        "memories": {str(c): _flattened(m, note) for c, m in checkpoint.memories.items()},
+        "record": dict(checkpoint.record),
+    }
+    starts = _starts(found)
+    places = {
+        str(i): {
+            "dtype": place.dtype,
+            "shape": place.shape,
+            "data_offsets": [starts[i], starts[i] + place.bytes],
+        }
+        for i, place in enumerate(found)
+    }
+    text = json.dumps({"__metadata__": {"run": json.dumps(header)}, **places}).encode()
+    text += b" " * (-len(text) % _ALIGNED)
+    file.write(len(text).to_bytes(8, "little") + text)
+    beginning, offsets = file.tell(), iter(starts)
+
+    def put(tensor: Tensor) -> str:
+        file.seek(beginning + next(offsets))
+        # Tensors are written in their logical order.
+        plain = tensor.detach().cpu().contiguous().flatten()
+        file.write(plain.view(torch.uint8).numpy().data)
+        return ""
+
+    _flattened(checkpoint.state, put)
+    for memory in checkpoint.memories.values():
+        _flattened(memory, put)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What the header says of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+def _starts(places: Sequence[_Place]) -> list[int]:
+    """Return where tensors begin: without holes, and each where its number format may."""
+    width = [place.bytes // max(1, math.prod(place.shape)) for place in places]
+    starts, end = [0] * len(places), 0
+    for i in sorted(range(len(places)), key=lambda i: -width[i]):
+        starts[i], end = end, end + places[i].bytes
+    return starts
+
+
+@cache
+def _name_of(dtype: torch.dtype) -> str:
+    """Return what safetensors calls a number format."""
+    content = safetensors.torch.save({"t": torch.empty(0, dtype=dtype)})
+    length = int.from_bytes(content[:8], "little")
+    return str(json.loads(content[8 : 8 + length])["t"]["dtype"])
 
 
 def _explained(folder: Path, error: OSError) -> str:
@@ -82,16 +149,18 @@ def newest(
     """Return the newest good checkpoint of the same run, and what is to be said of bad ones."""
     messages = []
     for number, path in _files(folder):
-        content = path.read_bytes()
-        if sha256(content).hexdigest() not in path.name:
+        with path.open("rb") as file:
+            digest = file_digest(file, "sha256").hexdigest()
+        if digest not in path.name:
             messages.append(
                 f"the checkpoint of round {number} in {str(folder)!r} is damaged; "
                 "the one before it is used."
             )
             continue
-        header, tensors = _read(content)
-        if header["key"] == json.loads(json.dumps(key)):
-            return _checkpoint(header, _Tensors(tensors, device)), messages
+        with safetensors.safe_open(path, "pt") as opened:
+            header = json.loads(opened.metadata()["run"])
+            if header["key"] == json.loads(json.dumps(key)):
+                return _checkpoint(header, _Tensors(opened, device)), messages
     return None, messages
 
 
@@ -119,45 +188,42 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _flattened(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return plain values with numbers in the place of tensors, which go into `tensors`."""
+def _flattened(value: Any, add: Callable[[Tensor], str]) -> Any:
+    """Return plain values; in the place of a tensor is the name that `add` gives it."""
     if isinstance(value, Tensor):
-        name = str(len(tensors))
-        # Two names may not share memory on disk, and tensors are written in their logical order.
-        tensors[name] = value.detach().to("cpu", copy=True).contiguous()
-        return {"tensor" if value.device.type == "cpu" else "device tensor": name}
+        return {"tensor" if value.device.type == "cpu" else "device tensor": add(value)}
     if dataclasses.is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {"map": {key: _flattened(item, tensors) for key, item in value.items()}}
+        return {"map": {key: _flattened(item, add) for key, item in value.items()}}
     if isinstance(value, tuple | list):
-        return {"list": [_flattened(item, tensors) for item in value]}
+        return {"list": [_flattened(item, add) for item in value]}
     return {"value": value}
 
 
 @dataclass(frozen=True)
 class _Tensors:
-    by_name: Mapping[str, Tensor]
+    """The tensors of an open file, which stay there until they are looked at."""
+
+    opened: Any
     device: torch.device | str  # of the run
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor: Tensor = self.opened.get_tensor(name)
+        return tensor
 
 
 def _restored(tree: Mapping[str, Any], tensors: _Tensors) -> Any:
     ((kind, content),) = tree.items()
     if kind == "tensor":
-        return tensors.by_name[content]
+        return tensors[content]
     if kind == "device tensor":
-        return tensors.by_name[content].to(tensors.device)
+        return tensors[content].to(tensors.device)
     if kind == "map":
         return {key: _restored(item, tensors) for key, item in content.items()}
     if kind == "list":
         return tuple(_restored(item, tensors) for item in content)
     return content
-
-
-def _read(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])["__metadata__"]["run"]
-    return json.loads(header), safetensors.torch.load(content)
 
 
 def _checkpoint(header: Mapping[str, Any], tensors: _Tensors) -> Checkpoint:
