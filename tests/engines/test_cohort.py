@@ -67,7 +67,7 @@ def test_cohorts_give_what_the_loop_gives(name):
     if name not in ALONE:
         cohorts = cohort.Cohorts(task, 3)
         expected = list(in_turn(task, CLIENTS, 3))
-        got = list(in_turn(task, CLIENTS, 3, train=cohorts.rounds))
+        got = list(in_turn(task, CLIENTS, 3, train=cohorts.train_all))
         for ours, theirs in zip(got, expected, strict=True):
             assert_close(ours, theirs)
         assert max(cohorts.wide) > 1
@@ -79,7 +79,9 @@ def test_every_algorithm(which, name):
     task = task_of(name, ALGORITHMS[which], count=4)
     cohorts = cohort.Cohorts(task, 4)
     expected = list(in_turn(task, CLIENTS, 3))
-    for ours, theirs in zip(in_turn(task, CLIENTS, 3, train=cohorts.rounds), expected, strict=True):
+    for ours, theirs in zip(
+        in_turn(task, CLIENTS, 3, train=cohorts.train_all), expected, strict=True
+    ):
         assert_close(ours, theirs)
 
 
@@ -104,7 +106,7 @@ def test_with_processes_the_result_is_the_same_bit_by_bit():
     cohorts = cohort.Cohorts(task, 2)
     crew = Crew(task, CLIENTS, 2, cohort=2)
     try:
-        expected = in_turn(task, CLIENTS, 3, train=cohorts.rounds)
+        expected = in_turn(task, CLIENTS, 3, train=cohorts.train_all)
         for ours, theirs in zip(in_turn(task, CLIENTS, 3, train=crew.train), expected, strict=True):
             for name, value in theirs.state.weights.items():
                 assert torch.equal(ours.state.weights[name], value)
@@ -117,7 +119,7 @@ def test_with_processes_the_result_is_the_same_bit_by_bit():
 def test_a_loss_that_is_not_finite_is_the_clients_own():
     task = task_of("none", algorithm("fedavg", lr=1e200), count=4)
     with pytest.raises(NonFiniteLossError, match=r"in round \d at client \d"):
-        list(in_turn(task, CLIENTS, 4, train=cohort.Cohorts(task, 3).rounds))
+        list(in_turn(task, CLIENTS, 4, train=cohort.Cohorts(task, 3).train_all))
 
 
 class Shuffled(nn.Module):

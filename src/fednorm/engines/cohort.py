@@ -192,7 +192,7 @@ class Cohorts:
             for own, memory in ((own, memories.get(own.client, Memory())) for own in group)
         ]
 
-    def rounds(
+    def train_all(
         self,
         task: Task,
         received: Broadcast,

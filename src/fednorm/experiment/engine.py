@@ -84,7 +84,7 @@ def ready(
         engine = partial(workers.rounds, processes=processes, cohort=size)
     else:
         cohorts = cohort.Cohorts(task, size, conditions.byzantine)
-        engine = partial(simulate.rounds, train=cohorts.rounds if size > 1 else None)
+        engine = partial(simulate.rounds, train=cohorts.train_all if size > 1 else None)
     return partial(engine, task, clients, experiment.rounds, conditions=conditions)
 
 
