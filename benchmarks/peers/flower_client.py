@@ -1,0 +1,45 @@
+"""What Flower's clients do; the work is named by the environment variable FEDNORM_WORK.
+
+In a module of its own: ray sends what it finds in the main script by value, with every message,
+and clients could keep nothing from one message to the next.
+"""
+
+import os
+from functools import cache
+
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+from torch.nn import functional
+from works import WORKS, as_floats, network, tensors
+
+WORK = WORKS[os.environ["FEDNORM_WORK"]]
+client_app = ClientApp()
+
+
+@cache
+def held() -> tuple[nn.Module, Tensor, Tensor]:
+    """Return a model and all images: made once in each of ray's processes."""
+    torch.set_num_threads(1)
+    return network(WORK).to(memory_format=torch.channels_last), *tensors(WORK)
+
+
+@client_app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train on this client's images."""
+    model, x, y = held()
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=WORK.lr, momentum=WORK.momentum)
+    first = int(context.node_config["partition-id"]) * WORK.held
+    for _ in range(WORK.steps):
+        chosen = first + torch.randperm(WORK.held)[: WORK.batch]
+        images = as_floats(x[chosen]).contiguous(memory_format=torch.channels_last)
+        optimizer.zero_grad()
+        functional.cross_entropy(model(images), y[chosen]).backward()
+        optimizer.step()
+    content = {
+        "arrays": ArrayRecord(model.state_dict()),
+        "metrics": MetricRecord({"num-examples": WORK.held}),
+    }
+    return Message(content=RecordDict(content), reply_to=message)
