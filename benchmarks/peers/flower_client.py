@@ -10,9 +10,10 @@ from functools import cache
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from peers.common import batches
 from torch import Tensor, nn
 from torch.nn import functional
-from works import WORKS, as_floats, network, tensors
+from works import WORKS, network, tensors
 
 WORK = WORKS[os.environ["FEDNORM_WORK"]]
 client_app = ClientApp()
@@ -31,12 +32,9 @@ def train(message: Message, context: Context) -> Message:
     model, x, y = held()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=WORK.lr, momentum=WORK.momentum)
-    first = int(context.node_config["partition-id"]) * WORK.held
-    for _ in range(WORK.steps):
-        chosen = first + torch.randperm(WORK.held)[: WORK.batch]
-        images = as_floats(x[chosen]).contiguous(memory_format=torch.channels_last)
+    for images, labels in batches(WORK, x, y, int(context.node_config["partition-id"])):
         optimizer.zero_grad()
-        functional.cross_entropy(model(images), y[chosen]).backward()
+        functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
     content = {
         "arrays": ArrayRecord(model.state_dict()),

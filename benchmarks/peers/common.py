@@ -1,0 +1,38 @@
+"""What the peers share: a client's batches, the clock, and how statistics travel."""
+
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from works import Work, as_floats
+
+
+def batches(work: Work, x: Tensor, y: Tensor, client: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield what a client trains on in one round: a batch for every step."""
+    for _ in range(work.steps):
+        chosen = client * work.held + torch.randperm(work.held)[: work.batch]
+        yield as_floats(x[chosen]).contiguous(memory_format=torch.channels_last), y[chosen]
+
+
+class Clock:
+    """Writes the seconds since it was made or last asked."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+
+    def lap(self) -> None:
+        """End a round and begin the next."""
+        now = time.perf_counter()
+        print(now - self.start, flush=True)
+        self.start = now
+
+
+def with_statistics_as_parameters(model: nn.Module) -> nn.Module:
+    """Make running statistics frozen parameters, for peers that average nothing else."""
+    for module in model.modules():
+        for name, value in list(module.named_buffers(recurse=False)):
+            if value.is_floating_point():
+                delattr(module, name)
+                module.register_parameter(name, nn.Parameter(value, requires_grad=False))
+    return model
