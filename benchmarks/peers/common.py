@@ -1,5 +1,6 @@
 """What the peers share: a client's batches, the clock, and how statistics travel."""
 
+import importlib
 import time
 from collections.abc import Iterator
 
@@ -36,3 +37,16 @@ def with_statistics_as_parameters(model: nn.Module) -> nn.Module:
                 delattr(module, name)
                 module.register_parameter(name, nn.Parameter(value, requires_grad=False))
     return model
+
+
+def prepare_torchvision() -> None:
+    """Let torchvision be imported without its kernels, which no peer needs here.
+
+    From PyPI it is built for CUDA; beside a CPU build of torch it lacks two operators.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:
+        for name in ("nms", "qnms"):
+            schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            torch.library.define(f"torchvision::{name}", schema)

@@ -15,13 +15,16 @@ from typing import Any
 sys.path[0] = str(Path(__file__).parents[1])
 
 import torch
+from peers.common import Clock, batches, prepare_torchvision, with_statistics_as_parameters
+from torch import Tensor
+from works import WORKS, network, tensors
+
+prepare_torchvision()
+
 from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
 from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from fedlab.contrib.dataset.basic_dataset import FedDataset
 from fedlab.core.standalone import StandalonePipeline
-from peers.common import Clock, batches, with_statistics_as_parameters
-from torch import Tensor
-from works import WORKS, network, tensors
 
 WORK = WORKS[sys.argv[1]]
 ROUNDS = int(sys.argv[2])
