@@ -1,12 +1,19 @@
-"""What the peers share: a client's batches, the clock, and how statistics travel."""
+"""What the peers share: the command line, a client's batches, and the clock."""
 
 import importlib
+import sys
 import time
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from works import Work, as_floats
+from works import WORKS, Work, as_floats
+
+
+def arguments(threads: int = 2) -> tuple[Work, int]:
+    """Return the work and the rounds of the command line; a third argument sets the threads."""
+    torch.set_num_threads(int(sys.argv[3]) if sys.argv[3:] else threads)
+    return WORKS[sys.argv[1]], int(sys.argv[2])
 
 
 def batches(work: Work, x: Tensor, y: Tensor, client: int) -> Iterator[tuple[Tensor, Tensor]]:

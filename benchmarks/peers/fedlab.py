@@ -1,6 +1,6 @@
 """The same work in FedLab: its serial trainer, synchronous server and standalone pipeline.
 
-    python fedlab.py WORK ROUNDS
+    python fedlab.py WORK ROUNDS [THREADS]
 
 FedLab sends parameters only, so running statistics are made parameters. It flattens weights with
 `view`, which `channels_last` weights do not allow: only the images are in `channels_last`, which
@@ -15,9 +15,15 @@ from typing import Any
 sys.path[0] = str(Path(__file__).parents[1])
 
 import torch
-from peers.common import Clock, batches, prepare_torchvision, with_statistics_as_parameters
+from peers.common import (
+    Clock,
+    arguments,
+    batches,
+    prepare_torchvision,
+    with_statistics_as_parameters,
+)
 from torch import Tensor
-from works import WORKS, network, tensors
+from works import network, tensors
 
 prepare_torchvision()
 
@@ -26,8 +32,7 @@ from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from fedlab.contrib.dataset.basic_dataset import FedDataset
 from fedlab.core.standalone import StandalonePipeline
 
-WORK = WORKS[sys.argv[1]]
-ROUNDS = int(sys.argv[2])
+WORK, ROUNDS = arguments()
 
 
 class Images(FedDataset):
@@ -63,7 +68,6 @@ class Timed(StandalonePipeline):
         clock.lap()
 
 
-torch.set_num_threads(2)
 model = with_statistics_as_parameters(network(WORK).to(memory_format=torch.contiguous_format))
 trainer = Trainer(model, WORK.clients)
 trainer.setup_dataset(Images())
