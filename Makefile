@@ -37,12 +37,15 @@ PEERS := flower fedlab pfl fluke byzfl
 .venv-peers/flower/installed: WANTED = '.[flower]'
 .venv-peers/fedlab/installed: WANTED = . fedlab==1.3.0
 .venv-peers/pfl/installed: WANTED = . 'pfl[pytorch]==0.6.0'
-.venv-peers/fluke/installed: WANTED = . fluke-fl==0.8.1
+# What fluke imports; all that it asks for (wandb, clearml, ...) was not resolved within minutes.
+.venv-peers/fluke/installed: WANTED = . pandas scikit-learn torchmetrics torchvision psutil seaborn diskcache omegaconf cerberus
+.venv-peers/fluke/installed: BARE = fluke-fl==0.8.1
 .venv-peers/byzfl/installed: WANTED = '.[peers]'
 
 .venv-peers/%/installed: constraints.txt
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable $(WANTED)
+	$(if $(BARE),$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(BARE))
 	touch $@
 
 peers: $(PEERS:%=.venv-peers/%/installed)
