@@ -72,11 +72,10 @@ module = network(WORK).to(memory_format=torch.channels_last).train()
 module.loss = lambda x, y: functional.cross_entropy(module(x), y)
 module.metrics = lambda *_: {}
 statistics = {key: value for key, value in module.named_buffers() if value.is_floating_point()}
-averaged = [*module.parameters(), *statistics.values()]
 model = PyTorchModel(
     module,
     lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=WORK.momentum),
-    torch.optim.SGD(averaged, lr=1.0),
+    torch.optim.SGD([*module.parameters(), *statistics.values()], lr=1.0),
 )
 model.variable_map.update(statistics)
 clients = random.Random(0).sample(range(WORK.clients), WORK.clients)  # noqa: S311
