@@ -33,9 +33,22 @@ test: lint
 	$(BIN)/python -m pytest --numprocesses auto
 
 # Other simulators, each in an environment of its own, for benchmarks/simulators.py --peers.
-peers:
-	test -x .venv-peers/flower/bin/python || $(PYTHON) -m venv .venv-peers/flower
-	.venv-peers/flower/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[flower]'
+PEERS := flower fedlab pfl fluke byzfl
+.venv-peers/flower/installed: WANTED = '.[flower]'
+.venv-peers/fedlab/installed: WANTED = . fedlab==1.3.0
+.venv-peers/pfl/installed: WANTED = . 'pfl[pytorch]==0.6.0'
+# What fluke imports; all that it asks for (wandb, clearml, ...) was not resolved within minutes.
+.venv-peers/fluke/installed: WANTED = . pandas scikit-learn torchmetrics torchvision psutil seaborn diskcache omegaconf cerberus
+.venv-peers/fluke/installed: BARE = fluke-fl==0.8.1
+.venv-peers/byzfl/installed: WANTED = '.[peers]'
+
+.venv-peers/%/installed: constraints.txt
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable $(WANTED)
+	$(if $(BARE),$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(BARE))
+	touch $@
+
+peers: $(PEERS:%=.venv-peers/%/installed)
 
 clean:
 	rm -rf .venv .venv-peers results

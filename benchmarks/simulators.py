@@ -25,7 +25,7 @@ from fednorm.experiment.environment import cores, has_bfloat16
 
 HERE = Path(__file__).parent
 NAMES = ["reference", "reference, 1 thread", "loop", "naive", "fbn", "naive bf16"]
-PEERS = {"flower": "Flower"}
+PEERS = {"flower": "Flower", "fedlab": "FedLab", "pfl": "pfl", "fluke": "fluke", "byzfl": "ByzFL"}
 WARM = 2  # rounds that are not counted
 
 

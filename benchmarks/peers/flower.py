@@ -14,46 +14,19 @@ from typing import Any
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-sys.path.insert(0, str(Path(__file__).parents[1]))
+os.environ["FEDNORM_WORK"] = sys.argv[1]  # ray's processes inherit it
+sys.path[0] = str(Path(__file__).parents[1])  # and the path
 
-import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from torch.nn import functional
-from works import WORKS, as_floats, network, tensors
+from peers.flower_client import WORK, client_app
+from works import network
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
-WORK = WORKS[sys.argv[1]]
 ROUNDS = int(sys.argv[2])
-held: dict = {}
-client_app, server_app = ClientApp(), ServerApp()
-
-
-@client_app.train()
-def train(message: Message, context: Context) -> Message:
-    """Train on this client's images."""
-    torch.set_num_threads(1)
-    if not held:
-        held["x"], held["y"] = tensors(WORK)
-        held["model"] = network(WORK).to(memory_format=torch.channels_last)
-    model = held["model"]
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    optimizer = torch.optim.SGD(model.parameters(), lr=WORK.lr, momentum=WORK.momentum)
-    first = int(context.node_config["partition-id"]) * WORK.held
-    for _ in range(WORK.steps):
-        chosen = first + torch.randperm(WORK.held)[: WORK.batch]
-        x = as_floats(held["x"][chosen]).contiguous(memory_format=torch.channels_last)
-        optimizer.zero_grad()
-        functional.cross_entropy(model(x), held["y"][chosen]).backward()
-        optimizer.step()
-    content = {
-        "arrays": ArrayRecord(model.state_dict()),
-        "metrics": MetricRecord({"num-examples": WORK.held}),
-    }
-    return Message(content=RecordDict(content), reply_to=message)
+server_app = ServerApp()
 
 
 class Timed(FedAvg):
