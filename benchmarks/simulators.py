@@ -25,7 +25,16 @@ from fednorm.experiment.environment import cores, has_bfloat16
 
 HERE = Path(__file__).parent
 NAMES = ["reference", "reference, 1 thread", "loop", "naive", "fbn", "naive bf16"]
-PEERS = {"flower": "Flower", "fedlab": "FedLab", "pfl": "pfl", "fluke": "fluke", "byzfl": "ByzFL"}
+# Flower and pfl share clients among processes; the others train them in turn.
+PEERS = {
+    "Flower": ["flower"],
+    "pfl": ["pfl"],
+    **{
+        f"{name}, {threads} thread{'s' * (threads > 1)}": [name.lower(), str(threads)]
+        for name in ("FedLab", "fluke", "ByzFL")
+        for threads in (1, 2)
+    },
+}
 WARM = 2  # rounds that are not counted
 
 
@@ -52,12 +61,14 @@ class Contender:
         self.process.wait()
 
 
-def peer(name: str, work: str, rounds: int) -> list[float]:
+def peer(title: str, work: str, rounds: int) -> list[float]:
     """Return the seconds of each round of a peer, without the first."""
+    name, *threads = PEERS[title]
     python = HERE.parent / ".venv-peers" / name / "bin" / "python"
     if not python.exists():
         return []
     command = [str(python), str(HERE / "peers" / f"{name}.py"), work, str(rounds + 1)]
+    command += threads
     found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=1800)
     lines = [line for line in found.stdout.splitlines() if line.replace(".", "").isdigit()]
     return [float(line) for line in lines][1:]
@@ -99,10 +110,10 @@ def measure(work: str, passes: int, names: list[str], *, peers: bool) -> None:
     for name, found in others.items():
         if found:
             shown = f"{median(found):.4f} | {median(found) / middle:.2f}"
-            print(f"| {PEERS[name]} | {shown} | {min(found) / middle:.2f}, "
+            print(f"| {name} | {shown} | {min(found) / middle:.2f}, "
                   f"{max(found) / middle:.2f} | |")  # fmt: skip
         else:
-            print(f"| {PEERS[name]} | not installed: make peers | | | |")
+            print(f"| {name} | not installed: make peers | | | |")
 
 
 def main() -> None:
