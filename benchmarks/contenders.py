@@ -2,12 +2,14 @@
 
     python benchmarks/contenders.py NAME WORK
 
-reads a line for each round from its input and writes the round's seconds and its peak memory.
+reads a number of rounds from each line of its input, makes them, and writes the median seconds of a
+round and its peak memory.
 """
 
 import resource
 import sys
 from collections.abc import Callable, Iterator
+from statistics import median
 from time import perf_counter
 
 import torch
@@ -89,14 +91,19 @@ CONTENDERS: dict[str, Callable[[Work], Iterator[None]]] = {
 }
 
 
+def timed(rounds: Iterator[None]) -> float:
+    """Make a round; return its seconds."""
+    start = perf_counter()
+    next(rounds)
+    return perf_counter() - start
+
+
 def main() -> None:
     """Make rounds as long as there are lines to read."""
     keep_memory()
     rounds = CONTENDERS[sys.argv[1]](WORKS[sys.argv[2]])
-    for _ in sys.stdin:
-        start = perf_counter()
-        next(rounds)
-        seconds = perf_counter() - start
+    for line in sys.stdin:
+        seconds = median(timed(rounds) for _ in range(int(line)))
         own, others = (
             resource.getrusage(who).ru_maxrss
             for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)

@@ -51,6 +51,12 @@ def test_batches_depend_on_seed_client_and_round_only():
     assert first == [b.tolist() for b in Plan(5, steps=9).draw(50, **KEY)][:3]
 
 
+@pytest.mark.parametrize("seed", [0, 2**32 - 1, 2**32, 2**40 + 1])
+def test_the_order_is_that_of_numpys_generator_for_the_key(seed):
+    (drawn,) = Plan(30).draw(30, seed=seed, client=2, round_=7)
+    assert drawn.tolist() == np.random.default_rng([seed, 2, 7, 0, 301]).permutation(30).tolist()
+
+
 @pytest.mark.parametrize(
     "fields", [{"batch": 0}, {"batch": 1, "steps": 0}, {"batch": 1, "epochs": 2}]
 )

@@ -129,7 +129,7 @@ def _faults(reply: Any, expected: Expected) -> Iterator[Fault]:
     yield from _bad_statistics(reply.stats, expected)
     floats = {n: t for n, t in reply.buffers.items() if t.is_floating_point()}
     for part in (reply.update, reply.momentum, floats):
-        if (name := _too_large(part)) is not None:
+        if (name := _not_finite(part)) is not None:
             yield name, f"the update of {name!r} is not finite"
 
 
@@ -168,10 +168,10 @@ def _bad_statistics(stats: Any, expected: Expected) -> Iterator[Fault]:
             yield str(path), f"layer {path!r} has nothing to report in this round"
         yield from _bad_report(path, report, expected)
     means = {path: report.moments.mean for path, report in stats.items()}
-    if (layer := _too_large(means, squared=True)) is not None:
+    if (layer := _too_large(means)) is not None:
         yield layer, f"the mean of layer {layer!r} is not finite, or its square is not"
     variances = {p: r.moments.var for p, r in stats.items() if r.moments.var.numel()}
-    if (layer := _too_large(variances)) is not None:
+    if (layer := _not_finite(variances)) is not None:
         yield layer, f"the variance of layer {layer!r} is not finite"
     if variances and float(torch.cat(list(variances.values())).min()) < 0:  # one look at all
         layer = next(path for path, var in variances.items() if float(var.min()) < 0)
@@ -192,20 +192,29 @@ def _bad_report(path: str, report: Any, expected: Expected) -> Iterator[Fault]:
     yield from _unlike_one(f"the variance of layer {path!r}", path, moments.var, before.var)
 
 
-def _too_large(tensors: Tensors, *, squared: bool = False) -> str | None:
-    """Return the name of a tensor with a NaN or an infinity in it, if there is one.
+def _not_finite(tensors: Tensors) -> str | None:
+    """Return the name of a tensor with a NaN or an infinity in it, if there is one."""
+    present = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
+    # A sum with a NaN or an infinity in it is not finite. Of values that all are finite it may
+    # overflow: then each is looked at.
+    sums = [tensor.sum() for tensor in present.values()]
+    if not sums or math.isfinite(sum(torch.stack(sums).tolist())):
+        return None
+    return next((name for name, t in present.items() if not t.isfinite().all()), None)
 
-    With `squared` the square of a difference of two values must be finite too, as the variance
-    between clients needs it.
+
+def _too_large(tensors: Tensors) -> str | None:
+    """Return the name of a tensor of which the square of a difference may not be finite.
+
+    The variance between clients needs that.
     """
     present = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
     if not present:
         return None
-    # The largest magnitude of each tensor shows whether all of it is finite, in one batched call.
+    # The largest magnitude of each tensor, in one batched call.
     magnitudes = torch._foreach_norm(list(present.values()), float("inf"))  # noqa: SLF001
     for name, largest in zip(present, torch.stack(magnitudes).tolist(), strict=True):
-        limit = torch.finfo(present[name].dtype).max
-        if not largest <= (math.sqrt(limit) / 4 if squared else limit):
+        if not largest <= math.sqrt(torch.finfo(present[name].dtype).max) / 4:
             return name
     return None
 
