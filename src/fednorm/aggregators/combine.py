@@ -38,13 +38,14 @@ def weighted_sum(coefficients: Tensor, vectors: Vectors) -> Tensor:
     used = weights.nonzero().flatten()
     if len(used) == 1:
         return rows[used[0]] * weights[used]
+    if len(used) == len(rows):
+        return torch.mv(rows.T, weights)
     result = rows.new_empty(rows.shape[1])
 
     def work(block: slice, scratch: Scratch) -> None:
-        part = rows[:, block]
-        if len(used) < len(rows):
-            shape = (len(used), part.shape[1])
-            part = torch.index_select(part, 0, used, out=_buffer("used", shape, rows, scratch))
+        shape = (len(used), rows[:, block].shape[1])
+        buffer = _buffer("used", shape, rows, scratch)
+        part = torch.index_select(rows[:, block], 0, used, out=buffer)
         torch.mv(part.T, weights[used], out=result[block])
 
     each(work, blocks(rows, SUMMED))
