@@ -3,7 +3,7 @@
 from fednorm.experiment.compare import run_all
 from fednorm.experiment.load import build, sweep
 from fednorm.report import write
-from fednorm.report.grid import grid_maps
+from fednorm.report.grid import grid_maps, is_full
 
 SMALL = {
     "strategies": ["naive", "fbn"],
@@ -26,6 +26,7 @@ def test_attacks_stand_down_and_defences_across(tmp_path):
     assert naive.columns == ("mean", "nnm > median")
     finals = {run.strategy: 100 * run.final.accuracy for run in comparison.runs}
     assert fbn.cells["alie", "nnm > median"] == finals["fbn, alie, nnm > median"]
+    assert is_full(comparison)
     page = write(comparison, tmp_path).read_text(encoding="utf-8")
     assert "Attacks and defences" in page
     assert "nnm &gt; median" in page
@@ -34,3 +35,14 @@ def test_attacks_stand_down_and_defences_across(tmp_path):
 def test_a_comparison_without_a_grid_has_no_map():
     assert not grid_maps(run_all(build(SMALL)))
     assert not grid_maps(run_all(build(sweep(SMALL, "attack=foe,alie"))))
+
+
+def test_a_grid_with_holes_is_known():
+    entries = [
+        {"name": "fbn", "label": "honest", "byzantine": 0, "aggregate": "mean"},
+        {"name": "fbn", "label": "attacked", "byzantine": 1, "aggregate": "mean"},
+        {"name": "fbn", "label": "defended", "byzantine": 1, "aggregate": "median"},
+    ]
+    comparison = run_all(build({**SMALL, "strategies": entries, "attack": "foe"}))
+    assert grid_maps(comparison)
+    assert not is_full(comparison)  # its picture is that of the curves

@@ -5,6 +5,7 @@ rows, keys that say how the server combines replies make the columns. A key that
 entries makes neither. The number of a cell is the final accuracy in per cent.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,8 +21,7 @@ _RIGHT = ("aggregate", "aggregate_statistics", "minimum_replies")
 
 def grid_maps(comparison: Comparison) -> list[HeatMap]:
     """Return one map for each strategy, or none if entries differ in rows or columns alone."""
-    entries = [e for e in comparison.config.get("strategies", []) if isinstance(e, Mapping)]
-    swept = [e for e in entries if e.get("label") and any(key in e for key in _WRONG + _RIGHT)]
+    swept = _swept(comparison)
     rows, columns = (_differing(swept, keys) for keys in (_WRONG, _RIGHT))
     if not rows or not columns:
         return []
@@ -36,6 +36,18 @@ def grid_maps(comparison: Comparison) -> list[HeatMap]:
     down = tuple(dict.fromkeys(_words(entry, rows) for entry in swept))
     across = tuple(dict.fromkeys(_words(entry, columns) for entry in swept))
     return [HeatMap(name, down, across, cells) for name, cells in found.items()]
+
+
+def is_full(comparison: Comparison) -> bool:
+    """Return whether every strategy was to be run in every row and column."""
+    runs = Counter(entry["name"] for entry in _swept(comparison))
+    maps = grid_maps(comparison)
+    return bool(maps) and all(runs[m.title] == len(m.rows) * len(m.columns) for m in maps)
+
+
+def _swept(comparison: Comparison) -> list[Mapping[str, Any]]:
+    entries = [e for e in comparison.config.get("strategies", []) if isinstance(e, Mapping)]
+    return [e for e in entries if e.get("label") and any(key in e for key in _WRONG + _RIGHT)]
 
 
 def grid_figure(comparison: Comparison, ink: str) -> Figure:

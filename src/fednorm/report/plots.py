@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from fednorm.experiment.result import Comparison
 from fednorm.experiment.story import Story
 from fednorm.report.figure import figure, final_values, single
-from fednorm.report.grid import grid_figure, grid_maps
+from fednorm.report.grid import grid_figure, grid_maps, is_full
 from fednorm.report.heat import heat_figure, heat_maps
 from fednorm.report.panels import Plot, Plots, plots
 from fednorm.report.setting import setting
@@ -35,10 +35,10 @@ _SETTINGS: Any = {  # the type of the keys differs between versions of matplotli
 
 
 def curves(story: Story, path: Path) -> None:
-    """Write the curves of all panels as one PNG."""
+    """Write the curves of all panels as one PNG; of a grid that was swept, its heat maps."""
     title = story.title or " – ".join(setting(p.comparison.config) for p in story.panels)
     maps = heat_maps(story)
-    if swept := _swept(story):
+    if (swept := _swept(story)) and is_full(swept):
         png(partial(grid_figure, swept), path)
     elif story.heat and maps and not story.curve_panels:
         png(partial(heat_figure, maps, story.heat), path)
