@@ -219,3 +219,14 @@ def test_where_it_does_not_fit_the_reason_is_told():
 def test_processes_are_started_where_they_pay(changes, expected):
     experiment = build({**BASE, **changes})
     assert prepare(experiment, experiment.strategies[0], 0).used(4) == expected
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_wide_model_is_arranged_as_its_model(last):
+    layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 2), nn.Flatten()]
+    arranged = torch.channels_last if last else torch.contiguous_format
+    model = nn.Sequential(*layers, nn.Linear(4, CLASSES)).to(memory_format=arranged)
+    wide = cohort.Cohort(task_of("naive", LOCAL, model=model), 3)
+    assert wide.memory_format is arranged
+    weight = wide.task.model[2].weight
+    assert weight.is_contiguous(memory_format=torch.channels_last) == last

@@ -156,8 +156,13 @@ class _Side:
 
 
 def _channels_last(model: nn.Module) -> bool:
-    last = torch.channels_last
-    return any(p.dim() == 4 and p.is_contiguous(memory_format=last) for p in model.parameters())  # noqa: PLR2004
+    """Return whether a model's channels lie side by side; of one channel nobody can tell."""
+    return any(
+        p.dim() == 4  # noqa: PLR2004
+        and p.is_contiguous(memory_format=torch.channels_last)
+        and not p.is_contiguous()
+        for p in model.parameters()
+    )
 
 
 class Cohorts:
