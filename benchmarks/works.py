@@ -5,7 +5,7 @@
 | A | FBN's CNN on 32×32×3 | 10, batches of 50 | 1 |
 | B | ResNet-20 on 32×32×3 | 5, batches of 20 | 20, momentum 0.9 |
 | C | small CNN on 28×28×1 | 100 of 1000, batches of 10 | 5 |
-| D | MLP on 8×8 digits, as in the demonstration | 10, batches of 20 | 1 |
+| D | MLP on 8×8 digits, as in the demonstration | 10, batches of 20 | 1, momentum 0.9 |
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ WORKS = {
     "A": Work("A", "fbn_cnn", (3, 32, 32), 10, 10, 50, 1, held=500),
     "B": Work("B", "resnet20", (3, 32, 32), 5, 5, 20, 20, momentum=0.9, held=500),
     "C": Work("C", "cnn", (1, 28, 28), 1000, 100, 10, 5),
-    "D": Work("D", "mlp", (1, 8, 8), 10, 10, 20, 1, held=140),
+    "D": Work("D", "mlp", (1, 8, 8), 10, 10, 20, 1, momentum=0.9, held=140),
 }
 
 
