@@ -9,7 +9,7 @@ from torch import nn
 from fednorm.algorithms import algorithm
 from fednorm.algorithms.schedule import learning_rate
 from fednorm.engines.simulate import rounds
-from support import Toy, last, nested_model, task_of
+from support import CLASSES, Toy, last, nested_model, task_of
 
 
 def model_states(result):
@@ -157,3 +157,15 @@ def test_a_parameter_without_gradient_is_shared_but_does_not_learn():
     for name in ("dsgd", "fedavg"):
         state = last(task_of("fbn", algorithm(name, lr=0.1), model=model), Toy(), 2).state
         assert torch.equal(state.weights["stem.0.weight"], model.stem[0].weight)
+
+
+def test_dsgd_where_all_that_learns_is_personal():
+    torch.manual_seed(0)
+    layers = [nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, CLASSES)]
+    model = nn.Sequential(*layers).double()
+    for layer in (model[1], model[3]):
+        layer.requires_grad_(requires_grad=False)
+    task = task_of("fedbn", algorithm("dsgd", lr=0.1), model=model)
+    result = last(task, Toy(sizes=(4, 4)), 2)
+    assert not result.replies[0].update
+    assert torch.equal(result.state.weights["1.weight"], model[1].weight)

@@ -82,6 +82,28 @@ def test_layers_without_affine_or_statistics():
             assert_equal(loop, together(task_of("naive", STEP, model=model), clients, 4))
 
 
+class Rows(nn.Module):
+    """Folds the rows of an image into the batch before it normalises."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.norm = nn.Linear(8, 6), nn.BatchNorm1d(6)
+        self.last = nn.Linear(6, 4)
+        self.double()
+
+    def forward(self, x):
+        rows = self.norm(self.inner(x.reshape(len(x) * 8, 8))).relu()
+        return self.last(rows).view(len(x), 8, -1).mean(1)
+
+
+def test_a_model_that_folds_an_axis_into_the_batch():
+    clients = Toy(sizes=(4, 4, 4))
+    for name in ("naive", "fbn"):
+        loop = last(task_of(name, STEP, model=Rows()), clients, 4)
+        assert_equal(loop, together(task_of(name, STEP, model=Rows()), clients, 4))
+
+
 def _digits(participation=1.0):
     plan = Plan(20)
     data = load("digits", 0)

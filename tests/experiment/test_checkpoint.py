@@ -234,6 +234,16 @@ def _to_be_killed(values, folder):
     run_all(build(values), folder=folder, saving=Saving(3))
 
 
+def test_a_checkpoint_that_could_not_be_read_is_not_written(tmp_path, monkeypatch):
+    state = ServerState(1, {str(i): torch.zeros(1) for i in range(100)}, {}, {})
+    checkpoint.save(tmp_path, {}, Checkpoint(state, {}, {}))
+    before = list(tmp_path.iterdir())
+    monkeypatch.setattr(checkpoint, "_LONGEST", 1000)
+    with pytest.raises(DiskError, match=r"100 tensors are more than .* round 1 is intact"):
+        checkpoint.save(tmp_path, {}, Checkpoint(state, {}, {}))
+    assert list(tmp_path.iterdir()) == before
+
+
 class OnDisk(Mapping):
     """Memories that exist only while somebody looks at them."""
 

@@ -73,9 +73,9 @@ class Together(Merged):
 
     def batches(self, client: ClientId, round_: int) -> Batches:  # noqa: ARG002 (protocol)
         """Return the batches of all clients that take part, side by side."""
-        parts = [self.clients.batches(c, round_) for c in self.clients.participants(round_)]
-        steps = [part.steps for part in parts]
-        sizes = tuple(_first_length(part) for part in parts)
+        drawn = [self.clients.batches(c, round_) for c in self.clients.participants(round_)]
+        parts = [_with_length(part) for part in drawn]
+        steps, sizes = [part.steps for part in parts], tuple(part.lengths[0] for part in parts)
         if len(set(sizes)) == 1:
             step = next(interleaved(steps))
         else:
@@ -84,8 +84,12 @@ class Together(Merged):
         return replace(merged(parts), steps=[step], sizes=sizes if len(parts) > 1 else ())
 
 
-def _first_length(part: Batches) -> int:
-    return part.lengths[0] if part.lengths else len(next(iter(part.steps))[1])
+def _with_length(part: Batches) -> Batches:
+    """Return a client's batches with known lengths; where they are not, the first is looked at."""
+    if part.lengths:
+        return part
+    first = next(iter(part.steps))
+    return replace(part, steps=[first], lengths=(len(first[1]),))
 
 
 def rounds(task: Task, clients: Clients, count: int, start: Start | None = None) -> Iterator[Round]:

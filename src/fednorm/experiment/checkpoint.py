@@ -7,7 +7,9 @@ another name, brought to the disk, and renamed. Nothing random is stored: every 
 follows from its seed, client, round and step.
 """
 
+import contextlib
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -29,6 +31,7 @@ from fednorm.core.types import ClientId
 
 KEPT = 2  # the newest so many; if the last one is damaged, there is the one before
 _ALIGNED = 8  # bytes
+_LONGEST = 100_000_000  # bytes of a header that safetensors reads
 _NAME = re.compile(r"checkpoint-(\d+)-([0-9a-f]{64})\.safetensors")
 
 
@@ -59,10 +62,12 @@ def save(folder: Path, key: Mapping[str, Any], checkpoint: Checkpoint) -> None:
         partial.replace(folder / name)
         _sync(folder)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise DiskError(_explained(folder, error)) from error
+    finally:
+        partial.unlink(missing_ok=True)
     for _, old in list(_files(folder))[KEPT:]:
-        old.unlink(missing_ok=True)
+        with contextlib.suppress(PermissionError):  # Windows keeps a file that somebody reads
+            old.unlink(missing_ok=True)
 
 
 def _write(file: BinaryIO, key: Mapping[str, Any], checkpoint: Checkpoint) -> None:
@@ -93,6 +98,8 @@ def _write(file: BinaryIO, key: Mapping[str, Any], checkpoint: Checkpoint) -> No
     }
     text = json.dumps({"__metadata__": {"run": json.dumps(header)}, **places}).encode()
     text += b" " * (-len(text) % _ALIGNED)
+    if len(text) > _LONGEST:
+        raise OSError(errno.EFBIG, f"{len(found)} tensors are more than its format can list")
     file.write(len(text).to_bytes(8, "little") + text)
     beginning, offsets = file.tell(), iter(starts)
 

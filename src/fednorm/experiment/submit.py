@@ -60,6 +60,10 @@ def submit(
     results: list[RunResult] = []
     with locked(folder):
         open_folder(folder, experiment)
+        for entry in experiment.strategies:
+            for seed in experiment.seeds:
+                before = run_folder(folder, entry, seed) / "metrics.jsonl"
+                before.unlink(missing_ok=True)
         for said in _lines(experiment, superlink):
             if "error" in said:
                 raise ConfigError(f"the SuperLink's side says: {said['error']}")
@@ -99,8 +103,6 @@ def _noted(event: Event, experiment: Experiment, folder: Path) -> None:
     target = run_folder(folder, _entry(experiment, event.strategy), event.seed)
     target.mkdir(parents=True, exist_ok=True)
     metrics = Metrics(target / "metrics.jsonl")
-    if event.round == 1:
-        metrics.keep(0)
     metrics.write(event)
     metrics.file.close()
 

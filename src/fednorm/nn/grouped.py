@@ -72,10 +72,16 @@ def _row(rows: Tensor | None, i: int) -> Tensor | None:
 def _as_channels(
     layer: FedBatchNorm, x: Tensor, means: Tensor | None, variances: Tensor | None, momentum: float
 ) -> Tensor:
-    """Treat clients with parts of one size, which are interleaved, as further channels."""
-    count = len(layer.round.session.sizes)
+    """Treat clients with parts of one size, which are interleaved, as further channels.
+
+    A model may have folded more into the batch, such as the positions of a sequence: then several
+    rows in succession are one sample's.
+    """
+    sizes = layer.round.session.sizes
+    count, folded = len(sizes), len(x) // sum(sizes)
+    by_client = x.reshape(-1, count, folded, *x.shape[1:]).transpose(1, 2)
     y = functional.batch_norm(
-        x.reshape(len(x) // count, -1, *x.shape[2:]),
+        by_client.reshape(-1, count * x.shape[1], *x.shape[2:]),
         None if means is None else means.view(-1),
         None if variances is None else variances.view(-1),
         None if layer.weight is None else _rows(layer.weight, count).view(-1),
@@ -84,4 +90,4 @@ def _as_channels(
         momentum=momentum,
         eps=layer.eps,
     )
-    return y.reshape(x.shape)
+    return y.view(by_client.shape).transpose(1, 2).reshape(x.shape)

@@ -98,7 +98,10 @@ def _pool_first(layers: nn.Sequential) -> None:
 
 def _hooked(*layers: nn.Module) -> bool:
     return any(
-        layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks  # noqa: SLF001
+        layer._forward_hooks  # noqa: SLF001
+        or layer._forward_pre_hooks  # noqa: SLF001
+        or layer._backward_hooks  # noqa: SLF001
+        or layer._backward_pre_hooks  # noqa: SLF001
         for layer in layers
     )
 

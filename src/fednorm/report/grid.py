@@ -40,7 +40,10 @@ def grid_maps(comparison: Comparison) -> list[HeatMap]:
 
 def is_full(comparison: Comparison) -> bool:
     """Return whether every strategy was to be run in every row and column."""
-    runs = Counter(entry["name"] for entry in _swept(comparison))
+    swept = _swept(comparison)
+    rows, columns = (_differing(swept, keys) for keys in (_WRONG, _RIGHT))
+    places = {(e["name"], _words(e, rows), _words(e, columns)) for e in swept}
+    runs = Counter(name for name, _, _ in places)
     maps = grid_maps(comparison)
     return bool(maps) and all(runs[m.title] == len(m.rows) * len(m.columns) for m in maps)
 
