@@ -200,7 +200,10 @@ def normalise(method: str, draws: Draws) -> Normalised:
     task = Task.build(layer, chosen, DSGD(), rounds=rounds, loss=looking)
     if central:
         *_, last = simulate.rounds(task, Merged(draws), rounds)
+        points = torch.stack(looking.seen)
     else:
         *_, last = lockstep.rounds(task, draws, rounds)
+        interleaved = torch.stack(looking.seen).view(rounds, POINTS, CLIENTS, -1)
+        points = interleaved.transpose(1, 2).reshape(rounds, CLIENTS * POINTS, -1)
     (running,) = last.state.running.values()
-    return Normalised(torch.stack(looking.seen), running)
+    return Normalised(points, running)
