@@ -49,11 +49,10 @@ class DSGD(SGD):
     def apply(self, state: ServerState, update: Tensors, rounds: int | None) -> Tensors:
         """Take one step along the aggregated direction."""
         rate = self.rate(state.round + 1, rounds)
-        if not update:  # all that learns is personal
-            return {}
-        old = [state.weights[name] for name in update]
-        new = torch._foreach_sub(old, list(update.values()), alpha=rate)  # noqa: SLF001
-        return dict(zip(update, new, strict=True))
+        return {
+            name: torch.sub(state.weights[name], direction, alpha=rate)
+            for name, direction in update.items()
+        }
 
     def _momentum(self, work: Work, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.weight_decay:
