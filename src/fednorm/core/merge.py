@@ -2,6 +2,7 @@
 
 import torch
 
+from fednorm.core.aggregator import trusts
 from fednorm.core.messages import Running
 from fednorm.core.moments import pool
 from fednorm.core.strategy import Merge
@@ -12,6 +13,9 @@ def average(merge: Merge) -> Running:
 
     The variance lacks the spread between clients: the known flaw of this rule, kept on purpose.
     """
+    if len(merge.reports) == 1 and trusts(merge.aggregate):
+        only = merge.reports[0].moments
+        return Running(only.mean, only.var, merge.batches)
     weights = torch.tensor(merge.examples, dtype=torch.float64)
     means = torch.stack([r.moments.mean for r in merge.reports])
     variances = torch.stack([r.moments.var for r in merge.reports])

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class Plan:
             )
 
     def draw(self, samples: int, *, seed: int, client: int, round_: int) -> Iterator[Indices]:
-        """Yield the positions of each batch among a client's `samples`.
+        """Return the positions of each batch among a client's `samples`.
 
         Each epoch is a new random order. Counted in steps, every batch is full (or holds all
         samples, if those are fewer); counted in epochs, every sample is seen once an epoch, and a
@@ -43,12 +43,12 @@ class Plan:
         >>> [len(b) for b in Plan(4, epochs=1, steps=None).draw(9, seed=0, client=0, round_=1)]
         [4, 5]
         """
+        key = (seed, client, round_)
         if self.steps is not None:
-            yield from islice(_full(samples, self.batch, (seed, client, round_)), self.steps)
-            return
+            return islice(_full(samples, self.batch, key), self.steps)
         cuts = self._cuts(samples)
-        for epoch in range(self.epochs or 0):
-            yield from np.split(_order(samples, (seed, client, round_), epoch), cuts)
+        orders = (_order(samples, key, epoch) for epoch in range(self.epochs or 0))
+        return chain.from_iterable(np.split(order, cuts) for order in orders)
 
     def lengths(self, samples: int) -> tuple[int, ...]:
         """Return the sizes of the batches that a client with so many samples sees in a round.

@@ -79,7 +79,9 @@ def _as_channels(
     """
     sizes = layer.round.session.sizes
     count, folded = len(sizes), len(x) // sum(sizes)
-    by_client = x.reshape(-1, count, folded, *x.shape[1:]).transpose(1, 2)
+    by_client = x
+    if folded > 1:
+        by_client = x.reshape(-1, count, folded, *x.shape[1:]).transpose(1, 2)
     y = functional.batch_norm(
         by_client.reshape(-1, count * x.shape[1], *x.shape[2:]),
         None if means is None else means.view(-1),
@@ -90,4 +92,5 @@ def _as_channels(
         momentum=momentum,
         eps=layer.eps,
     )
-    return y.view(by_client.shape).transpose(1, 2).reshape(x.shape)
+    y = y.view(by_client.shape)
+    return y if folded == 1 else y.transpose(1, 2).reshape(x.shape)
