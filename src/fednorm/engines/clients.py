@@ -1,9 +1,11 @@
-"""Where an engine gets clients and their batches from, and how one of them is trained."""
+"""Where an engine gets clients and their batches from, and how they are trained in turn."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from fednorm.core.exchange import Exchange
+from torch import Tensor
+
+from fednorm.core.exchange import Exchange, PendingError, Replay, Solo, answer
 from fednorm.core.messages import Batches, Broadcast, Memory, Reply
 from fednorm.core.round import NonFiniteLossError, client_round
 from fednorm.core.task import Task
@@ -50,3 +52,32 @@ def train_client(
             raise
         loss = {"loss": error.loss}
         return Reply(batches.client, batches.examples, {}, {}, {}, metrics=loss), memory
+
+
+def train_in_turn(
+    task: Task,
+    received: Broadcast,
+    memories: Mapping[ClientId, Memory],
+    batches: Sequence[Batches],
+    byzantine: Collection[ClientId] = (),
+) -> tuple[list[tuple[Reply, Memory]], dict[str, Tensor]]:
+    """Train all clients, again and again while they wait for answers of an exchange."""
+    if len(batches) == 1:  # a client that is alone waits for nobody
+        solo, (own,) = Solo(), batches
+        memory = memories.get(own.client, Memory())
+        return [train_client(task, received, memory, own, solo, byzantine)], solo.answers
+    answers: dict[str, Tensor] = {}
+    while True:
+        results: list[tuple[Reply, Memory]] = []
+        waiting: dict[ClientId, PendingError] = {}
+        for own in batches:
+            memory = memories.get(own.client, Memory())
+            try:
+                replay = Replay(answers)
+                results.append(train_client(task, received, memory, own, replay, byzantine))
+            except PendingError as pending:
+                waiting[own.client] = pending
+        if not waiting:
+            return results, answers
+        pending_ones = [waiting[client] for client in sorted(waiting)]
+        answers[pending_ones[0].site] = answer(pending_ones, task.aggregate_statistics)

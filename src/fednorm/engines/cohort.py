@@ -25,6 +25,7 @@ from fednorm.core.types import ClientId, Tensors
 from fednorm.data.federation import interleaved
 from fednorm.engines.clients import train_client
 from fednorm.engines.lockstep import is_random
+from fednorm.nn import outputs
 from fednorm.nn.wide import repeated, widen
 
 Trained = list[tuple[Reply, Memory]]
@@ -230,29 +231,8 @@ def _cut(same: list[Batches], size: int) -> Iterable[list[Batches]]:
 def size(task: Task, batches: Sequence[Batches]) -> int:
     """Return how many clients a cohort should have: 1 for a model that is not small."""
     x, _ = next(iter(batches[0].steps))
-    values = max(1, _values(task.model, x))
+    values = max(1, outputs.values(task.model, x))
     return min(_LARGEST, _TOGETHER // values, len(batches)) if values <= _SMALL else 1
-
-
-def _values(model: nn.Module, x: Tensor) -> int:
-    """Return how many values the layers of a model put out for a batch."""
-    count = 0
-
-    def add(_module: nn.Module, _input: object, output: object) -> None:
-        nonlocal count
-        count += output.numel() if isinstance(output, Tensor) else 0
-
-    leaves = [m for m in model.modules() if not any(True for _ in m.children())]
-    handles = [leaf.register_forward_hook(add) for leaf in leaves]
-    mode = model.training
-    try:
-        with torch.no_grad():
-            model.eval()(x)
-    finally:
-        model.train(mode)
-        for handle in handles:
-            handle.remove()
-    return count
 
 
 def fits(task: Task, batches: Sequence[Batches]) -> bool:

@@ -1,7 +1,7 @@
 """The loop over clients in one process."""
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -10,7 +10,6 @@ from typing import TypeAlias
 from torch import Tensor
 
 from fednorm.attacks import attacked
-from fednorm.core.exchange import PendingError, Replay, Solo, answer
 from fednorm.core.inspect import clients_of
 from fednorm.core.messages import (
     Batches,
@@ -25,9 +24,10 @@ from fednorm.core.messages import (
 from fednorm.core.round import NoUsableReplyError, broadcast, server_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
-from fednorm.engines.clients import Clients, train_client
+from fednorm.engines.clients import Clients, train_in_turn
 from fednorm.engines.conditions import USUAL, Conditions
 from fednorm.engines.kept import Kept
+from fednorm.engines.meeting import Meeting
 from fednorm.engines.survey import NOTHING_ASKED, Ask, Way, survey
 
 log = logging.getLogger("fednorm")
@@ -83,7 +83,7 @@ def rounds(  # noqa: PLR0913 (a run, and how its clients are reached)
     engine = _Engine(
         task,
         clients,
-        train or partial(train_in_turn, byzantine=conditions.byzantine),
+        train or _training(task, conditions),
         conditions,
         ask,
     )
@@ -91,6 +91,12 @@ def rounds(  # noqa: PLR0913 (a run, and how its clients are reached)
         result = engine.round(state, memories)
         state, memories = result.state, result.memories
         yield result
+
+
+def _training(task: Task, conditions: Conditions) -> Train:
+    if task.strategy.exchanges:
+        return Meeting(task, conditions.byzantine).train
+    return partial(train_in_turn, byzantine=conditions.byzantine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,32 +165,3 @@ def _mean_loss(replies: Sequence[Reply], rejected: Sequence[Rejected]) -> float:
     gone = clients_of(rejected)
     used = [reply for reply in replies if reply.client not in gone]
     return fmean((reply.metrics["loss"] for reply in used), (reply.examples for reply in used))
-
-
-def train_in_turn(
-    task: Task,
-    received: Broadcast,
-    memories: Mapping[ClientId, Memory],
-    batches: Sequence[Batches],
-    byzantine: Collection[ClientId] = (),
-) -> tuple[list[tuple[Reply, Memory]], dict[str, Tensor]]:
-    """Train all clients, again and again while they wait for answers of an exchange."""
-    if len(batches) == 1:  # a client that is alone waits for nobody
-        solo, (own,) = Solo(), batches
-        memory = memories.get(own.client, Memory())
-        return [train_client(task, received, memory, own, solo, byzantine)], solo.answers
-    answers: dict[str, Tensor] = {}
-    while True:
-        results: list[tuple[Reply, Memory]] = []
-        waiting: dict[ClientId, PendingError] = {}
-        for own in batches:
-            memory = memories.get(own.client, Memory())
-            try:
-                replay = Replay(answers)
-                results.append(train_client(task, received, memory, own, replay, byzantine))
-            except PendingError as pending:
-                waiting[own.client] = pending
-        if not waiting:
-            return results, answers
-        pending_ones = [waiting[client] for client in sorted(waiting)]
-        answers[pending_ones[0].site] = answer(pending_ones, task.aggregate_statistics)

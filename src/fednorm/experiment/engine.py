@@ -7,7 +7,7 @@ from typing import TypeAlias
 from fednorm.core.messages import Batches
 from fednorm.core.task import Task
 from fednorm.data.federation import Federation
-from fednorm.engines import cohort, lockstep, simulate, workers
+from fednorm.engines import cohort, lockstep, meeting, simulate, workers
 from fednorm.engines.clients import Clients
 from fednorm.engines.conditions import USUAL, Conditions
 from fednorm.engines.simulate import Round, Start
@@ -86,6 +86,11 @@ def ready(
         cohorts = cohort.Cohorts(task, size, conditions.byzantine)
         engine = partial(simulate.rounds, train=cohorts.train_all if size > 1 else None)
     return partial(engine, task, clients, experiment.rounds, conditions=conditions)
+
+
+def beside(name: str, task: Task, clients: Clients) -> int:
+    """Return how many bytes other clients hold while one of them trains."""
+    return meeting.beside(task, _first(clients)) if name == "loop" else 0
 
 
 def processes(

@@ -1,8 +1,9 @@
 """Whether a comparison fits into memory, known before it starts.
 
 One step of every strategy is tried before the first run. What it took at its peak is what each
-process will take; clients that keep tensors between their rounds take that many more. Where the
-system does not tell (only Linux does), nothing is refused.
+process will take; clients that keep tensors between their rounds take that many more, and so do
+those that wait for each other in mid-round. Where the system does not tell (only Linux does),
+nothing is refused.
 """
 
 from collections.abc import Iterator
@@ -61,21 +62,20 @@ def available() -> int | None:
 class Needs:
     """What the strategies of a comparison need at most, each by itself."""
 
-    step: int = 0  # bytes at the peak of one step, with the data
+    step: int = 0  # bytes at the peak of a step, with the data
     kept: int = 0  # bytes that all clients keep between rounds
     limit: int = LIMIT  # of those in memory; the rest lies on disk
     measured: bool = field(default=True)
 
-    def add(self, step: int | None, kept: int) -> None:
-        """Add a strategy."""
+    def add(self, step: int | None, kept: int, beside: int = 0) -> None:
+        """Add a strategy, with what other clients hold while one of them takes a step."""
         self.measured = self.measured and step is not None
-        self.step, self.kept = max(self.step, step or 0), max(self.kept, kept)
+        self.step, self.kept = max(self.step, (step or 0) + beside), max(self.kept, kept)
 
     def check(self, workers: int) -> None:
         """Refuse a comparison that would not fit, with the numbers."""
         free = available()
-        # A checkpoint is put together in memory before it is written, with all that is kept.
-        run = self.step + min(self.kept, self.limit) + self.kept
+        run = self.step + min(self.kept, self.limit)
         total = run if workers == 1 else workers * (run + _PROCESS)
         if not self.measured or free is None or total <= free:
             return

@@ -72,6 +72,12 @@ class Prepared:
             self.engine, self.experiment, self.federation, free=free, step=self.step
         )
 
+    def beside(self) -> int:
+        """Return how many bytes other clients hold while one of them trains."""
+        if self.entry.centralized or self.remote:
+            return 0
+        return engine.beside(self.engine, self.task, self.clients)
+
     def rounds(self, start: Start | None = None) -> Iterator[Round]:
         """Run the rounds, or those that are left."""
         task, experiment = self.task, self.experiment
@@ -164,7 +170,7 @@ def built(
     strategy = experiment.make_strategy(entry)
     aggregate, aggregate_statistics = adversity.rules(experiment)
     if experiment.precision == "bf16" and device.type == "cpu" and not has_bfloat16():
-        log.warning("this processor has no products in bfloat16; precision 'full' will be faster.")
+        _say_that_bfloat16_is_slow()
     task = Task.build(
         network,
         strategy,
@@ -193,6 +199,11 @@ def built(
             'name it as "package.module:function".'
         )
     return replace(made, remote=_on_flower(whole, entry, seed, task))
+
+
+@lru_cache(maxsize=1)
+def _say_that_bfloat16_is_slow() -> None:  # once, not for every run
+    log.warning("this processor has no products in bfloat16; precision 'full' will be faster.")
 
 
 def _on_flower(experiment: Experiment, entry: StrategyEntry, seed: int, task: Task) -> "Remote":
