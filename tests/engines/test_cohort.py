@@ -106,8 +106,8 @@ def test_with_processes_the_result_is_the_same_bit_by_bit():
     cohorts = cohort.Cohorts(task, 2)
     crew = Crew(task, CLIENTS, 2, cohort=2)
     try:
-        expected = in_turn(task, CLIENTS, 3, train=cohorts.train_all)
-        for ours, theirs in zip(in_turn(task, CLIENTS, 3, train=crew.train), expected, strict=True):
+        expected = in_turn(task, CLIENTS, 2, train=cohorts.train_all)
+        for ours, theirs in zip(in_turn(task, CLIENTS, 2, train=crew.train), expected, strict=True):
             for name, value in theirs.state.weights.items():
                 assert torch.equal(ours.state.weights[name], value)
             assert ours.train_loss == theirs.train_loss

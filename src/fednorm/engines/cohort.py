@@ -225,6 +225,7 @@ def _shape(own: Batches, memory: Memory) -> object:
 
 def _cut(same: list[Batches], size: int) -> Iterable[list[Batches]]:
     parts = -(-len(same) // size)
+    parts += parts % 2 if parts > 1 else 0  # so that two processes come out even
     return (same[i * len(same) // parts : (i + 1) * len(same) // parts] for i in range(parts))
 
 
