@@ -1,18 +1,23 @@
 """Clients that wait for each other: bit by bit what training anew after each exchange gives."""
 
+import signal
 import threading
+import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
+from fednorm import models
 from fednorm.algorithms import algorithm
 from fednorm.core.round import NonFiniteLossError, broadcast
 from fednorm.engines import meeting
-from fednorm.engines.clients import train_in_turn
-from fednorm.engines.meeting import Meeting, most
+from fednorm.engines.meeting import Meeting
 from fednorm.engines.simulate import rounds
+from fednorm.experiment.compare import run_all
+from fednorm.experiment.load import ConfigError, build
 from support import CLASSES, SHAPE, Toy, task_of
 
 STEPS = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
@@ -24,6 +29,10 @@ def no_thread_is_left():
     before = threading.active_count()
     yield
     assert threading.active_count() == before
+
+
+def meeting_rounds(task, clients, count, room=10**9):
+    return rounds(task, clients, count, train=Meeting(task, room).train)
 
 
 def random_model():
@@ -40,9 +49,8 @@ def random_model():
 @pytest.mark.parametrize("shared_message", [False, True])
 def test_gives_what_training_anew_gives(model, shared_message):
     task = task_of("fedtan", STEPS, model=model, shared_message=shared_message, count=3)
-    assert most(task, CLIENTS.batches(0, 1)) > CLIENTS.clients
     for ours, expected in zip(
-        rounds(task, CLIENTS, 3), rounds(task, CLIENTS, 3, train=train_in_turn), strict=True
+        meeting_rounds(task, CLIENTS, 3), rounds(task, CLIENTS, 3), strict=True
     ):
         for name, weight in expected.state.weights.items():
             assert torch.equal(ours.state.weights[name], weight)
@@ -59,7 +67,7 @@ def test_gives_what_training_anew_gives(model, shared_message):
 def test_the_callers_randomness_stays_as_it_was():
     task = task_of("fedtan", STEPS, model=random_model(), count=2)
     before = torch.get_rng_state()
-    list(rounds(task, CLIENTS, 2))
+    list(meeting_rounds(task, CLIENTS, 2))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -69,30 +77,43 @@ def test_each_client_trains_once(monkeypatch):
     monkeypatch.setattr(
         meeting, "train_client", lambda *args: (trained.append(args[3].client), train(*args))[1]
     )
-    list(rounds(task_of("fedtan", STEPS, count=1), CLIENTS, 1))
+    list(meeting_rounds(task_of("fedtan", STEPS, count=1), CLIENTS, 1))
     assert trained == [0, 1, 2]
 
 
 def test_without_room_for_all_they_train_anew(monkeypatch):
     task = task_of("fedtan", STEPS, count=2)
-    expected = list(rounds(task, CLIENTS, 2))
-    monkeypatch.setattr(meeting, "_ROOM", 2 * meeting.held(task, CLIENTS.batches(0, 1)))
-    assert most(task, CLIENTS.batches(0, 1)) == 2
-    monkeypatch.setattr(meeting._Guest, "start", None)  # in the first round there are three
-    ours = next(rounds(task, CLIENTS, 2))
-    assert ours.train_loss == expected[0].train_loss
+    expected = next(rounds(task, CLIENTS, 2))
+    batches = [CLIENTS.batches(client, 1) for client in range(3)]
+    need = Meeting(task, 0).held(batches)
+    assert next(meeting_rounds(task, CLIENTS, 2, room=need)).train_loss == expected.train_loss
+    monkeypatch.setattr(meeting, "_Guest", None)
+    ours = next(meeting_rounds(task, CLIENTS, 2, room=need - 1))
+    assert ours.train_loss == expected.train_loss
+
+
+def test_what_clients_hold_grows_with_batches_and_parameters():
+    task = task_of("fedtan", STEPS)
+    one, two, large = (
+        Meeting(task, 0).held([Toy(sizes=sizes).batches(i, 1) for i in range(len(sizes))])
+        for sizes in ((4,), (4, 4), (4, 400))
+    )
+    parameters = sum(p.numel() * 8 for p in task.model.parameters())
+    assert one > 4 * parameters
+    assert two == pytest.approx(2 * one)
+    assert large - two == pytest.approx(396 * (one - 4 * parameters) / 4, rel=0.01)
 
 
 def test_a_loss_that_is_not_finite_ends_the_round():
     clients = Toy(sizes=(3, 5, 4), broken=frozenset({1}))
     with pytest.raises(NonFiniteLossError, match="client"):
-        list(rounds(task_of("fedtan", STEPS, count=2), clients, 2))
+        list(meeting_rounds(task_of("fedtan", STEPS, count=2), clients, 2))
 
 
 def test_a_client_that_lies_may_diverge():
     clients = Toy(sizes=(3, 5, 4), broken=frozenset({1}))
     task = task_of("fedtan", STEPS, count=2)
-    results, _ = Meeting(task, byzantine={0, 1, 2}).train(
+    results, _ = Meeting(task, 10**9, byzantine={0, 1, 2}).train(
         task, broadcast(task, task.initial_state), {}, [clients.batches(i, 1) for i in range(3)]
     )
     assert [reply.client for reply, _ in results] == [0, 1, 2]
@@ -114,7 +135,7 @@ class Wavering(nn.Module):
 def test_clients_that_wait_at_different_places_are_told():
     task = task_of("fedtan", STEPS, model=Wavering().double(), count=2)
     with pytest.raises(RuntimeError, match="same site"):
-        list(rounds(task, CLIENTS, 2))
+        list(meeting_rounds(task, CLIENTS, 2))
 
 
 def test_an_interruption_ends_all_of_them(monkeypatch):
@@ -123,4 +144,54 @@ def test_an_interruption_ends_all_of_them(monkeypatch):
 
     monkeypatch.setattr(meeting, "answer", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        list(rounds(task_of("fedtan", STEPS, count=2), CLIENTS, 2))
+        list(meeting_rounds(task_of("fedtan", STEPS, count=2), CLIENTS, 2))
+
+
+class Interrupting(Toy):
+    """Its first client is interrupted in the second of many steps."""
+
+    def batches(self, client, round_):
+        batches = super().batches(client, round_)
+        return replace(batches, steps=self._steps(batches.steps) if client == 0 else batches.steps)
+
+    def _steps(self, steps):
+        yield steps[0]
+        signal.raise_signal(signal.SIGINT)
+        for _ in range(10_000):
+            yield steps[0]
+
+
+def test_nobody_trains_to_the_end_after_an_interruption():
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        list(meeting_rounds(task_of("fedtan", STEPS, count=2), Interrupting(), 2))
+    assert time.monotonic() - start < 30  # all steps would take minutes
+
+
+@pytest.mark.parametrize(("settings", "expected"), [({}, True), ({"precision": "bf16"}, False)])
+def test_only_in_full_precision(settings, expected):
+    task = replace(task_of("fedtan", STEPS), **settings)
+    assert meeting.fits(task) is expected
+    assert not meeting.fits(task_of("naive", STEPS))
+
+
+def test_an_experiment_uses_it_for_models_of_its_own_only(monkeypatch):
+    made = []
+    train = Meeting.train
+    monkeypatch.setattr(Meeting, "train", lambda *args: (made.append(1), train(*args))[1])
+    experiment = build(
+        {"strategies": ["fedtan"], "algorithm": "fedavg", "rounds": 2, "seeds": 1, "clients": 3}
+    )
+    (ours,) = run_all(experiment).runs
+    assert len(made) == 2
+    model = models.build("mlp", (1, 8, 8), 10, seed=0)
+    (theirs,) = run_all(experiment, model=model).runs
+    assert len(made) == 2
+    assert ours.status == theirs.status == "finished"
+    assert ours.final.loss == theirs.final.loss
+
+
+def test_for_others_it_is_refused():
+    experiment = build({"strategies": ["naive"], "engine": "meeting", "rounds": 1, "seeds": 1})
+    with pytest.raises(ConfigError, match="exchanges in mid-round"):
+        run_all(experiment)

@@ -59,16 +59,3 @@ def test_what_clients_keep_is_counted(monkeypatch):
     assert seen[0] == 0
     assert seen[1] % 4 == 0
     assert seen[1] > 4 * 4 * 4 * 64  # γ, β, mean and variance of four clients, at least
-
-
-@linux
-def test_clients_that_wait_for_each_other_are_counted(monkeypatch):
-    seen = []
-    add = Needs.add
-    monkeypatch.setattr(
-        Needs, "add", lambda self, *given: (seen.append(given[2]), add(self, *given))
-    )
-    names = ["naive", "fedtan"]
-    run_all(build({**SMALL, "strategies": names, "algorithm": "fedavg", "model": "cnn"}))
-    assert seen[0] == 0
-    assert seen[1] > 3 * 8 * 4 * 16 * 64  # the first layer of the three others

@@ -3,22 +3,25 @@
 Each client has a thread and a copy of the model. One of them runs at a time, until it asks for a
 mean over all clients; then it is the next one's turn. When all have asked, they get their answer
 and go on, one after the other. The result is, bit by bit, that of `train_in_turn`, which trains
-anew after each exchange. That is what still happens where there is no room for all clients at once,
-and on other devices than a CPU, where the backward passes of all threads share one.
+anew after each exchange, and still does where there is no room for all clients at once.
+
+Not for a model that keeps anything outside of its module between two layers: the clients' would be
+mixed up. That is why only the library's own models are trained so, in full precision (autocast
+remembers the weights that it has cast, for all threads), and on a CPU (elsewhere all threads share
+one for their backward passes, in which none may wait).
 """
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from fednorm.core.exchange import Exchange, PendingError, answer
+from fednorm.core.exchange import PendingError, answer
 from fednorm.core.layout import layout
 from fednorm.core.messages import Batches, Broadcast, Memory, Reply
 from fednorm.core.task import Task
@@ -26,9 +29,15 @@ from fednorm.core.types import ClientId
 from fednorm.engines.clients import train_client, train_in_turn
 from fednorm.nn.outputs import values
 
-_ROOM = 2_000_000_000  # bytes that the clients of a round may hold at once
+_COPIES = 4  # of the parameters: weights, gradients, momentum, update
 
 _Result: TypeAlias = tuple[Reply, Memory]
+
+
+def fits(task: Task) -> bool:
+    """Return whether clients may wait for each other, if the model is one of the library's own."""
+    device = next(task.model.parameters()).device
+    return task.strategy.exchanges and task.precision == "full" and device.type == "cpu"
 
 
 class _DismissedError(BaseException):
@@ -38,12 +47,14 @@ class _DismissedError(BaseException):
 class _Guest:
     """A client in a thread of its own; for its layers it is the exchange."""
 
-    def __init__(self, train: Callable[[Exchange], _Result]) -> None:
+    def __init__(self, train: Callable[["_Guest"], _Result]) -> None:
         self.said: SimpleQueue[_Result | BaseException] = SimpleQueue()
         self.told: SimpleQueue[Tensor | None] = SimpleQueue()
+        self.dismissed = Event()
         self.thread = Thread(target=self._run, args=(train,), daemon=True)
 
-    def _run(self, train: Callable[[Exchange], _Result]) -> None:
+    def _run(self, train: Callable[["_Guest"], _Result]) -> None:
+        torch.get_num_threads()  # without it, a new thread's first operation takes all cores
         try:
             self.said.put(train(self))
         except BaseException as error:  # noqa: BLE001 (raised where it is heard)
@@ -76,19 +87,32 @@ class _Guest:
         return heard
 
     def dismiss(self) -> None:
-        """Let the thread end."""
-        if self.thread.is_alive():
-            self.told.put(None)
-            self.thread.join()
+        """Let the thread end, at the next step or where it waits."""
+        self.dismissed.set()
+        self.told.put(None)
+
+
+@dataclass(frozen=True, slots=True)
+class _WhileWanted:
+    """The batches of a client, as long as anybody waits for it."""
+
+    steps: Iterable[tuple[Tensor, Tensor]]
+    guest: _Guest
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in self.steps:
+            if self.guest.dismissed.is_set():
+                raise _DismissedError
+            yield batch
 
 
 class Meeting:
-    """Trains the clients of a round side by side."""
+    """Trains the clients of a round side by side, if they hold no more than `room` bytes."""
 
-    def __init__(self, task: Task, byzantine: Collection[ClientId] = ()) -> None:
-        self.task, self.byzantine = task, byzantine
+    def __init__(self, task: Task, room: int, byzantine: Collection[ClientId] = ()) -> None:
+        self.task, self.room, self.byzantine = task, room, byzantine
         self.seats: list[Task] = []  # a workspace for each client
-        self.most: int | None = None  # clients for which there is room, once that is known
+        self.sample: float | None = None  # bytes that a model holds for a sample, once known
 
     def train(
         self,
@@ -98,14 +122,13 @@ class Meeting:
         batches: Sequence[Batches],
     ) -> tuple[list[_Result], dict[str, Tensor]]:
         """Train all clients; return what they send and the answers of their exchanges."""
-        if self.most is None:
-            self.most = most(task, batches[0])
-        if not 1 < len(batches) <= self.most:
+        if len(batches) == 1 or self.held(batches) > self.room:
             return train_in_turn(task, received, memories, batches, self.byzantine)
         self.seats += (_copied(self.task) for _ in range(len(batches) - len(self.seats)))
+        # In the order of clients, on which a mean depends in rounding.
         guests = [
-            _Guest(partial(self._train, seat, received, memories.get(own.client, Memory()), own))
-            for seat, own in zip(self.seats, _in_order(batches), strict=False)
+            self._guest(seat, received, memories.get(own.client, Memory()), own)
+            for seat, own in zip(self.seats, sorted(batches, key=_client), strict=False)
         ]
         answers: dict[str, Tensor] = {}
         with torch.random.fork_rng([]):
@@ -121,38 +144,37 @@ class Meeting:
             finally:
                 for guest in guests:
                     guest.dismiss()
+                for guest in guests:
+                    if guest.thread.is_alive():
+                        guest.thread.join()
         return [one for one in said if not isinstance(one, PendingError)], answers
 
-    def _train(
-        self, seat: Task, received: Broadcast, memory: Memory, own: Batches, exchange: Exchange
-    ) -> _Result:
-        return train_client(seat, received, memory, own, exchange, self.byzantine)
+    def _guest(self, seat: Task, received: Broadcast, memory: Memory, own: Batches) -> _Guest:
+        def train(guest: _Guest) -> _Result:
+            wanted = replace(own, steps=_WhileWanted(own.steps, guest))
+            return train_client(seat, received, memory, wanted, guest, self.byzantine)
+
+        return _Guest(train)
+
+    def held(self, batches: Sequence[Batches]) -> int:
+        """Return how many bytes these clients hold at once, roughly."""
+        if self.sample is None:
+            x, _ = next(iter(batches[0].steps))
+            self.sample = values(self.task.model, x) * x.element_size() / len(x)
+        parameters = sum(p.numel() * p.element_size() for p in self.task.model.parameters())
+        samples = sum(_length(own) for own in batches)
+        return round(samples * self.sample) + len(batches) * _COPIES * parameters
 
 
-def _in_order(batches: Sequence[Batches]) -> list[Batches]:
-    return sorted(batches, key=lambda own: own.client)  # a mean depends on it, in rounding
+def _client(own: Batches) -> ClientId:
+    return own.client
+
+
+def _length(own: Batches) -> int:
+    """Return the size of a client's first batch."""
+    return own.lengths[0] if own.lengths else len(next(iter(own.steps))[1])
 
 
 def _copied(task: Task) -> Task:
     model = copy.deepcopy(task.model)
     return replace(task, model=model, layout=layout(model, task.strategy.role))
-
-
-def most(task: Task, own: Batches) -> int:
-    """Return how many clients like this one can be trained side by side."""
-    if next(task.model.parameters()).device.type != "cpu":
-        return 1
-    return _ROOM // max(1, held(task, own))
-
-
-def beside(task: Task, first: Sequence[Batches]) -> int:
-    """Return how many bytes the others hold while one client trains, roughly."""
-    if not task.strategy.exchanges or not 1 < len(first) <= most(task, first[0]):
-        return 0
-    return (len(first) - 1) * held(task, first[0])
-
-
-def held(task: Task, own: Batches) -> int:
-    """Return how many bytes a client holds in the middle of a step, roughly."""
-    x, _ = next(iter(own.steps))
-    return values(task.model, x) * x.element_size()

@@ -27,7 +27,6 @@ from fednorm.core.types import ClientId
 from fednorm.engines.clients import Clients, train_in_turn
 from fednorm.engines.conditions import USUAL, Conditions
 from fednorm.engines.kept import Kept
-from fednorm.engines.meeting import Meeting
 from fednorm.engines.survey import NOTHING_ASKED, Ask, Way, survey
 
 log = logging.getLogger("fednorm")
@@ -83,7 +82,7 @@ def rounds(  # noqa: PLR0913 (a run, and how its clients are reached)
     engine = _Engine(
         task,
         clients,
-        train or _training(task, conditions),
+        train or partial(train_in_turn, byzantine=conditions.byzantine),
         conditions,
         ask,
     )
@@ -91,12 +90,6 @@ def rounds(  # noqa: PLR0913 (a run, and how its clients are reached)
         result = engine.round(state, memories)
         state, memories = result.state, result.memories
         yield result
-
-
-def _training(task: Task, conditions: Conditions) -> Train:
-    if task.strategy.exchanges:
-        return Meeting(task, conditions.byzantine).train
-    return partial(train_in_turn, byzantine=conditions.byzantine)
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,10 +122,11 @@ class Experiment(BaseModel):
         description="GB of memory for what clients keep between rounds; more lies in files, in the "
         "folder that TMPDIR names",
     )
-    engine: Literal["auto", "loop", "lockstep", "cohort", "workers", "flower"] = Field(
+    engine: Literal["auto", "loop", "lockstep", "cohort", "meeting", "workers", "flower"] = Field(
         default="auto",
         description="'loop' trains client after client, 'lockstep' all in one pass, 'cohort' a few "
-        "side by side in a wide model, 'workers' on all cores, 'flower' on Flower's nodes; 'auto' "
+        "side by side in a wide model, 'meeting' those of fedtan so that they wait for each other, "
+        "'workers' on all cores, 'flower' on Flower's nodes; 'auto' "
         "takes what is fastest here",
     )
     timeout: float = Field(

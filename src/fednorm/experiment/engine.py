@@ -13,8 +13,10 @@ from fednorm.engines.conditions import USUAL, Conditions
 from fednorm.engines.simulate import Round, Start
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.environment import cores
+from fednorm.experiment.memory import available
 
 Rounds: TypeAlias = Callable[[Start | None], Iterator[Round]]
+_ROOM = 2_000_000_000  # bytes that clients may hold while they wait for each other
 _WORTHWHILE = 20.0  # seconds of training, above which it pays to start processes
 
 
@@ -48,6 +50,11 @@ def choose(
             "engine 'workers' needs device 'cpu' and a strategy without exchanges in mid-round; "
             "choose engine 'auto' or 'loop'."
         )
+    if experiment.engine == "meeting" and not meeting.fits(task):
+        raise ValueError(
+            "engine 'meeting' is for strategies with exchanges in mid-round ('fedtan'), in full "
+            "precision and with device 'cpu'; choose engine 'auto' or 'loop'."
+        )
     if experiment.diagnose:
         return "loop"
     if experiment.engine != "auto":
@@ -58,7 +65,9 @@ def choose(
     # model may be random, or mix samples, where nobody can see it.
     if (small or task.strategy.exchanges) and ours and in_lockstep:
         return "lockstep"
-    return "cohort" if small and cohort.fits(task, first) else "loop"
+    if small and cohort.fits(task, first):
+        return "cohort"
+    return "meeting" if ours and meeting.fits(task) else "loop"
 
 
 def _first(clients: Clients) -> Sequence[Batches]:
@@ -76,11 +85,14 @@ def ready(
 ) -> Rounds:
     """Return an engine, ready to run, with so many processes for its clients at most."""
     first = _first(clients)
-    processes = min(processes, len(first)) if workers.fits(task) else 1
+    processes = min(processes, len(first))
     if name == "lockstep":
         return partial(lockstep.rounds, task, clients, experiment.rounds)
     size = max(2, cohort.size(task, first)) if name == "cohort" else 1
-    if processes > 1:
+    if name == "meeting":
+        together = meeting.Meeting(task, _room(), conditions.byzantine)
+        engine = partial(simulate.rounds, train=together.train)
+    elif processes > 1:
         engine = partial(workers.rounds, processes=processes, cohort=size)
     else:
         cohorts = cohort.Cohorts(task, size, conditions.byzantine)
@@ -88,9 +100,10 @@ def ready(
     return partial(engine, task, clients, experiment.rounds, conditions=conditions)
 
 
-def beside(name: str, task: Task, clients: Clients) -> int:
-    """Return how many bytes other clients hold while one of them trains."""
-    return meeting.beside(task, _first(clients)) if name == "loop" else 0
+def _room() -> int:
+    """Return how many bytes the clients of a round may hold at once."""
+    free = available()
+    return _ROOM if free is None else min(_ROOM, free // 8)
 
 
 def processes(
@@ -103,7 +116,7 @@ def processes(
     """
     if name == "workers":
         return max(1, cores() // experiment.threads)
-    if name == "lockstep" or experiment.engine == "loop" or experiment.device != "cpu":
+    if name in ("lockstep", "meeting") or experiment.engine == "loop" or experiment.device != "cpu":
         return 1
     steps = sum(len(own.lengths) for own in _first(clients))
     return free if step * steps * experiment.rounds > _WORTHWHILE else 1

@@ -18,7 +18,7 @@ from fednorm.core.task import Task
 from fednorm.data import Dataset, load
 from fednorm.data.batches import Plan
 from fednorm.data.federation import Federation, federation
-from fednorm.engines import simulate
+from fednorm.engines import simulate, workers
 from fednorm.engines.centralized import Merged
 from fednorm.engines.clients import Clients
 from fednorm.engines.conditions import USUAL, Conditions
@@ -68,15 +68,11 @@ class Prepared:
         """Return how many of the free processes the run would use for its clients."""
         if self.entry.centralized or self.remote:
             return 1
+        if not workers.fits(self.task):
+            return 1
         return engine.processes(
             self.engine, self.experiment, self.federation, free=free, step=self.step
         )
-
-    def beside(self) -> int:
-        """Return how many bytes other clients hold while one of them trains."""
-        if self.entry.centralized or self.remote:
-            return 0
-        return engine.beside(self.engine, self.task, self.clients)
 
     def rounds(self, start: Start | None = None) -> Iterator[Round]:
         """Run the rounds, or those that are left."""

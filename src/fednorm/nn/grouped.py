@@ -80,7 +80,7 @@ def _as_channels(
     sizes = layer.round.session.sizes
     count, folded = len(sizes), len(x) // sum(sizes)
     by_client = x
-    if folded > 1:
+    if folded != 1:
         by_client = x.reshape(-1, count, folded, *x.shape[1:]).transpose(1, 2)
     y = functional.batch_norm(
         by_client.reshape(-1, count * x.shape[1], *x.shape[2:]),

@@ -18,12 +18,13 @@ def values(model: nn.Module, x: Tensor) -> int:
 
     leaves = [m for m in model.modules() if not any(True for _ in m.children())]
     handles = [leaf.register_forward_hook(add) for leaf in leaves]
-    mode = model.training
+    modes = {module: module.training for module in model.modules()}
     try:
         with torch.no_grad():
             model.eval()(x)
     finally:
-        model.train(mode)
+        for module, training in modes.items():
+            module.training = training
         for handle in handles:
             handle.remove()
     return count
