@@ -139,3 +139,18 @@ def test_a_loss_that_is_not_finite_names_its_client():
 
     with pytest.raises(NonFiniteLossError, match="round 1 at client 1"):
         together(task_of("fbn", STEP), Broken())
+
+
+def test_a_model_that_mixes_the_samples_of_clients_is_refused():
+    class Halved(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.last = nn.BatchNorm2d(1), nn.Linear(64, 4)
+
+        def forward(self, x):
+            half = self.norm(x.view(-1, 2, 1, 8, 8).mean(1))
+            return self.last(half.flatten(1)).repeat_interleave(2, 0)
+
+    task = task_of("naive", algorithm("dsgd", lr=0.05), model=Halved().double())
+    with pytest.raises(RuntimeError, match="shape"):
+        together(task, Toy(sizes=(2, 2, 2)), 1)

@@ -29,8 +29,8 @@ def test_what_is_too_much_is_told_in_numbers(monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 8 * GB)
     needs = Needs()
     needs.add(3 * GB, 0)
-    needs.add(1 * GB, 2 * GB)
-    with pytest.raises(ConfigError, match=r"2 processes at once would need 10.8 GB .* but 8.0 GB"):
+    needs.add(1 * GB, 2 * GB, GB // 2)
+    with pytest.raises(ConfigError, match=r"2 processes at once would need 11.8 GB .* but 8.0 GB"):
         needs.check(2)
     needs.check(1)
 
@@ -46,7 +46,7 @@ def test_where_nothing_is_told_nothing_is_refused(known, monkeypatch):
 @linux
 def test_a_run_is_refused_before_it_starts(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 1000)
-    with pytest.raises(ConfigError, match="for what its clients keep"):
+    with pytest.raises(ConfigError, match="for what its clients send and keep"):
         run_all(build(SMALL), folder=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -90,6 +90,7 @@ def rounds(  # noqa: PLR0913 (a run, and how its clients are reached)
         result = engine.round(state, memories)
         state, memories = result.state, result.memories
         yield result
+        del result  # or its replies would be held during the next round
 
 
 @dataclass(frozen=True, slots=True)

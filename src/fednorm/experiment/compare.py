@@ -60,7 +60,7 @@ def _check(experiment: Experiment, model: ModelSource | None, workers: int) -> N
     for entry in experiment.strategies:
         with peak() as found:
             prepared = prepare(experiment, entry, experiment.seeds[0], model)
-        needs.add(found.bytes, prepared.kept * experiment.clients)
+        needs.add(found.bytes, prepared.kept * experiment.clients, prepared.news())
         most = max(most, prepared.used(workers // at_once))
     needs.check(at_once * most)
 

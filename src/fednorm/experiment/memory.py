@@ -1,9 +1,8 @@
 """Whether a comparison fits into memory, known before it starts.
 
 One step of every strategy is tried before the first run. What it took at its peak is what each
-process will take; clients that keep tensors between their rounds take that many more, and so do
-those that wait for each other in mid-round. Where the system does not tell (only Linux does),
-nothing is refused.
+process will take, and beside it what clients keep between their rounds and what they send in one.
+Where the system does not tell (only Linux does), nothing is refused.
 """
 
 from collections.abc import Iterator
@@ -64,18 +63,21 @@ class Needs:
 
     step: int = 0  # bytes at the peak of a step, with the data
     kept: int = 0  # bytes that all clients keep between rounds
+    news: int = 0  # bytes that the clients of a round send, and keep instead of what they kept
     limit: int = LIMIT  # of those in memory; the rest lies on disk
     measured: bool = field(default=True)
 
-    def add(self, step: int | None, kept: int, beside: int = 0) -> None:
-        """Add a strategy, with what other clients hold while one of them takes a step."""
+    def add(self, step: int | None, kept: int, news: int = 0) -> None:
+        """Add a strategy."""
         self.measured = self.measured and step is not None
-        self.step, self.kept = max(self.step, (step or 0) + beside), max(self.kept, kept)
+        self.step, self.kept = max(self.step, step or 0), max(self.kept, kept)
+        self.news = max(self.news, news)
 
     def check(self, workers: int) -> None:
         """Refuse a comparison that would not fit, with the numbers."""
         free = available()
-        run = self.step + min(self.kept, self.limit)
+        clients = min(self.kept, self.limit) + self.news
+        run = self.step + clients
         total = run if workers == 1 else workers * (run + _PROCESS)
         if not self.measured or free is None or total <= free:
             return
@@ -83,6 +85,6 @@ class Needs:
         raise ConfigError(
             f"{at_once} would need {total / _GIGABYTE:.1f} GB of memory, but {free / _GIGABYTE:.1f}"
             f" GB are available: {self.step / _GIGABYTE:.1f} GB for data, model and a step of each "
-            f"run, {self.kept / _GIGABYTE:.1f} GB for what its clients keep. Use fewer --workers, "
-            "smaller batches, fewer clients, or a strategy without personal layers."
+            f"run, {clients / _GIGABYTE:.1f} GB for what its clients send and keep. Use fewer "
+            "--workers, smaller batches, fewer clients, or a strategy without personal layers."
         )

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fednorm.attacks import World
-from fednorm.core.messages import Memory
+from fednorm.core.messages import Memory, bytes_up
 from fednorm.core.round import NonFiniteLossError, broadcast, client_round
 from fednorm.core.task import Task
 from fednorm.data import Dataset, load
@@ -60,6 +60,7 @@ class Prepared:
     world: World | None = None  # what an attack on data knows of them
     engine: str = "loop"
     kept: int = 0  # bytes that a client keeps between its rounds
+    sent: int = 0  # bytes that a client sends in a round
     step: float = 0.0  # seconds that a client's step takes
     processes: int = 1  # that may be used to train clients side by side
     remote: "Remote | None" = None  # clients on Flower's nodes
@@ -73,6 +74,12 @@ class Prepared:
         return engine.processes(
             self.engine, self.experiment, self.federation, free=free, step=self.step
         )
+
+    def news(self) -> int:
+        """Return how many bytes the clients of a round send, and keep after it."""
+        if self.entry.centralized or self.engine == "lockstep":  # one client
+            return self.sent + self.kept
+        return len(self.clients.participants(1)) * (self.sent + self.kept)
 
     def rounds(self, start: Start | None = None) -> Iterator[Round]:
         """Run the rounds, or those that are left."""
@@ -105,9 +112,9 @@ def prepare(
         prepared = replace(built(experiment, entry, seed, model), processes=processes)
         _check_batches(prepared)
         start = perf_counter()
-        kept = size(_try_one_step(prepared))
+        sent, kept = _try_one_step(prepared)
         step = perf_counter() - start
-        return replace(prepared, kept=kept, step=step, engine=_engine(prepared))
+        return replace(prepared, sent=sent, kept=kept, step=step, engine=_engine(prepared))
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{entry.title}: {error}") from error
 
@@ -264,16 +271,20 @@ def _check_batches(prepared: Prepared) -> None:
             )
 
 
-def _try_one_step(prepared: Prepared) -> Memory:
-    """Train on one batch, so that misfits show before the first round; return what would stay."""
+def _try_one_step(prepared: Prepared) -> tuple[int, int]:
+    """Train on one batch, so that misfits show before the first round.
+
+    Return how many bytes the client would send and keep.
+    """
     task = prepared.task
     first = prepared.clients.participants(1)[0]
     batches = prepared.clients.batches(first, 1)
     one = replace(batches, steps=[next(iter(batches.steps))])
     try:
-        return client_round(task, broadcast(task, task.initial_state), Memory(), one)[1]
+        reply, memory = client_round(task, broadcast(task, task.initial_state), Memory(), one)
+        return bytes_up(reply), size(memory)
     except NonFiniteLossError:
-        return Memory()  # the run itself will say so, with its round and client
+        return 0, 0  # the run itself will say so, with its round and client
     except (RuntimeError, LookupError, AssertionError, AttributeError) as error:
         shape = tuple(prepared.data.shape)
         raise ValueError(

@@ -102,7 +102,9 @@ def _rounds(prepared: Prepared, tally: Tally, start: Checkpoint | None) -> Itera
         evaluation = evaluate(prepared, result) if due else None
         diagnostics = diagnosis.of(result, gradient=due) if diagnosis else None
         tally.add(result, evaluation, diagnostics, sends=not prepared.entry.centralized)
-        yield result
+        kept = replace(result, replies=())  # nobody needs them any more, and they are large
+        del result
+        yield kept
 
 
 def _log(prepared: Prepared, result: Round) -> None:
