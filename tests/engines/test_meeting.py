@@ -2,7 +2,6 @@
 
 import signal
 import threading
-import time
 from dataclasses import replace
 from functools import partial
 
@@ -150,6 +149,8 @@ def test_an_interruption_ends_all_of_them(monkeypatch):
 class Interrupting(Toy):
     """Its first client is interrupted in the second of many steps."""
 
+    taken = 0
+
     def batches(self, client, round_):
         batches = super().batches(client, round_)
         return replace(batches, steps=self._steps(batches.steps) if client == 0 else batches.steps)
@@ -157,15 +158,15 @@ class Interrupting(Toy):
     def _steps(self, steps):
         yield steps[0]
         signal.raise_signal(signal.SIGINT)
-        for _ in range(10_000):
+        for _ in range(1000):
+            Interrupting.taken += 1
             yield steps[0]
 
 
 def test_nobody_trains_to_the_end_after_an_interruption():
-    start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         list(meeting_rounds(task_of("fedtan", STEPS, count=2), Interrupting(), 2))
-    assert time.monotonic() - start < 30  # all steps would take minutes
+    assert 0 < Interrupting.taken < 500
 
 
 @pytest.mark.parametrize(("settings", "expected"), [({}, True), ({"precision": "bf16"}, False)])
