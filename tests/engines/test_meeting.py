@@ -1,9 +1,11 @@
 """Clients that wait for each other: bit by bit what training anew after each exchange gives."""
 
+import os
 import signal
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import pytest
 import torch
@@ -149,24 +151,28 @@ def test_an_interruption_ends_all_of_them(monkeypatch):
 class Interrupting(Toy):
     """Its first client is interrupted in the second of many steps."""
 
-    taken = 0
-
     def batches(self, client, round_):
         batches = super().batches(client, round_)
-        return replace(batches, steps=self._steps(batches.steps) if client == 0 else batches.steps)
+        return replace(batches, steps=Endless(batches.steps[0])) if client == 0 else batches
 
-    def _steps(self, steps):
-        yield steps[0]
-        signal.raise_signal(signal.SIGINT)
+
+@dataclass
+class Endless:
+    batch: tuple
+    taken: ClassVar[int] = 0
+
+    def __iter__(self):
+        yield self.batch
+        os.kill(os.getpid(), signal.SIGINT)
         for _ in range(1000):
-            Interrupting.taken += 1
-            yield steps[0]
+            Endless.taken += 1
+            yield self.batch
 
 
 def test_nobody_trains_to_the_end_after_an_interruption():
     with pytest.raises(KeyboardInterrupt):
         list(meeting_rounds(task_of("fedtan", STEPS, count=2), Interrupting(), 2))
-    assert 0 < Interrupting.taken < 500
+    assert 0 < Endless.taken < 500
 
 
 @pytest.mark.parametrize(("settings", "expected"), [({}, True), ({"precision": "bf16"}, False)])
