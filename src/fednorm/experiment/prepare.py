@@ -67,9 +67,7 @@ class Prepared:
 
     def used(self, free: int) -> int:
         """Return how many of the free processes the run would use for its clients."""
-        if self.entry.centralized or self.remote:
-            return 1
-        if not workers.fits(self.task):
+        if self.entry.centralized or self.remote or not workers.fits(self.task):
             return 1
         return engine.processes(
             self.engine, self.experiment, self.federation, free=free, step=self.step
