@@ -38,15 +38,22 @@ class Toy:
         return list(range(self.clients))
 
     def everything(self, client):
-        steps = [self.batches(client, round_).steps[0] for round_ in (101, 102, 103)]
-        return Batches(client, steps, 3 * self.sizes[client])
+        return Batches(client, self._everything(client), 3 * self.sizes[client])
+
+    def _everything(self, client):
+        rounds = (101, 102, 103)
+        return [self._batch(client, self._generator(client, round_)) for round_ in rounds]
+
+    @staticmethod
+    def _generator(client, round_):
+        return torch.Generator().manual_seed(1000 * round_ + client)
 
     def participants(self, round_):
         gone = self.absent.get(round_, ())
         return [client for client in range(self.clients) if client not in gone]
 
     def batches(self, client, round_):
-        generator = torch.Generator().manual_seed(1000 * round_ + client)
+        generator = self._generator(client, round_)
         steps = [self._batch(client, generator) for _ in range(self.steps)]
         size = self.sizes[client]
         return Batches(
@@ -54,6 +61,7 @@ class Toy:
             steps,
             size * self.steps,
             seed=round_ * 100 + client,
+            everything=self._everything(client),
             lengths=(size,) * self.steps,
         )
 

@@ -7,7 +7,8 @@ from torch.nn import functional
 
 from fednorm.algorithms import algorithm
 from fednorm.core.exchange import Solo
-from fednorm.nn.exchanged import _Synchronised
+from fednorm.core.layer import Session
+from fednorm.nn.exchanged import _Place, _Synchronised
 from support import Toy, assert_same_state, last, nested_model, task_of
 
 LR, ROUNDS = 0.05, 20
@@ -64,6 +65,5 @@ def test_later_local_steps_are_ordinary_batch_norm():
 def test_gradient_of_the_exchange_is_right():
     """The backward formula against autograd through the explicit forward formula."""
     x = torch.randn(5, 3, 2, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(
-        lambda v: _Synchronised.apply(v, None, 1e-5, Solo(), "site"), (x,)
-    )
+    place = _Place.of(Session(Solo(), samples=5, examples=17), x, "site")
+    assert torch.autograd.gradcheck(lambda v: _Synchronised.apply(v, None, 1e-5, place), (x,))

@@ -38,8 +38,9 @@ def own_app(mods=()):
 
     @app.train()
     def train(message, context):
-        model = fednorm.flower.unpack(message, nested_model(5), context)
-        own = TOY.batches(context.node_config["partition-id"], _round(message))
+        client = context.node_config["partition-id"]
+        own, data = TOY.batches(client, _round(message)), TOY.everything(client).steps
+        model = fednorm.flower.unpack(message, nested_model(5), context, data=data)
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
         losses = []
         for x, y in own.steps:
@@ -100,7 +101,7 @@ def test_a_loop_of_ones_own_gives_what_the_simulator_gives(name):
     _, state, _ = simulated(name)
     assert same(chosen.state.weights, state.weights)
     for path, running in state.running.items():
-        ours = chosen.state.running[path]
+        ours = chosen.tested.running[path]
         assert torch.equal(ours.mean, running.mean)
         assert torch.equal(ours.var, running.var)
         assert ours.batches == running.batches

@@ -51,7 +51,7 @@ def linked(grid, clients=CLIENTS, timeout=1.0):
 
 def over_flower(task, grid, count=3, clients=CLIENTS):
     link = linked(grid, clients)
-    return link, list(rounds(task, clients, count, train=link.train, ask=link.ask))
+    return link, list(rounds(task, clients, count, train=link.train))
 
 
 def assert_same(ours, expected):
@@ -135,7 +135,7 @@ def test_a_lost_node_reduces_a_round_and_no_more(caplog):
     task, grid = task_of("fbn", LOCAL, count=3), nodes("fbn")
     link = linked(grid)
     grid.lost = {999}  # client 1
-    *_, ours = rounds(task, CLIENTS, 3, train=link.train, ask=link.ask)
+    *_, ours = rounds(task, CLIENTS, 3, train=link.train)
     alone = Toy(sizes=(3, 5, 4), steps=2, absent=dict.fromkeys((1, 2, 3), (1,)))
     *_, expected = rounds(task, alone, 3)
     assert_same(ours, expected)
@@ -153,7 +153,7 @@ def test_a_node_that_is_lost_in_mid_exchange_stays_out():
         return asked(messages, **kwargs)
 
     grid.send_and_receive = losing
-    (result,) = rounds(task, Toy(), 1, train=link.train, ask=link.ask)
+    (result,) = rounds(task, Toy(), 1, train=link.train)
     assert [reply.client for reply in result.replies] == [1, 2]
 
 

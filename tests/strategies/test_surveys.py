@@ -9,6 +9,7 @@ import fednorm
 from fednorm import strategy
 from fednorm.algorithms import algorithm
 from fednorm.core.task import export
+from fednorm.engines.simulate import rounds
 from fednorm.engines.survey import surveyed
 from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.hybrid import hybrid, with_mixing
@@ -17,36 +18,49 @@ from support import Toy, last, nested_model, task_of
 STEP = algorithm("dsgd", lr=0.05)
 
 
-def seen_by_plain_torch(model, batches):
-    """All inputs of every BatchNorm layer, captured by hooks; labels are not used."""
-    inputs = {p: [] for p, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)}
-    for path, seen in inputs.items():
-        model.get_submodule(path).register_forward_pre_hook(
-            lambda _m, x, seen=seen: seen.append(x[0].detach())
-        )
-    for x, _ in batches:
-        model(x)
-    return {path: torch.cat(x).transpose(0, 1).flatten(1) for path, x in inputs.items()}
-
-
-def test_heterofl_statistics_are_those_of_all_data_under_the_final_weights():
+def test_heterofl_statistics_are_torchs_cumulative_average_over_all_batches():
     clients = Toy(sizes=(3, 6, 4))
     task = task_of("heterofl", STEP)
     result = last(task, clients, 5)
     assert all(torch.equal(r.var, torch.ones_like(r.var)) for r in result.state.running.values())
     final = surveyed(task, result.state, result.memories, clients)
     model = nested_model().train()
+    model.load_state_dict(export(task, result.state).state_dict())
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm2d):
-            layer.track_running_stats = False
-            layer.running_mean = layer.running_var = None
-    model.load_state_dict(
-        {k: v for k, v in export(task, final).state_dict().items() if k in model.state_dict()}
-    )
-    batches = [b for c in range(3) for b in clients.everything(c).steps]
-    for path, values in seen_by_plain_torch(model, batches).items():
-        torch.testing.assert_close(final.running[path].mean, values.mean(1), rtol=0, atol=1e-6)
-        torch.testing.assert_close(final.running[path].var, values.var(1), rtol=0, atol=1e-6)
+            layer.momentum = None
+            layer.reset_running_stats()
+    for client in range(3):
+        for x, _ in clients.everything(client).steps:
+            model(x)
+    expected = model.state_dict()
+    for path, running in final.running.items():
+        mean, var = expected[f"{path}.running_mean"], expected[f"{path}.running_var"]
+        torch.testing.assert_close(running.mean, mean, rtol=0, atol=1e-12)
+        torch.testing.assert_close(running.var, var, rtol=0, atol=1e-12)
+
+
+def test_heterofl_can_pool_the_moments_of_all_values():
+    clients = Toy(sizes=(3, 6, 4))
+    task = task_of("heterofl", STEP, statistics="pool")
+    result = last(task, clients, 5)
+    final = surveyed(task, result.state, result.memories, clients)
+    model, seen = nested_model().train(), {}
+    model.load_state_dict(export(task, result.state).state_dict())
+    for path, layer in model.named_modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            seen[path] = []
+            layer.register_forward_pre_hook(
+                lambda _, x, seen=seen[path]: seen.append(x[0].detach())
+            )
+    for client in range(3):
+        for x, _ in clients.everything(client).steps:
+            model(x)
+    for path, inputs in seen.items():
+        values = torch.cat(inputs).transpose(0, 1).flatten(1)
+        running = final.running[path]
+        torch.testing.assert_close(running.mean, values.mean(1), rtol=0, atol=1e-12)
+        torch.testing.assert_close(running.var, values.var(1), rtol=0, atol=1e-12)
 
 
 def test_heterofl_is_tested_with_surveyed_statistics():
@@ -94,24 +108,85 @@ def test_hbn_gradient_against_the_explicit_formula():
     torch.testing.assert_close(layer.mixing.alpha.grad, free.grad)
 
 
-def test_hbn_mixing_is_personal_and_its_statistics_are_surveyed():
-    clients = Toy()
-    task = task_of("hbn", STEP, momentum=0.25)
+class Mixed(nn.BatchNorm2d):
+    """The oracle's layer: BatchNorm with mixed statistics, which it remembers."""
+
+    def forward(self, x):
+        # Before the first measurement there is nothing to mix in.
+        a = torch.sigmoid(self.alpha) if self.num_batches_tracked else torch.ones_like(self.alpha)
+        self.mean = (1 - a) * self.running_mean + a * x.mean((0, 2, 3))
+        self.variance = (1 - a) * self.running_var + a * x.var((0, 2, 3), correction=0)
+        self.values = x.numel() / x.shape[1]
+        shape = (1, -1, 1, 1)
+        scaled = (x - self.mean.view(shape)) / (self.variance + self.eps).sqrt().view(shape)
+        return scaled * self.weight.view(shape) + self.bias.view(shape)
+
+
+def measured(task, state, memories, clients, share=1.0):
+    """Pooled mean and unbiased variance of the mixed statistics, over all clients' batches.
+
+    `share` is how much the clients' weight in averages is of the samples that they measure.
+    """
+    model, weights = nested_model(), export(task, state).state_dict()
+    model.load_state_dict({k: v for k, v in weights.items() if not k.endswith("alpha")})
+    layers = {p: m for p, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)}
+    seen = {path: [] for path in layers}
+    for client in range(clients.clients):
+        for path, layer in layers.items():
+            layer.__class__ = Mixed
+            own = memories.get(client)
+            key = f"{path}.mixing.alpha"
+            layer.alpha = own.tensors[key] if own else torch.zeros_like(layer.running_mean)
+        for x, _ in clients.everything(client).steps:
+            with torch.no_grad():
+                model(x)
+            for path, layer in layers.items():
+                seen[path].append((layer.values, layer.mean, layer.variance))
+    return {path: whole(batches, share) for path, batches in seen.items()}
+
+
+def whole(batches, share):
+    count = sum(n for n, _, _ in batches)
+    mean = sum(n * m for n, m, _ in batches) / count
+    var = sum(n * (v + (m - mean) ** 2) for n, m, v in batches) / count
+    return mean, var * (share * count) / (share * count - 1)
+
+
+def test_hbn_follows_what_clients_measure_and_is_tested_with_fresh_statistics():
+    clients, beta = Toy(), 0.25
+    task = task_of("hbn", STEP, momentum=beta)
     alphas = {f"{path}.mixing.alpha" for path in task.initial_state.running}
     assert set(task.layout.personal) == alphas
-    first, second = last(task, clients, 1), last(task_of("hbn", STEP, momentum=0.25), clients, 2)
-    assert first.exchanges == 2
-    assert not alphas & set(second.state.weights)
+    before, memories = task.initial_state, {}
+    for result in rounds(task_of("hbn", STEP, momentum=beta), clients, 3):
+        assert result.exchanges == 1
+        assert not alphas & set(result.state.weights)
+        rate = beta if result.state.round > 1 else 1.0
+        seen = measured(task, before, memories, clients, share=1 / 3)
+        for path, (mean, var) in seen.items():
+            old, new = before.running[path], result.state.running[path]
+            torch.testing.assert_close(new.mean, torch.lerp(old.mean, mean, rate))
+            torch.testing.assert_close(new.var, torch.lerp(old.var, var, rate))
+        before, memories = result.state, dict(result.memories)
+        tested = surveyed(task, before, memories, clients)
+        for path, (mean, var) in measured(task, before, memories, clients).items():
+            torch.testing.assert_close(tested.running[path].mean, mean)
+            torch.testing.assert_close(tested.running[path].var, var)
     key = next(iter(alphas))
-    values = [second.memories[c].tensors[key] for c in range(3)]
-    assert not torch.equal(values[0], values[1])
-    # The first survey, of the initial model with statistics 0 and 1, sets the statistics.
-    model = nested_model().eval()
-    batches = [b for c in range(3) for b in clients.everything(c).steps]
-    for path, seen in seen_by_plain_torch(model, batches).items():
-        torch.testing.assert_close(first.state.running[path].mean, seen.mean(1))
-        torch.testing.assert_close(first.state.running[path].var, seen.var(1))
-        assert second.state.running[path].batches == 2
+    assert not torch.equal(memories[0].tensors[key], memories[1].tensors[key])
+
+
+def test_hbn_learns_as_well_as_others_where_clients_are_alike():
+    run = fednorm.simulate(
+        "hbn",
+        rounds=15,
+        partition="iid",
+        clients=3,
+        model="resnet",
+        algorithm="fedavg",
+        steps=5,
+    )
+    assert run.final.accuracy > 0.8
 
 
 def test_fedfn_normalises_features_on_any_base():

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fednorm.algorithms.base import SGD
 from fednorm.core.algorithm import Trained, Work
-from fednorm.core.messages import ServerState
+from fednorm.core.messages import Batches, ServerState
 from fednorm.core.types import Tensors
 
 
@@ -25,6 +25,10 @@ class DSGD(SGD):
     """One mini-batch gradient per client and round; the server takes the step."""
 
     single_step: ClassVar[bool] = True
+
+    def examples(self, batches: Batches, samples: int) -> int:  # noqa: ARG002 (protocol)
+        """Return the size of the client's batch."""
+        return samples
 
     def local(self, work: Work) -> Trained:
         """Compute the gradient of the round's first batch."""
@@ -41,7 +45,7 @@ class DSGD(SGD):
                 parameter.sub_(sent[name], alpha=rate)
         return Trained(
             update={name: sent[name] for name in work.shared},
-            examples=len(y),
+            examples=self.examples(work.batches, len(y)),
             loss=float(loss.detach()),
             optimizer={**work.optimizer, **sent} if self.momentum else {},
         )

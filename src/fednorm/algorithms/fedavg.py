@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fednorm.algorithms.base import SGD
 from fednorm.core.algorithm import Trained, Work
-from fednorm.core.messages import ServerState
+from fednorm.core.messages import Batches, ServerState
 from fednorm.core.registry import param
 from fednorm.core.types import Tensors
 
@@ -57,6 +57,10 @@ class FedAvg(SGD):
         """Whether clients send the optimiser's momentum along."""
         return self.momentum_state == "global" and self.momentum > 0
 
+    def examples(self, batches: Batches, samples: int) -> int:  # noqa: ARG002 (protocol)
+        """Return how many examples the client holds."""
+        return batches.examples
+
     def local(self, work: Work) -> Trained:
         """Take one SGD step for each batch."""
         parameters = {**work.shared, **work.personal}
@@ -75,7 +79,7 @@ class FedAvg(SGD):
         start = work.broadcast.weights
         return Trained(
             update={name: p.detach() - start[name] for name, p in work.shared.items()},
-            examples=work.batches.examples,
+            examples=self.examples(work.batches, len(y)),
             loss=float(torch.stack(losses).mean()),
             optimizer=kept,
             momentum=sent,

@@ -44,6 +44,10 @@ class Algorithm(Protocol):
         """Whether clients send the optimiser's momentum along."""
         ...
 
+    def examples(self, batches: Batches, samples: int) -> int:
+        """Return a client's weight in averages, in a step on a batch of `samples`."""
+        ...
+
     def local(self, work: Work) -> Trained:
         """Train on the client's batches of one round."""
         ...

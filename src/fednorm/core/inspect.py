@@ -84,8 +84,16 @@ def complete(
 
 
 def _layers(reply: Reply) -> set[str]:
-    """Return the layers of which a reply says something; a count of 0 says nothing."""
-    return {path for path, report in reply.stats.items() if report.moments.count > 0}
+    """Return the layers of which a reply says something, one name for each of their calls.
+
+    A count of 0 says nothing.
+    """
+    return {
+        path if call == 0 else f"{path} (call {call + 1})"
+        for path, report in reply.stats.items()
+        for call, moments in enumerate(report.calls)
+        if moments.count > 0
+    }
 
 
 def clients_of(replies: Iterable[Reply | Rejected]) -> set[ClientId]:
@@ -167,10 +175,16 @@ def _bad_statistics(stats: Any, expected: Expected) -> Iterator[Fault]:
         if path not in expected.running:
             yield str(path), f"layer {path!r} has nothing to report in this round"
         yield from _bad_report(path, report, expected)
-    means = {path: report.moments.mean for path, report in stats.items()}
-    if (layer := _too_large(means)) is not None:
+    yield from _bad_moments({path: report.moments for path, report in stats.items()})
+    for path, report in stats.items():
+        for moments in report.more:
+            yield from _bad_moments({path: moments})
+
+
+def _bad_moments(stats: Mapping[str, Moments]) -> Iterator[Fault]:
+    if (layer := _too_large({path: moments.mean for path, moments in stats.items()})) is not None:
         yield layer, f"the mean of layer {layer!r} is not finite, or its square is not"
-    variances = {p: r.moments.var for p, r in stats.items() if r.moments.var.numel()}
+    variances = {path: moments.var for path, moments in stats.items() if moments.var.numel()}
     if (layer := _not_finite(variances)) is not None:
         yield layer, f"the variance of layer {layer!r} is not finite"
     if variances and float(torch.cat(list(variances.values())).min()) < 0:  # one look at all
@@ -180,16 +194,20 @@ def _bad_statistics(stats: Any, expected: Expected) -> Iterator[Fault]:
 
 def _bad_report(path: str, report: Any, expected: Expected) -> Iterator[Fault]:
     before = expected.running[path]
-    if not (isinstance(report, Report) and isinstance(report.moments, Moments)):
+    if not (isinstance(report, Report) and isinstance(report.more, tuple)):
         yield path, f"the report of layer {path!r} is {_type(report)}, not moments"
-    moments = report.moments
-    if not (_is_number(moments.count) and 0 <= moments.count <= LARGEST):
-        yield path, f"the count of layer {path!r} is {moments.count!r}"
     lowest, highest = before.batches + expected.steps, before.batches + _STEPS
     if not (_is_whole(report.batches) and lowest <= report.batches <= highest):
         yield path, f"the counter of layer {path!r} is {report.batches!r} after {before.batches}"
-    yield from _unlike_one(f"the mean of layer {path!r}", path, moments.mean, before.mean)
-    yield from _unlike_one(f"the variance of layer {path!r}", path, moments.var, before.var)
+    if report.more and len(report.calls) > report.batches - before.batches:
+        yield path, f"layer {path!r} has {len(report.calls)} calls in a step, more than batches"
+    for moments in report.calls:
+        if not isinstance(moments, Moments):
+            yield path, f"the report of layer {path!r} is {_type(moments)}, not moments"
+        if not (_is_number(moments.count) and 0 <= moments.count <= LARGEST):
+            yield path, f"the count of layer {path!r} is {moments.count!r}"
+        yield from _unlike_one(f"the mean of layer {path!r}", path, moments.mean, before.mean)
+        yield from _unlike_one(f"the variance of layer {path!r}", path, moments.var, before.var)
 
 
 def _not_finite(tensors: Tensors) -> str | None:

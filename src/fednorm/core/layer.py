@@ -10,7 +10,7 @@ from fednorm.core.exchange import Exchange, Solo
 from fednorm.core.messages import Report, Running
 
 Statistics: TypeAlias = Literal["average", "pool"]
-Survey: TypeAlias = Literal["never", "rounds", "evaluation"]  # before each of these
+Survey: TypeAlias = Literal["never", "evaluation"]  # before what
 NormRule: TypeAlias = Callable[[Any, Tensor], Tensor]  # (layer, batch) -> normalised batch
 
 
@@ -19,7 +19,9 @@ class Session:
     """What all layers of a model share during one round of one client."""
 
     exchange: Exchange = field(default_factory=Solo)
-    step: int = 0  # which mini-batch of the round, counted from 0
+    step: int = -1  # which mini-batch of the round, counted from 0; -1 where nobody counts
+    samples: int = 0  # of that mini-batch; 0 where only the layers know, by the rows that they see
+    examples: int = 0  # the client's weight in averages
     sizes: tuple[int, ...] = ()  # as in `Batches`
 
 

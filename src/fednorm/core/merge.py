@@ -1,11 +1,16 @@
 """The ways in which the statistics of many clients become one."""
 
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
 import torch
 
-from fednorm.core.aggregator import trusts
+from fednorm.core.aggregator import Aggregator, trusts
 from fednorm.core.messages import Running
-from fednorm.core.moments import pool
+from fednorm.core.moments import Moments, pool
 from fednorm.core.strategy import Merge
+
+Pooling: TypeAlias = Callable[[Sequence[Moments], Aggregator], Moments]
 
 
 def average(merge: Merge) -> Running:
@@ -16,30 +21,65 @@ def average(merge: Merge) -> Running:
     if len(merge.reports) == 1 and trusts(merge.aggregate):
         only = merge.reports[0].moments
         return Running(only.mean, only.var, merge.batches)
-    weights = torch.tensor(merge.examples, dtype=torch.float64)
+    return average_weighted(merge, merge.examples)
+
+
+def average_weighted(merge: Merge, weights: Sequence[float]) -> Running:
+    """Average means and variances over the clients, each with its weight."""
+    shares = torch.tensor(weights, dtype=torch.float64)
     means = torch.stack([r.moments.mean for r in merge.reports])
     variances = torch.stack([r.moments.var for r in merge.reports])
     return Running(
-        mean=merge.aggregate(means, weights),
-        var=merge.aggregate(variances, weights),
+        mean=merge.aggregate(means, shares),
+        var=merge.aggregate(variances, shares),
         batches=merge.batches,
     )
 
 
-def follow(previous: Running, merge: Merge) -> Running:
+def follow(previous: Running, merge: Merge, pooling: Pooling = pool) -> Running:
     """Pool the clients' moments and let the running statistics follow them once.
 
-    A round of E steps moves them by `1 - (1-β)^E`, as E single steps would.
+    A round of E steps moves them by `1 - (1-β)^E`, as E single steps would. Where a step calls the
+    layer several times, they follow each call in its turn, as those of one machine do.
     """
-    after = merge.batches
-    pooled = pool([r.moments for r in merge.reports], merge.aggregate)
-    steps, momentum = after - previous.batches, merge.layer.momentum
-    rate = steps / after if momentum is None else 1 - (1 - momentum) ** steps
-    return Running(
-        mean=torch.lerp(previous.mean, pooled.mean, rate),
-        var=torch.lerp(previous.var, pooled.unbiased_var, rate),
-        batches=after,
-    )
+    mean, var = previous.mean, previous.var
+    rates = _call_rates(previous.batches, merge.batches, merge.layer.momentum, len(merge.calls))
+    for rate, moments in zip(rates, merge.calls, strict=True):
+        pooled = pooling(moments, merge.aggregate)
+        mean = torch.lerp(mean, pooled.mean, rate)
+        var = torch.lerp(var, pooled.unbiased_var, rate)
+    return Running(mean, var, merge.batches)
+
+
+def follow_rate(before: int, after: int, momentum: float | None) -> float:
+    """Return how much of running statistics a round replaces, by their counters around it.
+
+    >>> round(follow_rate(3, 5, 0.1), 2)
+    0.19
+    >>> follow_rate(3, 5, None)
+    0.4
+    """
+    steps = after - before
+    if momentum is None:
+        return steps / after if after else 0.0
+    return 1.0 - (1.0 - momentum) ** steps
+
+
+def _call_rates(before: int, after: int, momentum: float | None, calls: int) -> list[float]:
+    """Return how far to follow each call in turn, so that in the end each has its weight.
+
+    The batches of a round come in turns: first call of step 1, second call of step 1, …, first call
+    of step 2, …; a batch that is followed by t others weighs β(1-β)^t.
+    """
+    total = follow_rate(before, after, momentum)
+    keep = 1.0 if momentum is None else 1.0 - momentum
+    shares = [keep ** (calls - 1 - call) for call in range(calls)]
+    weights = [total * share / sum(shares) for share in shares]
+    rates, left = [], 1.0
+    for weight in reversed(weights):
+        rates.append(weight / left if left > 0 else 0.0)
+        left -= weight
+    return rates[::-1]
 
 
 def replaced(merge: Merge) -> Running:

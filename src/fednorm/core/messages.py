@@ -4,7 +4,8 @@ Everything here is a frozen value. Engines own dictionaries and files; rounds ow
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from torch import Tensor
 
@@ -28,10 +29,24 @@ class Report:
     With `statistics="pool"` these are the moments of the layer's input during the round; with
     `statistics="average"` they are the client's own running statistics. `batches` is the layer's
     counter after the round: an integer, carried as the maximum.
+
+    A client says how many values the layer sees per example, and the server multiplies that by the
+    weight of the client's update: statistics and weights are averages over the same population.
     """
 
-    moments: Moments
+    moments: Moments  # their count is that of values per example
     batches: int
+    more: tuple[Moments, ...] = ()  # of further calls, if a step uses the layer more than once
+
+    @property
+    def calls(self) -> tuple[Moments, ...]:
+        """The moments of each call of the layer in a step."""
+        return (self.moments, *self.more)
+
+    def scaled(self, examples: float) -> Self:
+        """Return the report of so many examples: counts become numbers of values."""
+        first, *more = (moments.scaled(examples) for moments in self.calls)
+        return replace(self, moments=first, more=tuple(more))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +119,14 @@ class Batches:
     # Where several clients stand in one batch: how much is whose. Those with as much as each other
     # stand interleaved: the first sample of each, then the second, …
     sizes: tuple[int, ...] = ()
+    # All of the client's data once, for strategies that measure it before they train.
+    everything: Iterable[tuple[Tensor, Tensor]] | None = None
     lengths: tuple[int, ...] = ()  # of the batches, where that is known before they are made
+
+    @property
+    def all_steps(self) -> Iterable[tuple[Tensor, Tensor]]:
+        """All of the client's data once, or its steps where that is all there is."""
+        return self.steps if self.everything is None else self.everything
 
 
 _INTEGER = 8  # bytes of a count or a counter on the wire
@@ -116,8 +138,9 @@ def _size(tensors: Iterable[Tensor]) -> int:
 
 def report_bytes(stats: Mapping[str, Report]) -> int:
     """Return the payload of reported statistics in bytes."""
-    moments = [report.moments for report in stats.values()]
-    return _size(t for m in moments for t in (m.mean, m.var)) + 2 * _INTEGER * len(moments)
+    moments = [moments for report in stats.values() for moments in report.calls]
+    numbers = len(moments) + len(stats)  # counts and counters
+    return _size(t for m in moments for t in (m.mean, m.var)) + _INTEGER * numbers
 
 
 def bytes_up(reply: Reply) -> int:

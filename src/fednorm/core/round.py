@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fednorm.core.aggregator import Aggregator, is_robust
-from fednorm.core.algorithm import Trained, Work
+from fednorm.core.algorithm import Algorithm, Trained, Work
 from fednorm.core.combine import after_rejecting, combined, enough
 from fednorm.core.exchange import Exchange, Solo
 from fednorm.core.inspect import Expected, clients_of, complete, inspect
@@ -19,11 +19,13 @@ from fednorm.core.messages import (
     Memory,
     Rejected,
     Reply,
+    Report,
     Running,
     ServerState,
 )
 from fednorm.core.randomness import own_randomness
 from fednorm.core.strategy import Merge
+from fednorm.core.survey import client_survey
 from fednorm.core.task import Task, load, snapshot
 from fednorm.core.types import ClientId
 
@@ -79,29 +81,42 @@ def client_round(
     `exchange` answers strategies that talk in the middle of a round; without it the client is
     alone. Raises NonFiniteLossError when training diverges.
     """
+    measured = _measure(task, received, memory, batches) if task.strategy.measures else None
     load(task, received, memory)
     session = Session(exchange or Solo(), sizes=batches.sizes)
     begin(task, received, session)
-    counted = replace(batches, steps=_Counted(batches, session))
+    counted = replace(batches, steps=_Counted(task.algorithm, batches, session))
     with own_randomness(batches.seed, task.model):
         trained = task.algorithm.local(_work(task, received, memory, counted))
     if not math.isfinite(trained.loss):
         raise NonFiniteLossError(batches.client, received.round, trained.loss)
     kept = Memory(tensors=snapshot(task.layout.personal), optimizer=trained.optimizer)
-    return reply(task, batches.client, trained), kept
+    answer = reply(task, batches.client, trained)
+    return (answer if measured is None else replace(answer, stats=measured)), kept
+
+
+def _measure(
+    task: Task, received: Broadcast, memory: Memory, batches: Batches
+) -> Mapping[str, Report]:
+    """Return what the layers see of all the client's data, before it trains."""
+    own = replace(batches, steps=batches.all_steps)
+    return client_survey(task, received, memory, own, task.strategy.survey_rule()).stats
 
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """The batches of a round, telling the layers which step this is."""
+    """The batches of a round, telling the layers which step this is and what it weighs."""
 
+    algorithm: Algorithm
     batches: Batches
     session: Session
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for step, batch in enumerate(self.batches.steps):
-            self.session.step = step
-            yield batch
+        session = self.session
+        for step, (x, y) in enumerate(self.batches.steps):
+            session.step, session.samples = step, len(y)
+            session.examples = self.algorithm.examples(self.batches, len(y))
+            yield x, y
 
 
 def begin(task: Task, received: Broadcast, session: Session) -> None:
@@ -231,7 +246,7 @@ def _merged(task: Task, state: ServerState, path: str, replies: Sequence[Reply])
     return task.strategy.merge(
         state.running[path],
         Merge(
-            reports=[reply.stats[path] for reply in heard],
+            reports=[reply.stats[path].scaled(reply.examples) for reply in heard],
             examples=[reply.examples for reply in heard],
             aggregate=task.aggregate_statistics,
             layer=task.layout.sharing[path],

@@ -14,6 +14,7 @@ from torch import nn
 from fednorm.core.aggregator import Aggregator, trusts
 from fednorm.core.layer import NormLayer, NormRule, Statistics, Survey
 from fednorm.core.messages import Broadcast, Report, Running, ServerState
+from fednorm.core.moments import Moments
 from fednorm.core.types import Kind, Role, Tensors
 
 
@@ -50,7 +51,7 @@ class Merge:
     """What the server hands to a strategy for one layer: who reported, and how to combine."""
 
     reports: Sequence[Report]
-    examples: Sequence[int]  # one for each report
+    examples: Sequence[int]  # one for each report, whose counts are numbers of values
     aggregate: Aggregator
     layer: NormLayer
 
@@ -61,8 +62,19 @@ class Merge:
         A robust rule trusts no single client; it takes the median, which liars cannot move out of
         the range of the others.
         """
-        counters = [report.batches for report in self.reports]
-        return max(counters) if trusts(self.aggregate) else median_low(counters)
+        return self._agreed([report.batches for report in self.reports])
+
+    @property
+    def calls(self) -> list[list[Moments]]:
+        """The clients' moments, by the call of the layer in a step that they belong to."""
+        count = self._agreed([len(report.calls) for report in self.reports])
+        return [
+            [report.calls[call] for report in self.reports if len(report.calls) > call]
+            for call in range(count)
+        ]
+
+    def _agreed(self, said: Sequence[int]) -> int:
+        return max(said) if trusts(self.aggregate) else median_low(said)
 
 
 class NormStrategy(Protocol):
@@ -86,6 +98,11 @@ class NormStrategy(Protocol):
     @property
     def survey(self) -> Survey:
         """When the clients' statistics are measured in a pass without training."""
+        ...
+
+    @property
+    def measures(self) -> bool:
+        """Whether a client begins its round with such a pass, whose statistics it reports."""
         ...
 
     def role(self, module: nn.Module, kind: Kind) -> Role:

@@ -39,10 +39,12 @@ def client_survey(
     """Send a client's batches through the received model; labels are not looked at."""
     load(task, received, memory)
     task.model.train()
+    session = Session()
     for path, layer in task.layout.norms.items():
-        layer.begin(rule, Session(), path)
+        layer.begin(rule, session, path)
     with own_randomness(batches.seed, task.model):
         for x, _ in batches.steps:
+            session.samples = len(x)
             task.model(x)
     reports = {path: layer.report("pool") for path, layer in task.layout.sharing.items()}
     stats = {path: report for path, report in reports.items() if report is not None}
@@ -68,7 +70,7 @@ def _adopted(task: Task, state: ServerState, path: str, surveyed: Sequence[Surve
     if not enough(task.aggregate_statistics, len(heard)):
         return state.running[path]
     merge = Merge(
-        reports=[s.stats[path] for s in heard],
+        reports=[s.stats[path].scaled(s.examples) for s in heard],
         examples=[s.examples for s in heard],
         aggregate=task.aggregate_statistics,
         layer=task.layout.sharing[path],

@@ -54,13 +54,17 @@ class Federation:
             steps=Steps(self, client, round_),
             examples=len(self.parts[client]),
             seed=_dropout_seed(self.seed, client, round_),
+            everything=Steps(self.once(), client, 0),
             lengths=self.plan.lengths(len(self.parts[client])),
         )
 
     def everything(self, client: ClientId) -> Batches:
         """Return all of a client's data once, in batches."""
-        once = replace(self, plan=Plan(self.plan.batch, steps=None, epochs=1))
-        return once.batches(client, 0)
+        return self.once().batches(client, 0)
+
+    def once(self) -> "Federation":
+        """Return the federation in which clients see all their data once in a round."""
+        return replace(self, plan=Plan(self.plan.batch, steps=None, epochs=1))
 
     def test(self, client: ClientId) -> Iterator[Batch]:
         """Yield a client's own test split."""

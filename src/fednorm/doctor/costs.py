@@ -64,7 +64,7 @@ def _measured(name: str, task: Task, result: Round, clients: Drawn) -> Cost:
         exchanges=result.exchanges,
         bytes_up=result.bytes_up,
         bytes_down=result.bytes_down,
-        survey=task.strategy.survey,
+        measures=task.strategy.measures,
         survey_bytes_up=asked.bytes_up if asked else None,
         survey_bytes_down=asked.bytes_down if asked else None,
         personal_bytes=_size(kept.tensors.values()),

@@ -61,7 +61,7 @@ class Cost:
     exchanges: int | None = None
     bytes_up: float | None = None
     bytes_down: float | None = None
-    survey: str | None = None  # "never", "rounds" (counted above) or "evaluation"
+    measures: bool | None = None  # whether clients pass over all their data before they train
     survey_bytes_up: float | None = None  # of one survey before an evaluation
     survey_bytes_down: float | None = None
     personal_bytes: int | None = None  # stay on the client between rounds

@@ -91,9 +91,9 @@ def _kept(cost: Cost) -> str:
 def _notes(cost: Cost) -> Iterator[str]:
     if cost.refused:
         yield f"refuses: {cost.refused}"
-    if cost.survey == "rounds":
-        yield "surveys the clients' data before each round (counted here)"
-    if cost.survey == "evaluation":
+    if cost.measures:
+        yield "passes over all of a client's data before it trains"
+    if cost.survey_bytes_up is not None:
         yield (
             f"one survey before an evaluation: {count(cost.survey_bytes_up)} B up, "
             f"{count(cost.survey_bytes_down)} B down"

@@ -4,7 +4,7 @@ It is a single client whose batches are the very batches that the clients of a f
 draw, merged. Nothing else differs, so any difference to a federated run is the method's doing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -43,15 +43,20 @@ class Merged:
 class MergedSteps:
     """Step s holds the samples of step s of every client that has one."""
 
-    parts: Sequence[Batches]
+    parts: Sequence[Iterable[tuple[Tensor, Tensor]]]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for batches in zip_longest(*(part.steps for part in self.parts)):
+        for batches in zip_longest(*self.parts):
             present = [batch for batch in batches if batch is not None]
             yield torch.cat([x for x, _ in present]), torch.cat([y for _, y in present])
 
 
 def merged(parts: Sequence[Batches]) -> Batches:
     """Return the batches of several clients as those of one."""
-    examples = sum(part.examples for part in parts)
-    return Batches(0, MergedSteps(parts), examples, seed=parts[0].seed)
+    return Batches(
+        0,
+        MergedSteps([part.steps for part in parts]),
+        sum(part.examples for part in parts),
+        seed=parts[0].seed,
+        everything=MergedSteps([part.all_steps for part in parts]),
+    )

@@ -74,7 +74,12 @@ class Cohort:
         self.losses.steps.clear()
         # The clients' examples differ, so that the number stays open (0), unless the algorithm
         # counts the batch itself, which is the same for all.
-        side = Batches(group[0].client, _Side(group, self.memory_format), examples=0)
+        side = Batches(
+            group[0].client,
+            _Side([own.steps for own in group], self.memory_format),
+            examples=0,
+            everything=_Side([own.all_steps for own in group], self.memory_format),
+        )
         reply, memory = client_round(
             self.task, _wide(received, self.count), self._memory(kept), side, Replay({})
         )
@@ -114,11 +119,14 @@ class Cohort:
         }
 
     def _report(self, report: Report, i: int) -> Report:
-        wide = report.moments
+        first, *more = (self._moments(wide, i) for wide in report.calls)
+        return replace(report, moments=first, more=tuple(more))
+
+    def _moments(self, wide: Moments, i: int) -> Moments:
         mean, var = (
             t.view(*t.shape[:-1], self.count, -1)[..., i, :] for t in (wide.mean, wide.var)
         )
-        return Report(Moments(wide.count, mean, var), report.batches)
+        return Moments(wide.count, mean, var)
 
 
 def _wide(received: Broadcast, count: int) -> Broadcast:
@@ -145,12 +153,12 @@ def _joined(parts: Sequence[Tensors]) -> dict[str, Tensor]:
 class _Side:
     """The batches of several clients side by side; labels are `[batch, clients]`."""
 
-    group: Sequence[Batches]
+    parts: Sequence[Iterable[tuple[Tensor, Tensor]]]
     memory_format: torch.memory_format
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        count = len(self.group)
-        for x, y in interleaved([own.steps for own in self.group]):
+        count = len(self.parts)
+        for x, y in interleaved(self.parts):
             wide = x.reshape(len(x) // count, -1, *x.shape[2:])
             last = self.memory_format if wide.dim() == 4 else torch.contiguous_format  # noqa: PLR2004
             yield wide.contiguous(memory_format=last), y.view(-1, count, *y.shape[1:])
@@ -179,7 +187,10 @@ class Cohorts:
         """Return the cohorts of a round: clients that are alike, in groups of about one size."""
         alike: dict[object, list[Batches]] = {}
         for own in batches:
-            alike.setdefault(_shape(own, memories.get(own.client, Memory())), []).append(own)
+            # Those who measure all their data must have as much of it, too.
+            data = own.examples if self.task.strategy.measures else None
+            shape = data, _shape(own, memories.get(own.client, Memory()))
+            alike.setdefault(shape, []).append(own)
         return [group for same in alike.values() for group in _cut(same, self.size)]
 
     def train(
@@ -246,7 +257,10 @@ def fits(task: Task, batches: Sequence[Batches]) -> bool:
     ):
         return False
     alike = [own for own in batches if own.lengths and own.lengths == batches[0].lengths]
-    pair = [replace(own, steps=_two_doubled(own)) for own in alike[:2]]
+    pair = [
+        replace(own, steps=_two_doubled(own.steps), everything=_two_doubled(own.all_steps))
+        for own in alike[:2]
+    ]
     model = copy.deepcopy(task.model).double()
     roles = layout(model, task.strategy.role)
     exact = replace(task, model=model, layout=roles, precision="full")
@@ -256,9 +270,9 @@ def fits(task: Task, batches: Sequence[Batches]) -> bool:
         return False
 
 
-def _two_doubled(own: Batches) -> list[tuple[Tensor, Tensor]]:
+def _two_doubled(steps: Iterable[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
     """Return two steps in double precision: from the second on the clients' weights differ."""
-    return [(x.double(), y) for x, y in islice(own.steps, 2)]
+    return [(x.double(), y) for x, y in islice(steps, 2)]
 
 
 def _agree(task: Task, pair: Sequence[Batches]) -> bool:
@@ -274,7 +288,7 @@ def _agree(task: Task, pair: Sequence[Batches]) -> bool:
 
 def _numbers(result: tuple[Reply, Memory]) -> list[Tensor]:
     reply, memory = result
-    moments = [report.moments for report in reply.stats.values()]
+    moments = [moments for report in reply.stats.values() for moments in report.calls]
     tensors = [*reply.update.values(), *reply.momentum.values(), *memory.tensors.values()]
     tensors += [t for m in moments for t in (m.mean, m.var)]
     return [*tensors, *memory.optimizer.values(), torch.tensor([reply.metrics["loss"]])]

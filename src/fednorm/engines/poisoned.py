@@ -38,7 +38,11 @@ class Poisoned:
     def _falsified(self, own: Batches, round_: int) -> Batches:
         if own.client not in self.adversary.clients:
             return own
-        return replace(own, steps=_Steps(own.steps, own.client, round_, self))
+        steps, everything = (
+            _Steps(data, own.client, number, self)
+            for data, number in ((own.steps, round_), (own.all_steps, 0))
+        )
+        return replace(own, steps=steps, everything=everything)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ from fednorm.core.types import ClientId
 from fednorm.engines.clients import Clients, train_in_turn
 from fednorm.engines.conditions import USUAL, Conditions
 from fednorm.engines.kept import Kept
-from fednorm.engines.survey import NOTHING_ASKED, Ask, Way, survey
 
 log = logging.getLogger("fednorm")
 
@@ -43,7 +42,7 @@ class Round:
     bytes_up: float  # of one client, in the mean
     bytes_down: float
     replies: Sequence[Reply] = ()  # as they arrived
-    rejected: tuple[Rejected, ...] = ()  # of all attempts and of the survey
+    rejected: tuple[Rejected, ...] = ()  # of all attempts
     vanished: int = 0  # clients that did not answer
     repeated: int = 0  # how often the round was run again with other clients
 
@@ -62,7 +61,7 @@ Train: TypeAlias = Callable[
 ]
 
 
-def rounds(  # noqa: PLR0913 (a run, and how its clients are reached)
+def rounds(
     task: Task,
     clients: Clients,
     count: int,
@@ -70,7 +69,6 @@ def rounds(  # noqa: PLR0913 (a run, and how its clients are reached)
     *,
     train: Train | None = None,
     conditions: Conditions = USUAL,
-    ask: Ask | None = None,
 ) -> Iterator[Round]:
     """Run federated rounds one after the other, up to round `count`.
 
@@ -84,7 +82,6 @@ def rounds(  # noqa: PLR0913 (a run, and how its clients are reached)
         clients,
         train or partial(train_in_turn, byzantine=conditions.byzantine),
         conditions,
-        ask,
     )
     while state.round < count:
         result = engine.round(state, memories)
@@ -99,7 +96,6 @@ class _Engine:
     clients: Clients
     train: Train
     conditions: Conditions
-    ask: Ask | None
 
     def round(self, state: ServerState, memories: Kept) -> Round:
         """Run one round, again and again while too few clients answer."""
@@ -129,11 +125,6 @@ class _Engine:
         task, adversary = self.task, self.conditions.adversary
         if not answering:
             raise NoUsableReplyError(state.round + 1, ())
-        asked = NOTHING_ASKED
-        if task.strategy.survey == "rounds":
-            state, asked = survey(
-                task, state, memories, self.clients, answering, Way(adversary, self.ask)
-            )
         received = broadcast(task, state)
         batches = [self.clients.batches(client, received.round) for client in answering]
         results, answers = self.train(task, received, memories, batches)
@@ -147,11 +138,11 @@ class _Engine:
             state=state,
             memories=memories.after({reply.client: memory for reply, memory in results}),
             train_loss=_mean_loss(replies, state.rejected),
-            exchanges=1 + len(answers) + asked.exchanges,
-            bytes_up=fmean(bytes_up(reply) for reply in replies) + exchanged + asked.bytes_up,
-            bytes_down=bytes_down(received) + exchanged + asked.bytes_down,
+            exchanges=1 + len(answers),
+            bytes_up=fmean(bytes_up(reply) for reply in replies) + exchanged,
+            bytes_down=bytes_down(received) + exchanged,
             replies=replies,
-            rejected=asked.rejected + state.rejected,
+            rejected=state.rejected,
         )
 
 

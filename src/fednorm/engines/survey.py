@@ -24,9 +24,6 @@ class Asked:
     rejected: tuple[Rejected, ...] = ()  # answers that were not used
 
 
-NOTHING_ASKED = Asked(0, 0.0, 0.0)
-
-
 # Lets clients that are elsewhere, with memories of their own, survey their data.
 Ask: TypeAlias = Callable[[Task, Broadcast, Sequence[ClientId]], list[Surveyed]]
 

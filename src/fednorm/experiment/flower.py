@@ -58,9 +58,9 @@ class Remote:
         with self.open() as grid:
             self.link = Link(grid, self.entry, self.seed, self.timeout)
             self.link.connect(clients.all())
-            train, ask = self.link.train, self.link.ask
+            train = self.link.train
             yield from simulate.rounds(
-                task, clients, count, start, train=train, ask=ask, conditions=conditions
+                task, clients, count, start, train=train, conditions=conditions
             )
 
     def ask(self, task: Task, received: Broadcast, asked: Sequence[ClientId]) -> list[Surveyed]:

@@ -4,7 +4,7 @@ They are torch's own BatchNorm layers with another forward pass: same parameters
 state_dict keys, so a checkpoint moves freely between a plain model and a converted one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -17,27 +17,81 @@ from fednorm.nn import rules
 
 
 @dataclass(slots=True)
+class Log:
+    """What a layer has seen in one of its calls of a step, over the steps of a round."""
+
+    moments: Moments
+    samples: float  # that the moments are of, in the same weights
+    mass: float  # how much of the running statistics these batches would replace
+
+
+@dataclass(slots=True)
 class Round:
     """What a layer follows and records during one round of one client."""
 
     rule: NormRule
     session: Session
     site: str
-    moments: Moments | None = None
-    mass: float = 0.0  # how much of the running statistics this round's batches would replace
+    logs: list[Log] = field(default_factory=list)  # one for each call in a step
     seen: int = 0  # batches
+    watched: int = 0  # batches of a pass without training
+    step: int = -1  # of the last call
+    call: int = 0  # which call of its step that was, counted from 0
 
-    def add(self, moments: Moments, momentum: float) -> None:
+    def next_call(self) -> int:
+        """Return which call of its step this is: a shared layer is called more than once."""
+        again = self.step == self.session.step and self.step >= 0
+        self.call = self.call + 1 if again else 0
+        self.step = self.session.step
+        return self.call
+
+    def add(self, moments: Moments, momentum: float, *, rows: int, call: int = 0) -> None:
         """Add a batch that replaces `momentum` of what the running statistics hold.
 
         Step s of E weighs β(1-β)^(E-s), as it would in the running statistics; the weights are
-        kept normalised to sum 1, so that the count of a round is that of one step.
+        kept normalised to sum 1. Calls are kept apart: torch's running variance follows each of
+        them, and does not see how far their means are apart.
         """
-        mass = 1 - (1 - self.mass) * (1 - momentum)
-        if self.moments is not None and mass:
-            new = momentum / mass
-            moments = self.moments.scaled(1 - new).merge(moments.scaled(new))
-        self.moments, self.mass = moments, mass
+        samples = float(self.session.samples or rows)
+        for log in self.logs:
+            log.mass *= 1 - momentum
+        if call == len(self.logs):
+            self.logs.append(Log(moments, samples, momentum))
+            return
+        log = self.logs[call]
+        log.mass += momentum
+        new = momentum / log.mass if log.mass else 1.0
+        log.moments = log.moments.scaled(1 - new).merge(moments.scaled(new))
+        log.samples += new * (samples - log.samples)
+
+    def watch(self, moments: Moments, *, rows: int) -> None:
+        """Add a batch to what a pass without training has seen; every value weighs the same."""
+        self.watched += 1
+        samples = float(self.session.samples or rows)
+        if not self.logs:
+            self.logs.append(Log(moments, samples, 1.0))
+            return
+        log = self.logs[0]
+        log.moments, log.samples = log.moments.merge(moments), log.samples + samples
+
+    def average(self, moments: Moments, *, rows: int) -> None:
+        """Average a batch's mean and unbiased variance with those of the batches before it.
+
+        As torch does with momentum=None: every batch of the pass weighs the same.
+        """
+        batch = replace(moments, var=moments.unbiased_var)
+        self.watched += 1
+        if not self.logs:
+            self.logs.append(Log(batch, float(self.session.samples or rows), 1.0))
+            return
+        log, share = self.logs[0], 1 / self.watched
+        mean = torch.lerp(log.moments.mean, batch.mean, share)
+        var = torch.lerp(log.moments.var, batch.var, share)
+        log.moments = replace(log.moments, mean=mean, var=var)
+
+    def reports(self) -> list[Moments]:
+        """Return the moments of each call; their count is that of values per example."""
+        return [log.moments.scaled(1 / log.samples if log.samples else 0.0) for log in self.logs]
 
 
 _PLAIN = Round(rules.batch, Session(), "")  # a layer that has taken part in no round is BatchNorm
@@ -71,14 +125,16 @@ class FedBatchNorm(NormLayer, _BatchNorm):
 
     def record(self, batch: Tensor) -> None:
         """Add a batch to the moments of this round."""
-        self.round.add(Moments.of(batch.detach()), self.advance())
+        call = self.round.next_call()
+        self.round.add(Moments.of(batch.detach()), self.advance(), rows=len(batch), call=call)
 
     def watch(self, batch: Tensor) -> None:
         """Add a batch to the moments of a survey; here every value weighs the same."""
-        moments = Moments.of(batch.detach())
-        log = self.round
-        log.moments = moments if log.moments is None else log.moments.merge(moments)
-        log.seen += 1
+        self.round.watch(Moments.of(batch.detach()), rows=len(batch))
+
+    def average(self, batch: Tensor) -> None:
+        """Average a batch's statistics with those before it; here every batch weighs the same."""
+        self.round.average(Moments.of(batch.detach()), rows=len(batch))
 
     def running(self) -> Running | None:
         """Return a copy of the running statistics, or None if the layer tracks none."""
@@ -98,15 +154,19 @@ class FedBatchNorm(NormLayer, _BatchNorm):
     def report(self, statistics: Statistics) -> Report | None:
         """Return what this round showed, or None if the rule recorded nothing."""
         log = self.round
-        if not log.seen:
+        if not log.seen and not log.watched:
             return None
         mean, var, batches = self.tracked()
-        if statistics == "pool" and log.moments is not None:
-            return Report(log.moments, int(batches))
+        if log.watched or (statistics == "pool" and log.logs):
+            first, *more = log.reports()
+            return Report(first, int(batches) + log.watched, tuple(more))
         mean, var = mean.clone(), var.clone()
-        if log.moments is not None:  # the rule kept the shared statistics fixed meanwhile
-            mean.lerp_(log.moments.mean, log.mass)
-            var.lerp_(log.moments.unbiased_var, log.mass)
+        if log.logs:  # the rule kept the shared statistics fixed meanwhile
+            left = 1 - sum(one.mass for one in log.logs)
+            mean, var = mean * left, var * left
+            for one in log.logs:
+                mean += one.mass * one.moments.mean
+                var += one.mass * one.moments.unbiased_var
         return Report(Moments(float(log.seen), mean, var), int(batches))
 
     def tracked(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -50,13 +50,14 @@ class BackwardMeans(NormLayer):
         sums = torch.stack([grad.sum(axes), (grad * normalised).sum(axes)])
         mean = sums * (samples / count)
         self.batches.add_(1)
-        self.round.add(Moments(count, mean, torch.zeros_like(mean)), self.momentum or 0.0)
+        means = Moments(count, mean, torch.zeros_like(mean))
+        self.round.add(means, self.momentum or 0.0, rows=samples)
 
     def report(self, statistics: Statistics) -> Report | None:  # noqa: ARG002 (always moments)
         """Return the means of this round; they have no variance."""
-        moments = self.round.moments
-        if moments is None:
+        if not self.round.logs:
             return None
+        (moments,) = self.round.reports()
         bare = Moments(moments.count, moments.mean, moments.mean.new_empty(0))
         return Report(bare, int(self.batches))
 

@@ -6,6 +6,7 @@ compute on the union of their batches.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fednorm.core.exchange import Exchange
-    from fednorm.core.layer import NormRule
+    from fednorm.core.layer import NormRule, Session
     from fednorm.nn.batch_norm import FedBatchNorm
 
 
@@ -32,9 +33,11 @@ def exchanged(*, shared_message: bool = False) -> NormRule:
         layer.record(x)
         if layer.round.session.step > 0:
             return untracked(layer, x)
-        around = layer.running_mean if shared_message else None
-        exchange = layer.round.session.exchange
-        normalised: Tensor = _Synchronised.apply(x, around, layer.eps, exchange, site)  # type: ignore[no-untyped-call]
+        mean, _, _ = layer.tracked()
+        x = x.to(mean.dtype)  # bfloat16 is too coarse for statistics
+        place = _Place.of(layer.round.session, x, site)
+        around = mean if shared_message else None
+        normalised: Tensor = _Synchronised.apply(x, around, layer.eps, place)  # type: ignore[no-untyped-call]
         if layer.weight is None:
             return normalised.clone()  # kept for the backward pass; what follows may work in place
         scaled = normalised * _per_channel(layer.weight, x)
@@ -47,37 +50,61 @@ def _per_channel(value: Tensor, x: Tensor) -> Tensor:
     return value.view(1, -1, *[1] * (x.dim() - 2))
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a client is in its round, and what its values weigh there.
+
+    A client's statistics weigh what its update weighs, times the values per example in the layer.
+    """
+
+    exchange: Exchange
+    site: str
+    samples: int  # of the batch
+    examples: int  # the weight of the client's update
+    values: float  # per sample
+
+    @classmethod
+    def of(cls, session: Session, x: Tensor, site: str) -> _Place:
+        samples = session.samples or len(x)
+        values = x.numel() / x.shape[1] / samples
+        return cls(session.exchange, site, samples, session.examples or samples, values)
+
+    def mean(self, what: str, value: Tensor) -> Tensor:
+        """Return the mean over clients."""
+        return self.exchange.mean(f"{self.site}/{what}", value, self.examples * self.values)
+
+
 class _Synchronised(torch.autograd.Function):
     """Normalisation by the mean and variance of all clients' batches."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, around: Tensor | None, eps: float, exchange: Exchange, site: str
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, around: Tensor | None, eps: float, place: _Place) -> Tensor:
         axes = [0, *range(2, x.dim())]
-        count = x.numel() / x.shape[1]
         if around is None:
-            mean = exchange.mean(f"{site}/mean", x.mean(axes), count)
+            mean = place.mean("mean", x.mean(axes))
             squares = (x - _per_channel(mean, x)).square().mean(axes)
-            var = exchange.mean(f"{site}/variance", squares, count)
+            var = place.mean("variance", squares)
         else:
             shifted = x - _per_channel(around, x)
             local = torch.stack([shifted.mean(axes), shifted.square().mean(axes)])
-            first, second = exchange.mean(f"{site}/moments", local, count)
+            first, second = place.mean("moments", local)
             mean, var = around + first, (second - first.square()).clamp_min(0)
         scale = torch.rsqrt(var + eps)
         normalised = (x - _per_channel(mean, x)) * _per_channel(scale, x)
         ctx.save_for_backward(normalised, scale)
-        ctx.exchange, ctx.site, ctx.axes, ctx.count = exchange, site, axes, count
+        ctx.place, ctx.axes = place, axes
         return normalised
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         normalised, scale = ctx.saved_tensors
         # The two gradients with respect to the statistics share one exchange: what the variance
         # passes on to the mean sums to zero over all clients, so neither waits for the other.
+        # A client's loss is a mean over its samples, and weighs what its update does; the mean of
+        # an exchange weighs it by its values in this layer, too, which are divided out.
+        place = ctx.place
         local = torch.stack([grad.sum(ctx.axes), (grad * normalised).sum(ctx.axes)])
-        total, along = ctx.exchange.mean(f"{ctx.site}/gradient", local, ctx.count) / ctx.count
+        total, along = place.mean("gradient", local / place.values) / place.samples
         centred = grad - _per_channel(total, grad) - normalised * _per_channel(along, grad)
-        return centred * _per_channel(scale, grad), None, None, None, None
+        return centred * _per_channel(scale, grad), None, None, None

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from fednorm.core.moments import Moments
 from fednorm.core.strategy import Conversion
+from fednorm.nn import rules
 from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.convert import federate
 
@@ -45,14 +47,35 @@ def _share(layer: FedBatchNorm) -> Tensor:
 
 def hybrid(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the mixed statistics; gradients flow through the batch's part and a."""
+    return _normalise(layer, x, *_mix(layer, x))
+
+
+def hybrid_watched(layer: FedBatchNorm, x: Tensor) -> Tensor:
+    """Normalise with the mixed statistics; add these to the survey, not the batch's own.
+
+    As long as nothing has been measured there are no shared statistics to mix in.
+    """
+    _, _, batches = layer.tracked()
+    if not int(batches):
+        return rules.surveyed(layer, x)
+    mean, var = _mix(layer, x)
+    mixed = Moments(x.numel() / x.shape[1], mean.detach(), var.detach())
+    layer.round.watch(mixed, rows=len(x))
+    return _normalise(layer, x, mean, var)
+
+
+def _mix(layer: FedBatchNorm, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean and variance with which a batch is normalised."""
     share = _share(layer)
     shared_mean, shared_var, _ = layer.tracked()
-    x = x.to(shared_mean)  # bfloat16 is too coarse for statistics
-    var, mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
-    mean = torch.lerp(shared_mean, mean, share)
-    scale = torch.rsqrt(torch.lerp(shared_var, var, share) + layer.eps)
+    values = x.to(shared_mean.dtype)  # bfloat16 is too coarse for statistics
+    var, mean = torch.var_mean(values, [0, *range(2, x.dim())], correction=0)
+    return torch.lerp(shared_mean, mean, share), torch.lerp(shared_var, var, share)
+
+
+def _normalise(layer: FedBatchNorm, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
     shape = (1, -1, *[1] * (x.dim() - 2))
-    y = (x - mean.view(shape)) * scale.view(shape)
+    y = (x.to(mean.dtype) - mean.view(shape)) * torch.rsqrt(var + layer.eps).view(shape)
     if layer.weight is None:
         return y
     y = y * layer.weight.view(shape)

@@ -8,6 +8,7 @@
 | `frozen` | the shared running ones | stay fixed | nothing |
 | `untracked` | the batch's own | stay fixed | nothing |
 | `surveyed` | the batch's own | stay fixed | the moments of all it sees in a survey |
+| `averaged` | the batch's own | stay fixed | the mean over batches of their statistics |
 | `watched` | the shared running ones | stay fixed | the moments of all it sees in a survey |
 
 Another, `exchanged`, synchronises over clients; it has a file of its own. Where the batches of
@@ -63,6 +64,12 @@ def untracked(layer: FedBatchNorm, x: Tensor) -> Tensor:
 def surveyed(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the batch's own statistics; add it to the survey."""
     layer.watch(x)
+    return untracked(layer, x)
+
+
+def averaged(layer: FedBatchNorm, x: Tensor) -> Tensor:
+    """Normalise with the batch's own statistics; average them with those of the pass so far."""
+    layer.average(x)
     return untracked(layer, x)
 
 

@@ -53,6 +53,7 @@ class Strategy:
     lockstep: ClassVar[bool] = False  # whether it is exact with all clients in one batch
     exchanges: ClassVar[bool] = False  # whether clients wait for each other within a round
     survey: ClassVar[Survey] = "never"
+    measures: ClassVar[bool] = False  # whether a client's round begins with such a pass
     warmup: ClassVar[int] = 0  # rounds of learning-rate warm-up, unless the algorithm says else
 
     def role(self, module: nn.Module, kind: Kind) -> Role:

@@ -23,13 +23,13 @@ one that is several deviations away in most channels nothing at all; `strength=0
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fednorm.core.aggregator import trusts
+from fednorm.core.aggregator import Aggregator, trusts
 from fednorm.core.layer import NormRule
 from fednorm.core.merge import follow
 from fednorm.core.messages import Broadcast, Running
@@ -70,12 +70,10 @@ class FedDNA(BatchNormStrategy):
         """Pool the moments with importance weights; the running statistics follow them."""
         if not trusts(merge.aggregate):  # a robust rule looks at no weights
             return follow(previous, merge)
-        moments = [report.moments for report in merge.reports]
-        weighted = reweighted(moments, self.strength, self.iterations)
-        reports = [
-            replace(report, moments=m) for report, m in zip(merge.reports, weighted, strict=True)
-        ]
-        return follow(previous, replace(merge, reports=reports))
+        return follow(previous, merge, self._pool)
+
+    def _pool(self, moments: Sequence[Moments], aggregate: Aggregator) -> Moments:
+        return pool(reweighted(moments, self.strength, self.iterations), aggregate)
 
 
 def reweighted(moments: Sequence[Moments], strength: float, iterations: int) -> list[Moments]:

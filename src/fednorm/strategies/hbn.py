@@ -3,15 +3,21 @@
 Chen, Xu, Wu and Kittler, "Hybrid Batch Normalisation: Resolving the Dilemma of Batch Normalisation
 in Federated Learning", ICML 2025, arXiv:2505.21877.
 
-Client: at the start of a round it sends all its data through the received model and reports the
-moments of each layer's input. In training it normalises with (1-a)·shared + a·batch, mean and
-variance alike; a = sigmoid(α) is learnt per channel and stays with the client. Evaluation uses the
-shared statistics, so there is a global model.
+Client: in training it normalises with (1-a)·shared + a·batch, mean and variance alike;
+a = sigmoid(α) is learnt per channel and stays with the client. At the start of a round it sends all
+its data through the received model, normalised in this way, and reports the mixed statistics with
+its update.
 
-Server: pools the moments exactly and lets the shared statistics follow with a small momentum.
+Server: pools what the clients report by the law of total variance, and lets the shared statistics
+follow with a small momentum; clients use them from the next round on.
 
-Deviation: the first survey sets the shared statistics instead of following from 0 and 1, which
-with a momentum of 0.002 would take some thousand rounds to forget.
+Test: the statistics of all clients are taken anew, in the same way, and replace the shared ones for
+the test alone (momentum 1); those that follow slowly do not belong to the model. Evaluation uses
+nothing else, so there is a global model.
+
+Deviations: the authors' code measures one batch of 64 samples, here it is all data of a client. The
+first measurement is of the batches' own statistics and sets the shared ones, instead of following
+from 0 and 1, which with a momentum of 0.002 would take some thousand rounds to forget.
 """
 
 from dataclasses import dataclass
@@ -26,8 +32,7 @@ from fednorm.core.messages import Broadcast, Running
 from fednorm.core.registry import param
 from fednorm.core.strategy import Conversion, Merge
 from fednorm.core.types import Kind, Role
-from fednorm.nn import rules
-from fednorm.nn.hybrid import Mixing, hybrid, with_mixing
+from fednorm.nn.hybrid import Mixing, hybrid, hybrid_watched, with_mixing
 from fednorm.strategies.base import Strategy, require_batch_norm
 
 
@@ -36,10 +41,11 @@ class HBN(Strategy):
     """Per channel a learnt, personal mix of shared and batch statistics."""
 
     statistics = "pool"
-    survey: ClassVar[Survey] = "rounds"
+    survey: ClassVar[Survey] = "evaluation"
+    measures: ClassVar[bool] = True
     needs_batch_statistics: ClassVar[bool] = True
 
-    momentum: float = param(0.002, "with which the shared statistics follow the surveys, (0, 1]")
+    momentum: float = param(0.002, "with which the shared statistics follow, in (0, 1]")
 
     def __post_init__(self) -> None:
         if not 0 < self.momentum <= 1:
@@ -57,20 +63,16 @@ class HBN(Strategy):
         """Normalise with the mixed statistics."""
         return hybrid
 
-    def reports(self, broadcast: Broadcast) -> bool:  # noqa: ARG002 (the same in all rounds)
-        """Return False: statistics come from the surveys."""
-        return False
-
     def survey_rule(self) -> NormRule:
-        """Normalise with the shared statistics, as evaluation does."""
-        return rules.watched
+        """Normalise with the mixed statistics, as training does, and report those."""
+        return hybrid_watched
 
-    def adopt(self, previous: Running, merge: Merge) -> Running:
-        """Follow the pooled moments."""
+    def merge(self, previous: Running, merge: Merge) -> Running:
+        """Let the shared statistics follow what the clients measured before they trained."""
         now = replaced(merge)
         rate = self.momentum if previous.batches else 1.0
         return Running(
             mean=torch.lerp(previous.mean, now.mean, rate),
             var=torch.lerp(previous.var, now.var, rate),
-            batches=previous.batches + 1,
+            batches=now.batches,
         )

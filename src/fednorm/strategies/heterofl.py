@@ -5,8 +5,10 @@ Heterogeneous Clients", ICLR 2021, arXiv:2010.01264.
 
 Client: ordinary BatchNorm on its own batches, without running statistics.
 
-Server: averages weights, γ and β. Before an evaluation it asks all clients once for the moments of
-their data under the final weights and pools them; these are the running statistics.
+Server: averages weights, γ and β. Before an evaluation it asks all clients once to send their data
+through the model, batch by batch; the running statistics are the average over all clients' batches
+of the batches' means and variances, as torch's BatchNorm with momentum=None would have them. The
+switch `statistics="pool"` merges the moments of all values by the law of total variance instead.
 
 Only the normalization of HeteroFL is here, not its clients with models of different widths.
 """
@@ -16,9 +18,11 @@ from typing import ClassVar
 
 from torch import nn
 
-from fednorm.core.layer import NormRule, Survey
-from fednorm.core.messages import Broadcast
-from fednorm.core.strategy import Conversion
+from fednorm.core.layer import NormRule, Statistics, Survey
+from fednorm.core.merge import average_weighted
+from fednorm.core.messages import Broadcast, Running
+from fednorm.core.registry import param
+from fednorm.core.strategy import Conversion, Merge
 from fednorm.nn import rules
 from fednorm.nn.convert import federate
 from fednorm.strategies.base import Strategy, require_batch_norm
@@ -28,10 +32,19 @@ from fednorm.strategies.base import Strategy, require_batch_norm
 class HeteroFL(Strategy):
     """BatchNorm that tracks nothing in training; one survey of the clients before evaluation."""
 
-    statistics = "pool"
     survey: ClassVar[Survey] = "evaluation"
     needs_batch_statistics: ClassVar[bool] = True
     lockstep: ClassVar[bool] = True
+
+    statistics: Statistics = param(
+        "average",
+        "'average' takes the mean over all batches of their means and variances, as the paper "
+        "does; 'pool' merges the moments of all values by the law of total variance",
+    )
+
+    def __post_init__(self) -> None:
+        if self.statistics not in ("average", "pool"):
+            raise ValueError(f"statistics must be 'average' or 'pool', not {self.statistics!r}.")
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy whose BatchNorm layers follow this strategy's rule."""
@@ -40,3 +53,13 @@ class HeteroFL(Strategy):
     def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (the same in all rounds)
         """Normalise with the batch's own statistics and track nothing."""
         return rules.untracked
+
+    def survey_rule(self) -> NormRule:
+        """Normalise with the batch's own statistics, and average or pool them."""
+        return rules.averaged if self.statistics == "average" else rules.surveyed
+
+    def adopt(self, previous: Running, merge: Merge) -> Running:
+        """Average over all clients' batches, each of which weighs the same, or pool."""
+        if self.statistics == "pool":
+            return super().adopt(previous, merge)
+        return average_weighted(merge, [r.batches - previous.batches for r in merge.reports])

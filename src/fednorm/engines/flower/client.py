@@ -7,15 +7,16 @@ what they see by themselves while your loop runs.
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor, nn
 
 from fednorm.algorithms import algorithm
 from fednorm.core.algorithm import Trained
 from fednorm.core.layer import Session
-from fednorm.core.messages import Batches, Broadcast, Memory
+from fednorm.core.messages import Batches, Broadcast, Memory, Report
 from fednorm.core.round import begin, reply
 from fednorm.core.survey import client_survey
 from fednorm.core.task import Task, load, snapshot
@@ -24,7 +25,8 @@ from fednorm.engines.flower.arrays import arrays
 from fednorm.strategies import STRATEGIES, strategy
 from fednorm.strategies.base import Strategy
 
-_TASK = "fednorm_task"  # attribute of a converted model
+# Attributes of a converted model: what it was made for, and what its layers follow and have seen.
+_TASK, _SESSION, _MEASURED = "fednorm_task", "fednorm_session", "fednorm_measured"
 _OURS = (wire.HEADER, wire.BUFFERS, wire.STATISTICS, wire.MOMENTUM, wire.NOTES)
 
 
@@ -39,20 +41,52 @@ def described(chosen: Strategy) -> str:
     return json.dumps({"name": names[0], **dataclasses.asdict(chosen)})  # type: ignore[call-overload]  # a dataclass
 
 
-def unpack(message: Message, model: nn.Module, context: Context) -> nn.Module:
+def unpack(
+    message: Message,
+    model: nn.Module,
+    context: Context,
+    *,
+    data: Iterable[tuple[Tensor, Tensor]] | None = None,
+) -> nn.Module:
     """Return your model as the server wants it trained: converted, with the received weights.
 
     Your own object is not changed. Train what is returned with your own loop, then call `pack`;
     for an evaluation, call `.eval()` on it. What the strategy keeps on the client comes from
-    `context.state`; before its first round it is as in the model that you pass.
+    `context.state`; before its first round it is as in the model that you pass. A strategy that
+    measures statistics before it trains (hbn) needs `data`: all of the client's data once, in
+    batches; labels are not looked at.
     """
     task, received = _task(message, model)
-    load(task, received, wire.kept(context.state))
-    begin(task, received, Session())
+    memory, session = wire.kept(context.state), Session()
+    if task.strategy.measures and message.metadata.message_type.startswith(MessageType.TRAIN):
+        setattr(task.model, _MEASURED, _measure(task, received, memory, data))
+    load(task, received, memory)
+    setattr(task.model, _SESSION, session)
+    begin(task, received, session)
     if not task.strategy.trains_affine(received):
         for parameter in task.layout.affine:
             parameter.requires_grad = False
     return task.model
+
+
+def _measure(
+    task: Task, received: Broadcast, memory: Memory, data: Iterable[tuple[Tensor, Tensor]] | None
+) -> Mapping[str, Report]:
+    if data is None:
+        raise ValueError(
+            f"{type(task.strategy).__name__} measures a client's data before it trains; pass them "
+            "to unpack: data=loader, all of them once."
+        )
+    own = Batches(0, data, examples=0)
+    return client_survey(task, received, memory, own, task.strategy.survey_rule()).stats
+
+
+def _count_steps(model: nn.Module, inputs: object) -> None:
+    """Tell the layers that a new step has begun, each time when the whole model is called."""
+    del inputs
+    session = getattr(model, _SESSION, None)
+    if isinstance(session, Session) and model.training:
+        session.step += 1
 
 
 def pack(
@@ -77,6 +111,8 @@ def pack(
         raise TypeError("pack needs the model that unpack returned; train that one.")
     said = wire.header(message.content)
     trained = reply(task, 0, Trained(snapshot(task.layout.shared), examples, loss=0.0))
+    if task.strategy.measures:
+        trained = replace(trained, stats=getattr(task.model, _MEASURED))
     wire.keep(context.state, Memory(snapshot(task.layout.personal)))
     content = RecordDict({str(said["weights"]): arrays(trained.update)})
     if trained.buffers:
@@ -163,4 +199,5 @@ def _task(message: Message, model: nn.Module) -> tuple[Task, Broadcast]:
     if not isinstance(task, Task) or task.strategy != chosen:
         task = Task.build(model, chosen, algorithm("fedavg"), rounds=received.rounds)
         setattr(task.model, _TASK, task)
+        task.model.register_forward_pre_hook(_count_steps)
     return task, wire.aligned(received, task.initial_state)

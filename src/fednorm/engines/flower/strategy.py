@@ -77,13 +77,14 @@ class NormStrategy(Strategy):
         self.rules = parse(aggregate, byzantine), parse(aggregate_statistics, byzantine)
         self.task = self._built(self.given, None)
         self.state = self.task.initial_state
+        self.tested = self.state  # its statistics may be measured anew for an evaluation
         self.grid: Grid | None = None
         self.timeout = 3600.0
 
     @property
     def model(self) -> nn.Module:
         """The converted model as it stands, ready for evaluation; `result.arrays` fits into it."""
-        return export(self.task, self.state)
+        return export(self.task, self.tested)
 
     def _built(self, model: nn.Module, rounds: int | None) -> Task:
         return Task.build(
@@ -129,11 +130,11 @@ class NormStrategy(Strategy):
             self.task.model.load_state_dict(expect("initial_arrays", found, converted))
         elif found.keys() != model.state_dict().keys():
             expect("initial_arrays", found, model.state_dict())
-        self.state = read_state(self.task.layout)
+        self.state = self.tested = read_state(self.task.layout)
 
     def _arrays(self) -> ArrayRecord:
         """Return the global model, whole: it loads with strict=True."""
-        return to_record(export(self.task, self.state).state_dict())
+        return to_record(self.model.state_dict())
 
     def summary(self) -> None:
         """Log what this strategy does."""
@@ -143,17 +144,14 @@ class NormStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Choose nodes and write their messages; some strategies survey the nodes first."""
+        """Choose nodes and write their messages."""
         del arrays  # as in self.state, which knows what is what
         self.grid = grid
         # A round to which nobody answered counts for Flower, so it must count here.
         self.state = replace(self.state, round=server_round - 1)
         weights = to_record(self.state.weights)
         messages = list(self.around.configure_train(server_round, weights, config, grid))
-        if self.norm.survey == "rounds":
-            nodes = [message.metadata.dst_node_id for message in messages]
-            self.state = self._surveyed(nodes)
-        return self._dressed(messages)
+        return self._dressed(messages, self.state)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -162,21 +160,21 @@ class NormStrategy(Strategy):
         del arrays
         weights = to_record(self.state.weights)
         messages = list(self.around.configure_evaluate(server_round, weights, config, grid))
-        return self._dressed(messages)
+        return self._dressed(messages, self.tested)
 
-    def _dressed(self, messages: list[Message]) -> list[Message]:
+    def _dressed(self, messages: list[Message], state: ServerState) -> list[Message]:
         """Add to the weights what normalization needs."""
         if not messages:
             return messages
         (key,) = messages[0].content.array_records  # the weights, whatever they are called
-        ours = self._records(key)
+        ours = self._records(state, key)
         del ours[wire.WEIGHTS]
         for message in messages:
             message.content = RecordDict({**message.content, **ours})
         return messages
 
-    def _records(self, weights: str = wire.WEIGHTS) -> RecordDict:
-        sent = broadcast(self.task, self.state)
+    def _records(self, state: ServerState, weights: str = wire.WEIGHTS) -> RecordDict:
+        sent = broadcast(self.task, state)
         return wire.broadcast_records(sent, strategy=described(self.norm), weights=weights)
 
     def aggregate_train(
@@ -199,9 +197,9 @@ class NormStrategy(Strategy):
                 return None, metrics
             found = expect("the server", tensors(chosen), self.state.weights)
             after = replace(after, weights=found)
-        self.state = after
+        self.state = self.tested = after
         if self.norm.survey == "evaluation" and self.grid is not None:
-            self.state = self._surveyed(list(self.grid.get_node_ids()))
+            self.tested = self._surveyed(list(self.grid.get_node_ids()))
         return self._arrays(), metrics
 
     def aggregate_evaluate(
@@ -233,7 +231,7 @@ class NormStrategy(Strategy):
         """Ask nodes for the statistics of their data and let the strategy adopt them."""
         if self.grid is None or not nodes:
             return self.state
-        records = self._records()
+        records = self._records(self.state)
         messages = [Message(records, node, _QUERY) for node in nodes]
         found = []
         for message in self.grid.send_and_receive(messages, timeout=self.timeout):

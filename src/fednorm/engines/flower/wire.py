@@ -2,8 +2,9 @@
 
 Weights travel as one array each, under the names of the `state_dict`. Statistics have a record of
 their own, in which all layers stand one after the other: `mean` and `var` hold the channels of
-all layers, `sizes` how many belong to which, `batches` the counters and `count` the counts of
-values. What is not expected is refused by name.
+all layers, `sizes` how many belong to which, `batches` the counters and `count` the values per
+example. A layer that is called more than once in a step stands there once for each call. What is
+not expected is refused by name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,11 +25,10 @@ HEADER = "fednorm"
 BUFFERS, STATISTICS = "fednorm.buffers", "fednorm.statistics"
 MOMENTUM, NOTES = "fednorm.momentum", "fednorm.notes"
 _PERSONAL, _OPTIMIZER = "fednorm.personal", "fednorm.optimizer"
-VERSION = 1
+VERSION = 2
 
 
-def _statistics(layers: Mapping[str, Running | Moments], **columns: Tensor) -> ArrayRecord:
-    values = list(layers.values())
+def _statistics(values: Sequence[Running | Moments], **columns: Tensor) -> ArrayRecord:
     sizes = [[value.mean.numel(), value.var.numel()] for value in values]
     return arrays(
         {
@@ -42,7 +42,7 @@ def _statistics(layers: Mapping[str, Running | Moments], **columns: Tensor) -> A
 
 def _split(
     record: Mapping[str, Tensor], layers: Sequence[str], columns: Sequence[str]
-) -> dict[str, tuple[Tensor, Tensor]]:
+) -> list[tuple[Tensor, Tensor]]:
     """Return mean and variance of each layer, checked against the sizes that came with them."""
     wanted = {"mean", "var", "sizes", *columns}
     if record.keys() != wanted:
@@ -57,7 +57,7 @@ def _split(
     means, variances = (
         torch.split(record[name], sizes[:, i].tolist()) for i, name in enumerate(("mean", "var"))
     )
-    return dict(zip(layers, zip(means, variances, strict=True), strict=True))
+    return list(zip(means, variances, strict=True))
 
 
 def _shaped(found: Tensor, like: Tensor) -> Tensor:
@@ -66,15 +66,15 @@ def _shaped(found: Tensor, like: Tensor) -> Tensor:
 
 
 def reports(record: RecordDict, stats: Mapping[str, Report]) -> list[str]:
-    """Put reported statistics into a record; return the layers in their order."""
-    if stats:
-        moments = {path: report.moments for path, report in stats.items()}
+    """Put reported statistics into a record; return the layers in their order, once a call."""
+    calls = [(path, report.batches, m) for path, report in stats.items() for m in report.calls]
+    if calls:
         record[STATISTICS] = _statistics(
-            moments,
-            count=torch.tensor([m.count for m in moments.values()], dtype=torch.float64),
-            batches=torch.tensor([report.batches for report in stats.values()]),
+            [moments for _, _, moments in calls],
+            count=torch.tensor([moments.count for _, _, moments in calls], dtype=torch.float64),
+            batches=torch.tensor([batches for _, batches, _ in calls]),
         )
-    return list(stats)
+    return [path for path, _, _ in calls]
 
 
 def read_reports(
@@ -86,8 +86,8 @@ def read_reports(
     found = tensors(_arrays(record, STATISTICS))
     split = _split(found, layers, ("count", "batches"))
     counts, batches = found["count"].tolist(), found["batches"].tolist()
-    read = {}
-    for (path, pair), count, seen in zip(split.items(), counts, batches, strict=True):
+    read: dict[str, Report] = {}
+    for path, pair, count, seen in zip(layers, split, counts, batches, strict=True):
         if path not in like:
             raise WireError(f"statistics are of layer {path!r}, which the model does not share.")
         own = like[path]
@@ -95,7 +95,12 @@ def read_reports(
         mean, var = _shaped(pair[0], own.mean).to(own.mean.dtype), pair[1].to(own.var.dtype)
         mean = alike(f"the mean of layer {path!r}", mean, own.mean)
         var = alike(f"the variance of layer {path!r}", var, own.var)
-        read[path] = Report(Moments(float(count), mean, var), int(seen))
+        moments = Moments(float(count), mean, var)
+        before = read.get(path)
+        if before is None:
+            read[path] = Report(moments, int(seen))
+        else:
+            read[path] = replace(before, more=(*before.more, moments))
     return read
 
 
@@ -113,8 +118,8 @@ class Header:
     def layers(self) -> list[str]:
         """Return the layers whose statistics are in the message, in their order."""
         found = self.values.get("layers", [])
-        if not isinstance(found, list) or len(set(found)) != len(found):
-            raise WireError(f"'layers' must be names, each once, but is {found!r}.")
+        if not isinstance(found, list):
+            raise WireError(f"'layers' must be a list of names, but is {found!r}.")
         return [str(path) for path in found]
 
 
@@ -150,7 +155,7 @@ def broadcast_records(received: Broadcast, **said: float | str) -> RecordDict:
         head["rounds"] = received.rounds
     if received.running:
         batches = torch.tensor([running.batches for running in received.running.values()])
-        record[STATISTICS] = _statistics(received.running, batches=batches)
+        record[STATISTICS] = _statistics(list(received.running.values()), batches=batches)
         head["layers"] = list(received.running)
     record[HEADER] = head
     return record
@@ -212,12 +217,14 @@ def read_broadcast(record: RecordDict, weights: str = WEIGHTS) -> Broadcast:
     said = header(record)
     layers, rounds = said.layers(), said.values.get("rounds")
     running: dict[str, Running] = {}
+    if len(set(layers)) != len(layers):
+        raise WireError(f"'layers' of a broadcast must be names, each once, but is {layers!r}.")
     if layers:
         found = tensors(_arrays(record, STATISTICS))
         split, batches = _split(found, layers, ("batches",)), found["batches"].tolist()
         running = {
             path: Running(mean, var, int(seen))
-            for (path, (mean, var)), seen in zip(split.items(), batches, strict=True)
+            for path, (mean, var), seen in zip(layers, split, batches, strict=True)
         }
     return Broadcast(
         round=_integer(said, "round"),
