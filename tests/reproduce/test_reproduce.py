@@ -145,6 +145,33 @@ def test_finished_parts_are_not_repeated(own, tmp_path):
             ]
 
 
+def test_deviations_are_read_beside_the_means(tmp_path):
+    path = tmp_path / "mine.toml"
+    means = "published = { centralized = 90.0, naive = 10.0 }"
+    path.write_text(OWN.replace(means, f"{means}\npublished_std = {{ naive = 2.5 }}"), "utf-8")
+    order = Order(str(path), "short", ["rounds=1"])
+    first = next(reproduce(order, tmp_path / "out", shown=lambda t, _: seen([], t))).panels[0]
+    assert first.published_std == {"naive": 2.5}
+    smoke = Order(str(path), "smoke")
+    made_up = next(reproduce(smoke, tmp_path / "smoke", shown=lambda t, _: seen([], t)))
+    assert not made_up.panels[0].published_std
+
+
+@pytest.mark.parametrize(
+    ("std", "message"),
+    [
+        ("GN = 2.5", r"mine.toml: panels.0: 'GN' has a published deviation but no published mean"),
+        ("naive = -1.0", r"panels.0.published_std.naive: .* greater than or equal to 0"),
+    ],
+)
+def test_deviations_belong_to_means(tmp_path, std, message):
+    path = tmp_path / "mine.toml"
+    means = "published = { centralized = 90.0, naive = 10.0 }"
+    path.write_text(OWN.replace(means, f"{means}\npublished_std = {{ {std} }}"), "utf-8")
+    with pytest.raises(ConfigError, match=message):
+        find_figure(str(path))
+
+
 def test_mistakes_in_a_file_are_named(tmp_path):
     path = tmp_path / "bad.toml"
     path.write_text(OWN.replace("question", "qestion"), encoding="utf-8")
