@@ -76,6 +76,14 @@ def test_published_numbers_belong_to_strategies_that_are_run(name):
             assert not panel.published_std
 
 
+@pytest.mark.parametrize("name", ["fedtan-table", "fedtan-communication", "fixbn-table5"])
+def test_fedtans_setting_pads_by_four_as_its_code_does(name):
+    for scale in ("full", "short"):
+        for _, experiment in scaled(FIGURES[name], scale):
+            assert experiment.data.fields["augment"] == "crop_flip"
+            assert experiment.data.fields["pad"] == 4
+
+
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_smoke(name):
     for experiment in chosen(name, [found for _, found in scaled(FIGURES[name], "smoke")]):
