@@ -244,7 +244,7 @@ def test_the_command_writes_a_report(own, tmp_path):
 
 def test_the_command_takes_another_partition_by_its_name(tmp_path):
     path = tmp_path / "mine.toml"
-    path.write_text(OWN.replace('"gamma=', '"dirichlet=').replace("=0\"", '=0.3"'), "utf-8")
+    path.write_text(OWN.replace('"gamma=', '"dirichlet=').replace('=0"', '=0.3"'), "utf-8")
     out = tmp_path / "out"
     chosen = ("--partition", "dirichlet_unbalanced", "--set", "rounds=2")
     assert call(str(path), "--out", str(out), "--workers", "1", *chosen).exit_code == 0

@@ -74,13 +74,14 @@ def fedavg_that_freezes_affine(clients, count, freeze):
                 functional.cross_entropy(local(x), y).backward()
                 optimizer.step()
             states.append(local.state_dict())
-            weights.append(batches.examples / 100)
+            weights.append(batches.examples)
         shares = [weight / sum(weights) for weight in weights]
-        merged = dict(states[0])
-        for key in merged:
-            if merged[key].is_floating_point():
-                merged[key] = sum(w * s[key] for w, s in zip(shares, states, strict=True))
-        model.load_state_dict(merged)
+        merged = {
+            key: sum(share * state[key] for share, state in zip(shares, states, strict=True))
+            for key, value in states[0].items()
+            if value.is_floating_point()
+        }
+        model.load_state_dict({**states[0], **merged})
     return model.state_dict()
 
 
@@ -130,7 +131,7 @@ def test_auto_may_freeze_affine_alone():
 
 
 def test_refuses_to_freeze_nothing():
-    with pytest.raises(ValueError, match="freezes nothing.*use 'naive'"):
+    with pytest.raises(ValueError, match=r"freezes nothing.*use 'naive'"):
         strategy("fixbn", freeze_statistics=False)
 
 
