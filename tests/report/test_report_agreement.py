@@ -78,6 +78,24 @@ def test_one_seed_is_as_sure_as_its_test_samples_are_many():
     assert agreement(Panel("", many, published)).statement() == SAME
 
 
+STDS = [
+    ({"a": 54.5, "b": 54.0}, {"b": 4.2}, "Too close to call: a and b."),
+    ({"a": 58.2, "b": 54.0}, {"b": 4.2}, "Too close to call: a and b."),  # exactly one deviation
+    ({"a": 58.3, "b": 54.0}, {"b": 4.2}, "Not the published order: b is above a."),
+    ({"a": 58.2, "b": 54.0}, {"a": 4.2}, "Too close to call: a and b."),
+    ({"a": 55.0, "b": 54.0}, {"a": 0.2, "b": 0.4}, "Not the published order: b is above a."),
+    ({"a": 54.4, "b": 54.0}, {"a": 0.2, "b": 0.3}, "Too close to call: a and b."),  # half a point
+]
+
+
+@pytest.mark.parametrize(("published", "std", "expected"), STDS)
+def test_published_numbers_within_their_deviation_have_no_order(published, std, expected):
+    runs = comparison(run("a", (0.6,)), run("b", (0.7,)))
+    found = agreement(Panel("", runs, published, published_std=std))
+    assert found.statement() == expected
+    assert [row.published_std for row in found.rows] == [std.get("a"), std.get("b")]
+
+
 def test_published_maxima_are_compared_with_maxima():
     runs = comparison(run("a", (0.8, 0.3)), run("b", (0.5, 0.6)))
     published = {"a": 90.0, "b": 80.0}
@@ -124,6 +142,7 @@ def test_json_has_rows_pairs_and_the_statement():
     assert record["rows"][0] == {
         "label": "a",
         "published": 90,
+        "published_std": None,
         "measured": 60,
         "spread": 0,
         "seeds": 1,

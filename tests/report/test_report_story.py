@@ -149,6 +149,27 @@ def test_published_and_measured_stand_side_by_side_on_the_page():
     assert 'data-value="-1.0"' in table
 
 
+def test_published_deviations_stand_beside_published_means(tmp_path):
+    first, second = two_panels().panels
+    story = told(replace(first, published_std={"fbn": 1.25}), second)
+    table = page(story).split("published and measured</h2>")[1].split("<tbody>")[1]
+    cells = Elements(table.split("</tbody>")[0]).cells
+    assert cells[5:10] == ["fbn", "90.0 ± 1.2", "80.0", "−10.0", "1"]
+    assert cells[:2] == ["centralized", "91.0"]
+    assert ["fbn", "90.0", "±", "1.2", "80.0", "−10.0", "1"] in [
+        line.split() for line in printed(story).splitlines()
+    ]
+    panels = written(story, tmp_path)["panels"]
+    assert [panel["published_std"] for panel in panels] == [{"fbn": 1.25}, {}]
+    assert panels[0]["agreement"]["rows"][1]["published_std"] == 1.25
+
+
+def test_a_published_deviation_that_is_no_number_is_not_shown():
+    first, _ = two_panels().panels
+    shown = printed(told(replace(first, published_std={"fbn": NAN})))
+    assert ["fbn", "90.0", "80.0", "−10.0", "1"] in [line.split() for line in shown.splitlines()]
+
+
 def test_the_terminal_shows_published_measured_and_gap():
     shown = printed(two_panels())
     lines = [line.split() for line in shown.splitlines()]

@@ -97,6 +97,45 @@ def test_a_users_settings_are_said_too(own):
     assert {e.rounds for _, e in scaled(figure, "full", ["rounds=7"])} == {7}
 
 
+def partitions(name, *settings):
+    return [e.partition for _, e in scaled(find_figure(name), "full", settings)]
+
+
+def test_a_partition_named_alone_keeps_the_value_of_every_panel():
+    values = ["0.1", "0.3", "1", "10"]
+    assert partitions("fbn-fig5") == ["gamma=0", *(f"dirichlet={v}" for v in values)]
+    # γ = 0 is no value of α: that panel stays as it is.
+    unbalanced = ["gamma=0", *(f"dirichlet_unbalanced={v}" for v in values)]
+    assert partitions("fbn-fig5", "partition=dirichlet_unbalanced") == unbalanced
+    for name in ("fbn-fig12", "fbn-fig13"):
+        renamed = partitions(name, "partition=dirichlet_unbalanced")
+        assert renamed == ["dirichlet_unbalanced=0.1"] * 3 + ["dirichlet_unbalanced=1"] * 3
+    short = scaled(find_figure("fbn-fig5"), "short", ["partition=dirichlet_unbalanced"])
+    assert [e.partition for _, e in short] == unbalanced[:2]
+    said = cuts(find_figure("fbn-fig5"), "full", ["partition=dirichlet_unbalanced"])
+    assert "α = 1: partition = dirichlet_unbalanced=1 instead of dirichlet=1." in said
+
+
+def test_a_partition_that_needs_no_value_replaces_every_panels():
+    assert set(partitions("fbn-fig5", "partition=dirichlet=0.5")) == {"dirichlet=0.5"}
+    assert set(partitions("fbn-fig5", "partition=iid")) == {"iid"}
+    assert set(partitions("fbn-fig5", "partition=feature_shift")) == {"feature_shift"}
+
+
+def test_a_partition_whose_value_no_panel_has_is_refused():
+    with pytest.raises(ConfigError, match=r"needs a number for alpha.*'dirichlet_unbalanced=0.5'"):
+        partitions("fbn-fig3", "partition=dirichlet_unbalanced")
+    with pytest.raises(ConfigError, match="did you mean 'dirichlet_unbalanced'"):
+        partitions("fbn-fig5", "partition=dirichlet_unbalancd")
+
+
+@pytest.mark.parametrize("name", ["fbn-fig5", "fbn-fig12", "fbn-fig13"])
+def test_the_dirichlet_figures_say_which_partition_they_use_and_how_to_choose_the_other(name):
+    note = find_figure(name).note
+    assert "equal size" in note
+    assert "--partition dirichlet_unbalanced" in note
+
+
 def test_how_often_a_run_is_looked_at_is_no_cut(own):
     assert cuts(find_figure(own), "full", ["eval_every=3"]) == ("Assumed: everything.",)
 
@@ -145,6 +184,33 @@ def test_finished_parts_are_not_repeated(own, tmp_path):
             ]
 
 
+def test_deviations_are_read_beside_the_means(tmp_path):
+    path = tmp_path / "mine.toml"
+    means = "published = { centralized = 90.0, naive = 10.0 }"
+    path.write_text(OWN.replace(means, f"{means}\npublished_std = {{ naive = 2.5 }}"), "utf-8")
+    order = Order(str(path), "short", ["rounds=1"])
+    first = next(reproduce(order, tmp_path / "out", shown=lambda t, _: seen([], t))).panels[0]
+    assert first.published_std == {"naive": 2.5}
+    smoke = Order(str(path), "smoke")
+    made_up = next(reproduce(smoke, tmp_path / "smoke", shown=lambda t, _: seen([], t)))
+    assert not made_up.panels[0].published_std
+
+
+@pytest.mark.parametrize(
+    ("std", "message"),
+    [
+        ("GN = 2.5", r"mine.toml: panels.0: 'GN' has a published deviation but no published mean"),
+        ("naive = -1.0", r"panels.0.published_std.naive: .* greater than or equal to 0"),
+    ],
+)
+def test_deviations_belong_to_means(tmp_path, std, message):
+    path = tmp_path / "mine.toml"
+    means = "published = { centralized = 90.0, naive = 10.0 }"
+    path.write_text(OWN.replace(means, f"{means}\npublished_std = {{ {std} }}"), "utf-8")
+    with pytest.raises(ConfigError, match=message):
+        find_figure(str(path))
+
+
 def test_mistakes_in_a_file_are_named(tmp_path):
     path = tmp_path / "bad.toml"
     path.write_text(OWN.replace("question", "qestion"), encoding="utf-8")
@@ -174,6 +240,18 @@ def test_the_command_writes_a_report(own, tmp_path):
     assert "Final accuracy by γ" in html
     assert "Exchanges a round" in html
     assert (out / "curves.png").stat().st_size > 10_000
+
+
+def test_the_command_takes_another_partition_by_its_name(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(OWN.replace('"gamma=', '"dirichlet=').replace('=0"', '=0.3"'), "utf-8")
+    out = tmp_path / "out"
+    chosen = ("--partition", "dirichlet_unbalanced", "--set", "rounds=2")
+    assert call(str(path), "--out", str(out), "--workers", "1", *chosen).exit_code == 0
+    record = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    used = [panel["config"]["partition"] for panel in record["panels"]]
+    assert used == ["dirichlet_unbalanced=0.3", "dirichlet_unbalanced=1"]
+    assert "--set partition=dirichlet_unbalanced" in record["command"]
 
 
 def test_the_list_shows_all(monkeypatch):

@@ -1,9 +1,11 @@
 """FixBN: what freezes, when, and what goes on moving."""
 
+import copy
 from itertools import pairwise
 
 import pytest
 import torch
+from torch.nn import functional
 
 from fednorm import strategy
 from fednorm.algorithms import algorithm
@@ -11,6 +13,7 @@ from fednorm.core.layout import kinds
 from fednorm.core.messages import Broadcast
 from fednorm.core.task import Task
 from fednorm.core.types import Kind
+from fednorm.engines import cohort, lockstep
 from fednorm.engines.simulate import rounds
 from support import Toy, last, nested_model, task_of
 
@@ -51,6 +54,85 @@ def test_affine_goes_on_moving_unless_it_is_frozen_too():
     assert weights
     for name in weights:
         assert not torch.equal(frozen[6].weights[name], frozen[12].weights[name])
+
+
+def fedavg_that_freezes_affine(clients, count, freeze):
+    """FedAvg on plain torch models whose γ and β get no gradient after the freezing round."""
+    model = nested_model()
+    for round_ in range(1, count + 1):
+        states, weights = [], []
+        for client in clients.participants(round_):
+            local = copy.deepcopy(model).train()
+            for module in local.modules():
+                if isinstance(module, torch.nn.BatchNorm2d):
+                    module.requires_grad_(round_ <= freeze)
+            learning = [p for p in local.parameters() if p.requires_grad]
+            optimizer = torch.optim.SGD(learning, lr=0.05, momentum=0.9, weight_decay=1e-3)
+            batches = clients.batches(client, round_)
+            for x, y in batches.steps:
+                optimizer.zero_grad()
+                functional.cross_entropy(local(x), y).backward()
+                optimizer.step()
+            states.append(local.state_dict())
+            weights.append(batches.examples)
+        shares = [weight / sum(weights) for weight in weights]
+        merged = {
+            key: sum(share * state[key] for share, state in zip(shares, states, strict=True))
+            for key, value in states[0].items()
+            if value.is_floating_point()
+        }
+        model.load_state_dict({**states[0], **merged})
+    return model.state_dict()
+
+
+def test_affine_alone_is_frozen_while_statistics_go_on_moving():
+    """The paper's Table H, third row: unequal clients, local steps, a client that was away."""
+    clients = Toy(sizes=(2, 6, 4), steps=3, absent={3: (1,)})
+    local = algorithm("fedavg", lr=0.05, momentum=0.9, weight_decay=1e-3)
+    fields = {"freeze_affine": True, "freeze_statistics": False}
+    task = task_of("fixbn", local, count=6, freeze_round=0.5, **fields)
+    states = [task.initial_state] + [r.state for r in rounds(task, clients, 6)]
+    oracle = fedavg_that_freezes_affine(clients, 6, freeze=3)
+    for name, value in states[-1].weights.items():
+        torch.testing.assert_close(value, oracle[name], rtol=0, atol=1e-12)
+    for path, running in states[-1].running.items():
+        for kind, value in (("mean", running.mean), ("var", running.var)):
+            expected = oracle[f"{path}.running_{kind}"]
+            torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+    for before, after in pairwise(states):
+        assert not torch.equal(statistics(before), statistics(after))
+        assert torch.equal(affine(before), affine(after)) is (after.round > 3)
+
+
+@pytest.mark.parametrize("merge", ["average", "pool"])
+@pytest.mark.parametrize("engine", ["lockstep", "cohort"])
+def test_affine_alone_is_frozen_in_every_engine(engine, merge):
+    fields = {"freeze_affine": True, "freeze_statistics": False, "statistics": merge}
+    task = task_of("fixbn", STEP, count=4, freeze_round=2, **fields)
+    clients = Toy(sizes=(5, 5, 5))
+    expected = last(task, clients, 4).state
+    if engine == "lockstep":
+        *_, got = lockstep.rounds(task, clients, 4)
+    else:
+        *_, got = rounds(task, clients, 4, train=cohort.Cohorts(task, 3).train_all)
+    for one in (affine, statistics):
+        torch.testing.assert_close(one(got.state), one(expected), rtol=1e-9, atol=1e-11)
+
+
+def test_auto_may_freeze_affine_alone():
+    """Frozen parameters stay frozen however much the statistics move afterwards."""
+    fields = {"freeze_affine": True, "freeze_statistics": False}
+    states = history(40, freeze_round="auto", window=4, threshold=1e-5, **fields)
+    at = next(t for t, s in enumerate(states) if int(s.notes.get("frozen", 0)))
+    assert 4 <= at < 30
+    for before, after in pairwise(states[at:]):
+        assert torch.equal(affine(before), affine(after))
+        assert not torch.equal(statistics(before), statistics(after))
+
+
+def test_refuses_to_freeze_nothing():
+    with pytest.raises(ValueError, match=r"freezes nothing.*use 'naive'"):
+        strategy("fixbn", freeze_statistics=False)
 
 
 @pytest.mark.parametrize("threshold", [1e-5, 2e-6, 3e-7])

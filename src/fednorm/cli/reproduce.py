@@ -39,6 +39,10 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
     settings: Set = None,
     data_dir: Annotated[Path | None, typer.Option(help="folder with your copy of the data")] = None,
     device: Annotated[str | None, typer.Option(help=described("device"))] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(help="another partition; a name alone keeps the value of each panel"),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="folder [default: results/NAME-SCALE]")] = None,
     workers: Workers = None,
     fresh: Fresh = False,
@@ -57,6 +61,8 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
     - `fednorm reproduce fbn-fig3`
 
     - `fednorm reproduce fixbn-table1 --scale full --device cuda`
+
+    - `fednorm reproduce fbn-fig5 --partition dirichlet_unbalanced`
     """
     if listed or name is None:
         console.print(_listing())
@@ -66,8 +72,8 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
     if figure.ring is not None:
         ring(out=folder, rounds=figure.ring.get("rounds", 100), seed=0)
         return
-    places = {"data.root": data_dir, "device": device}
-    chosen = [f"{key}={value}" for key, value in places.items() if value is not None]
+    given = {"data.root": data_dir, "device": device, "partition": partition}
+    chosen = [f"{key}={value}" for key, value in given.items() if value is not None]
     order = Order(name, scale, [*chosen, *(settings or [])])
     if fresh:
         for panel in folder.glob("*/config.toml"):

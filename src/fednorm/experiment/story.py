@@ -14,6 +14,7 @@ class Panel:
     comparison: Comparison
     published: Mapping[str, float] = field(default_factory=dict)  # by label, in per cent
     published_exchanges: Mapping[str, float] = field(default_factory=dict)  # a round, by label
+    published_std: Mapping[str, float] = field(default_factory=dict)  # of means, in points
     best: bool = False  # published numbers are the best of a run, not the final ones
 
 

@@ -15,9 +15,9 @@ Order: TypeAlias = Literal["same", "swapped", "too close to call"]
 
 CLOSE = 0.5  # points; published numbers that are no further apart have no order
 RULE = (
-    f"Two methods are too close to call if they were published within {CLOSE} points of each "
-    "other, or measured within one standard deviation over seeds, or within the standard error of "
-    "so many test samples."
+    f"Two methods are too close to call if they were published within {CLOSE} points of each other "
+    "or within one published standard deviation, or measured within one standard deviation over "
+    "seeds, or within the standard error of so many test samples."
 )
 _LISTED = 4  # pairs in a sentence; the others are counted
 _DIGITS = 9  # 80.4 − 79.9 is 0.5, not 0.5000000000000142
@@ -29,6 +29,7 @@ class Row:
 
     label: str
     published: float | None
+    published_std: float | None
     measured: float | None  # mean over seeds
     spread: float  # standard deviation over seeds
     seeds: int  # that came to an evaluation
@@ -91,18 +92,28 @@ def agreement(panel: Panel) -> Agreement | None:
     if not panel.published:
         return None
     summaries = panel.comparison.summaries()
-    rows = [_row(s, panel.published.get(s.strategy), best=panel.best) for s in summaries]
+    rows = [_row(summary, panel) for summary in summaries]
     run = {row.label for row in rows}
-    rows += [Row(k, finite(v), None, 0.0, 0) for k, v in panel.published.items() if k not in run]
+    rows += [
+        Row(label, *_published(panel, label), measured=None, spread=0.0, seeds=0)
+        for label in panel.published
+        if label not in run
+    ]
     return Agreement(tuple(rows), _pairs([row for row in rows if row.gap is not None]))
 
 
-def _row(summary: Summary, published: float | None, *, best: bool) -> Row:
+def _published(panel: Panel, label: str) -> tuple[float | None, float | None]:
+    """Return the published mean and its standard deviation; without a mean there is neither."""
+    mean = finite(panel.published.get(label))
+    return mean, None if mean is None else finite(panel.published_std.get(label))
+
+
+def _row(summary: Summary, panel: Panel) -> Row:
     seeds = sum(bool(run.history) for run in summary.runs)
-    mean = None if lost(summary) else finite(summary.best if best else summary.accuracy)
+    mean = None if lost(summary) else finite(summary.best if panel.best else summary.accuracy)
     return Row(
-        label=summary.strategy,
-        published=finite(published),
+        summary.strategy,
+        *_published(panel, summary.strategy),
         measured=None if mean is None else 100 * mean,
         spread=100 * max(finite(summary.spread) or 0.0, _chance(summary, mean)),
         seeds=seeds,
@@ -126,7 +137,8 @@ def _order(above: Row, below: Row) -> Order:
     published = round((above.published or 0.0) - (below.published or 0.0), _DIGITS)
     measured = round((above.measured or 0.0) - (below.measured or 0.0), _DIGITS)
     spread = round(max(above.spread, below.spread), _DIGITS)
-    if published <= CLOSE or abs(measured) <= spread:
+    close = max(CLOSE, above.published_std or 0.0, below.published_std or 0.0)
+    if published <= close or abs(measured) <= spread:
         return "too close to call"
     return "same" if measured > 0 else "swapped"
 

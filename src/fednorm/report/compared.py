@@ -16,6 +16,8 @@ def compared(found: Agreement, *, best: bool) -> list[dict[str, Cell]]:
 def _row(row: Row, measured: str) -> dict[str, Cell]:
     mean = None if row.measured is None else row.measured / 100
     before = MISSING if row.published is None else f"{row.published:.1f}"
+    if row.published_std is not None:
+        before += f" ± {row.published_std:.1f}"
     return {
         STRATEGY: Cell(row.label),
         "published %": Cell(before, row.published),

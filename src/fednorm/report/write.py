@@ -39,6 +39,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
     return {
         "title": panel.title,
         "published": dict(panel.published),
+        "published_std": dict(panel.published_std),
         "published_exchanges": dict(panel.published_exchanges),
         "agreement": found.to_json() if found else None,
         **panel.comparison.to_json(),

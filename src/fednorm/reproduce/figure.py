@@ -1,9 +1,9 @@
 """The schema of a published table or figure, and where its files are."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fednorm.core.registry import unknown
 from fednorm.experiment.load import ConfigError, read
@@ -18,9 +18,21 @@ class PanelSpec(BaseModel):
     set: dict[str, Any] = Field(default={}, description="what differs from [experiment]")
     short: dict[str, Any] = Field(default={}, description="further changes of the short scale")
     published: dict[str, float] = Field(default={}, description="per cent, by label")
+    published_std: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default={}, description="standard deviations of published means, in points, by label"
+    )
     published_exchanges: dict[str, float] = Field(
         default={}, description="exchanges a round, by label"
     )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if alone := sorted(set(self.published_std) - set(self.published)):
+            raise ValueError(
+                f"{alone[0]!r} has a published deviation but no published mean; give both, under "
+                "the same label"
+            )
+        return self
 
 
 class Figure(BaseModel):
@@ -72,8 +84,11 @@ def _checked(name: str, values: dict[str, Any]) -> Figure:
     try:
         return Figure.model_validate(values)
     except ValidationError as error:
-        where = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise ConfigError(f"{name}: {where}: {error.errors()[0]['msg'].lower()}.") from None
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        ours = first["type"] == "value_error"
+        said = str(first["ctx"]["error"]) if ours else first["msg"].lower()
+        raise ConfigError(f"{name}: {where}: {said}.") from None
 
 
 def _order(path: Path) -> tuple[str, int, str]:

@@ -47,9 +47,16 @@ def reproduce(order: Order, folder: Path, *, shown: Shown, workers: int = 1) -> 
                 workers=workers,
             )
         # Two rounds on made-up data say nothing of published numbers.
-        published = {} if order.scale == "smoke" else spec.published
+        made_up = order.scale == "smoke"
         panels.append(
-            Panel(spec.title, comparison, published, spec.published_exchanges, figure.best)
+            Panel(
+                spec.title,
+                comparison,
+                published={} if made_up else spec.published,
+                published_exchanges=spec.published_exchanges,
+                published_std={} if made_up else spec.published_std,
+                best=figure.best,
+            )
         )
         yield _story(order, figure, panels, said)
         if any(run.status == "interrupted" for run in comparison.runs):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
+from fednorm.data.partition import rename
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import ConfigError, build, override
 from fednorm.reproduce.figure import Figure, PanelSpec
@@ -32,11 +33,35 @@ _COUNTS = {"data.train", "data.test"}  # of which none means all
 def scaled(
     figure: Figure, scale: Scale, settings: Sequence[str] = ()
 ) -> list[tuple[PanelSpec, Experiment]]:
-    """Return the experiment of every panel at a scale, with `key=value` settings of a user's."""
+    """Return the experiment of every panel at a scale, with `key=value` settings of a user's.
+
+    A partition that is named without its value keeps the value that each panel has.
+    """
+    panels = _kept(figure, scale)
+    before = [_values(figure, panel, scale) for panel in panels]
+    after = [override(values, settings) for values in before]
+    chosen = _partitions([_partition(values) for values in before], after)
     return [
-        (panel, build(override(_values(figure, panel, scale), settings)))
-        for panel in _kept(figure, scale)
+        (panel, build({**values, "partition": partition}))
+        for panel, values, partition in zip(panels, after, chosen, strict=True)
     ]
+
+
+def _partition(values: Mapping[str, Any]) -> str:
+    return str(values.get("partition", Experiment.model_fields["partition"].default))
+
+
+def _partitions(before: Sequence[str], after: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the partition of every panel.
+
+    One that takes another value than the user's stays as it is, such as γ = 0 among values of α;
+    if all do, the name alone is left, of which `build` says what it needs.
+    """
+    names = [_partition(values) for values in after]
+    renamed = [rename(old, new) for old, new in zip(before, names, strict=True)]
+    if not any(renamed):
+        return names
+    return [new or old for old, new in zip(before, renamed, strict=True)]
 
 
 def _values(figure: Figure, panel: PanelSpec, scale: Scale) -> dict[str, Any]:

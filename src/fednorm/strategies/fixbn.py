@@ -6,7 +6,8 @@ arXiv:2303.06530.
 Stage I, up to the freezing round: as `naive`.
 
 Stage II: clients normalise with the shared statistics, which no longer change. γ and β go on
-learning unless `freeze_affine` is set (the paper's Table H).
+learning unless `freeze_affine` is set. With `freeze_statistics=False` γ and β alone are frozen, and
+statistics go on as in stage I (all three are in the paper's Table H; nothing frozen is `naive`).
 
 `freeze_round="auto"` follows the paper's appendix B.6: the server keeps the change of the shared
 statistics over the last `window` rounds and freezes once the variance of that window falls under
@@ -40,6 +41,9 @@ class FixBN(SharedStatisticsStrategy):
         0.5, "last round of stage I: a round, a share of all rounds such as 0.5, or 'auto'"
     )
     freeze_affine: bool = param(default=False, help="whether stage II freezes γ and β too")
+    freeze_statistics: bool = param(
+        default=True, help="whether stage II freezes the statistics; if not, γ and β alone"
+    )
     window: int = param(20, "rounds that 'auto' looks back")
     threshold: float = param(1e-6, "variance of the change under which 'auto' freezes")
 
@@ -52,6 +56,11 @@ class FixBN(SharedStatisticsStrategy):
             raise ValueError(
                 "freeze_round must be a round (0 or more), a share between 0.0 and 1.0, or "
                 f"'auto', not {freeze!r}."
+            )
+        if not (self.freeze_statistics or self.freeze_affine):
+            raise ValueError(
+                "fixbn with freeze_statistics=False and freeze_affine=False freezes nothing; "
+                "set freeze_affine=True to freeze γ and β alone, or use 'naive'."
             )
         if self.window < 2:  # noqa: PLR2004 (one value has no variance)
             raise ValueError(f"window must be at least 2 rounds, not {self.window}.")
@@ -71,7 +80,7 @@ class FixBN(SharedStatisticsStrategy):
 
     def rule(self, broadcast: Broadcast) -> NormRule:
         """Normalise with the batch's own statistics, then with the frozen ones."""
-        if self.frozen(broadcast):
+        if self.freeze_statistics and self.frozen(broadcast):
             return rules.frozen
         return rules.batch if self.statistics == "average" else rules.recorded
 

@@ -28,6 +28,7 @@ __all__ = [
     "match_test",
     "parse",
     "partition",
+    "rename",
 ]
 
 PARTITIONS: dict[str, type[Partition]] = {
@@ -98,10 +99,35 @@ def parse(text: str, **fields: Any) -> Partition:
     return create("partition", PARTITIONS, name, fields)
 
 
+def rename(text: str, name: str) -> str | None:
+    """Return a partition under another name; named alone, it keeps the value of the text.
+
+    None if it needs a value that the text does not have.
+
+    >>> rename("dirichlet=0.1", "dirichlet_unbalanced"), rename("dirichlet=0.1", "gamma=0")
+    ('dirichlet_unbalanced=0.1', 'gamma=0')
+    >>> rename("dirichlet=0.1", "iid"), rename("dirichlet=0.1", "gamma")
+    ('iid', None)
+    """
+    new = PARTITIONS.get(name.strip())  # an unknown name, or one with its value, is for `parse`
+    if new is None or new.argument is None or _field(new).default is not dataclasses.MISSING:
+        return name
+    before, _, value = text.partition("=")
+    old = PARTITIONS.get(before.strip())
+    same = old is not None and old.argument == new.argument and value
+    return f"{name.strip()}={value.strip()}" if same else None
+
+
+def _field(rule: type[Partition]) -> dataclasses.Field[Any]:
+    """Return the field that the text after "=" sets."""
+    declared = dataclasses.fields(rule)  # type: ignore[arg-type]  # every one is a dataclass
+    (field,) = (f for f in declared if f.name == rule.argument)
+    return field
+
+
 def _read(name: str, argument: str, value: str | None) -> dict[str, Any]:
     """Return the field that the text sets: none if it has no value and needs none."""
-    declared = dataclasses.fields(PARTITIONS[name])  # type: ignore[arg-type]  # every one is a dataclass
-    (field,) = (f for f in declared if f.name == argument)
+    field = _field(PARTITIONS[name])
     if value is None and field.default is not dataclasses.MISSING:
         return {}
     if value is not None and field.type is str:

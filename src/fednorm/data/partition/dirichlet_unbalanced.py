@@ -2,6 +2,10 @@
 
 Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks" (2019),
 arXiv:1905.12022, section 4. Drawn again until every client has `min_samples`.
+
+byzfl, the library of FBN's authors, deals likewise (`dirichlet_niid` of its DataDistributor), but
+among honest clients only, cuts a class at shares rounded down instead of to the nearest sample, and
+may leave a client without data.
 """
 
 from dataclasses import dataclass
