@@ -33,13 +33,24 @@ def follow(previous: Running, merge: Merge) -> Running:
     """
     after = merge.batches
     pooled = pool([r.moments for r in merge.reports], merge.aggregate)
-    steps, momentum = after - previous.batches, merge.layer.momentum
-    rate = steps / after if momentum is None else 1 - (1 - momentum) ** steps
+    rate = find_rate(previous, after, merge.layer.momentum)
     return Running(
         mean=torch.lerp(previous.mean, pooled.mean, rate),
         var=torch.lerp(previous.var, pooled.unbiased_var, rate),
         batches=after,
     )
+
+
+def find_rate(previous: Running, batches: int, momentum: float | None) -> float:
+    """Return how much of the running statistics a round replaces that ends at a counter.
+
+    >>> find_rate(Running(torch.zeros(1), torch.ones(1), batches=4), 6, momentum=0.1)
+    0.18999999999999995
+    >>> find_rate(Running(torch.zeros(1), torch.ones(1), batches=4), 6, momentum=None)
+    0.3333333333333333
+    """
+    steps = batches - previous.batches
+    return steps / batches if momentum is None else 1 - (1 - momentum) ** steps
 
 
 def replaced(merge: Merge) -> Running:
