@@ -6,8 +6,8 @@ from fednorm.attacks.alie import ALittleIsEnough
 from fednorm.attacks.apply import Adversary, Target, attacked, byzantine
 from fednorm.attacks.backdoor import Backdoor
 from fednorm.attacks.base import Attack, DataAttack, World
-from fednorm.attacks.following import Following, find_following
 from fednorm.attacks.foe import FallOfEmpires
+from fednorm.attacks.following import Following, find_following
 from fednorm.attacks.gaussian import Gaussian
 from fednorm.attacks.label_flip import LabelFlip
 from fednorm.attacks.mimic import Mimic
