@@ -7,6 +7,7 @@ from fednorm.attacks.apply import Adversary, Target, attacked, byzantine
 from fednorm.attacks.backdoor import Backdoor
 from fednorm.attacks.base import Attack, DataAttack, World
 from fednorm.attacks.foe import FallOfEmpires
+from fednorm.attacks.following import Following, find_following
 from fednorm.attacks.gaussian import Gaussian
 from fednorm.attacks.label_flip import LabelFlip
 from fednorm.attacks.mimic import Mimic
@@ -33,11 +34,13 @@ __all__ = [
     "Attack",
     "Backdoor",
     "DataAttack",
+    "Following",
     "Target",
     "World",
     "attack",
     "attacked",
     "byzantine",
+    "find_following",
 ]
 
 

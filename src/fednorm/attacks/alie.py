@@ -6,7 +6,7 @@ NeurIPS 2019, arXiv:1902.06156.
 Client: knows what the honest clients send, and sends their mean minus z of their standard
 deviations, coordinate by coordinate. z is as large as it can be without standing out: of n clients
 f lie, s = ⌊n/2+1⌋-f honest ones are needed for a majority, and z = Φ⁻¹((n-f-s)/(n-f)). A variance
-is treated alike, and cut off at 0.
+is treated alike, and cut off at 0. It is the same lie about moments and about running statistics.
 
 The standard deviation divides by the number of honest clients; that of a single one is 0.
 """

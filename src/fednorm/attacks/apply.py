@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -9,7 +10,9 @@ import torch
 from torch import Tensor
 
 from fednorm.attacks.base import Attack, View
+from fednorm.attacks.following import Following, Translation
 from fednorm.core.messages import Reply, Report
+from fednorm.core.moments import Moments
 from fednorm.core.survey import Surveyed
 from fednorm.core.types import ClientId, Tensors
 
@@ -46,13 +49,22 @@ class Adversary:
 
 
 def attacked(
-    answers: Sequence[Answer], adversary: Adversary | None, round_: int, *, survey: bool = False
+    answers: Sequence[Answer],
+    adversary: Adversary | None,
+    round_: int,
+    *,
+    survey: bool = False,
+    following: Mapping[str, Following] = MappingProxyType({}),
 ) -> list[Answer]:
     """Return the answers of a round, or of a survey, with those of Byzantine clients falsified.
 
     An attack sees the answers of honest clients of the same round and nothing else. Where there is
     none, attacks that would look at them do nothing. An update is attacked together with the
     momentum that is sent along; buffers, counts and numbers of examples stay what they are.
+
+    A lie is about running statistics. Of a layer in `following`, which says how the server's follow
+    the moments that clients send, it is translated into moments; of any other it is about what is
+    sent.
 
     An attack that is not omniscient can be made on the client's own machine, with its own answer
     alone; `replacement`, which counts the clients of the round, needs its scale there.
@@ -64,17 +76,30 @@ def attacked(
     if adversary.attack.omniscient and not honest:
         return list(answers)
     purpose = 1 + survey
+    translations = _translations(answers, following)
+
+    def lies(client: ClientId) -> _Lies:
+        rng = adversary.generator(client, round_, purpose)
+        return _Lies(adversary.attack, liars, rng, translations)
+
     return [
         answer
         if answer.client not in adversary.clients
-        else _falsified(
-            answer,
-            honest,
-            adversary,
-            _Lies(adversary.attack, liars, adversary.generator(answer.client, round_, purpose)),
-        )
+        else _falsified(answer, honest, adversary, lies(answer.client))
         for answer in answers
     ]
+
+
+def _translations(
+    answers: Sequence[Reply | Surveyed], following: Mapping[str, Following]
+) -> dict[str, Translation]:
+    """Return how lies about each layer are translated; the server counts as its clients do."""
+    found = {}
+    for path, layer in following.items():
+        counters = [answer.stats[path].batches for answer in answers if path in answer.stats]
+        if counters and (translation := layer.translation(max(counters))):
+            found[path] = translation
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +107,7 @@ class _Lies:
     attack: Attack
     liars: int
     rng: torch.Generator
+    translations: Mapping[str, Translation]
 
     def tensors(self, own: Tensors, honest: Sequence[Tensors]) -> dict[str, Tensor]:
         return {
@@ -92,23 +118,38 @@ class _Lies:
         self, own: Mapping[str, Report], honest: Sequence[Mapping[str, Report]]
     ) -> dict[str, Report]:
         return {
-            path: self._report(report, [h[path] for h in honest if path in h])
+            path: self._report(report, [h[path] for h in honest if path in h], path)
             for path, report in own.items()
         }
 
-    def _report(self, own: Report, honest: Sequence[Report]) -> Report:
+    def _report(self, own: Report, honest: Sequence[Report], path: str) -> Report:
+        translation = self.translations.get(path)
+        first, *more = (
+            self._moments(moments, [h.calls[i] for h in honest if i < len(h.calls)], translation)
+            for i, moments in enumerate(own.calls)
+        )
+        return replace(own, moments=first, more=tuple(more))
+
+    def _moments(
+        self, own: Moments, honest: Sequence[Moments], translation: Translation | None
+    ) -> Moments:
         if self.attack.omniscient and not honest:
             return own
-        old = own.moments
-        mean = self._view(old.mean, [h.moments.mean for h in honest])
-        var = self._view(old.var, [h.moments.var for h in honest])
-        lie = replace(
-            old,
-            mean=self.attack.lie(old.mean, mean),
+        if translation is None:
+            return self._falsify(own, honest)
+        seen = [translation.to_running(moments) for moments in honest]
+        lie = translation.to_moments(self._falsify(translation.to_running(own), seen))
+        return replace(lie, mean=lie.mean.to(own.mean), var=lie.var.to(own.var))
+
+    def _falsify(self, own: Moments, honest: Sequence[Moments]) -> Moments:
+        mean = self._view(own.mean, [h.mean for h in honest])
+        var = self._view(own.var, [h.var for h in honest])
+        return replace(
+            own,
+            mean=self.attack.lie(own.mean, mean),
             # Backward means have no variance.
-            var=self.attack.variance(old.var, var) if old.var.numel() else old.var,
+            var=self.attack.variance(own.var, var) if own.var.numel() else own.var,
         )
-        return replace(own, moments=lie)
 
     def _view(self, own: Tensor, honest: Sequence[Tensor | None]) -> View:
         present = [tensor for tensor in honest if tensor is not None]

@@ -25,7 +25,9 @@ class Attack:
     """A frozen dataclass; its fields are its settings.
 
     `lie` makes the tensors of an update, and the means of statistics. A variance must stay one, or
-    the server would know the liar at once: it is the lie about it, cut off at 0.
+    the server would know the liar at once: it is the lie about it, cut off at 0. Statistics are
+    running statistics, as FBN's Algorithm 2 sends them; where clients send moments, `following.py`
+    translates the lie.
     """
 
     omniscient: ClassVar[bool] = False  # whether it looks at what honest clients send

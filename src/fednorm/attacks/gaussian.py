@@ -3,8 +3,9 @@
 Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine Learning with Adversaries: Byzantine Tolerant
 Gradient Descent", NeurIPS 2017, arXiv:1703.02757, section 5.
 
-Client: sends normal noise around 0 in the place of its update and of its means. A variance becomes
-the magnitude of such noise.
+Client: sends normal noise around 0 in the place of its update and of its running means. A running
+variance becomes the magnitude of such noise; where clients send moments (`fbn`), at least (1-β)
+times the shared one.
 """
 
 from dataclasses import dataclass

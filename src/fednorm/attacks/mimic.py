@@ -3,8 +3,9 @@
 Karimireddy, He and Jaggi, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing",
 ICLR 2022, arXiv:2006.09365.
 
-Client: sends what one of the honest clients sends, update and statistics. Nothing about it is
-unusual; where clients differ, that client's data get more weight than is theirs.
+Client: sends what one of the honest clients sends, update and statistics, moments as well as
+running ones. Nothing about it is unusual; where clients differ, that client's data get more weight
+than is theirs.
 
 Deviation: the paper looks for the client that is worst to copy; here its place among the honest
 clients of a round is a setting.

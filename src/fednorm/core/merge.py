@@ -42,8 +42,9 @@ def follow(previous: Running, merge: Merge, pooling: Pooling = pool) -> Running:
     A round of E steps moves them by `1 - (1-β)^E`, as E single steps would. Where a step calls the
     layer several times, they follow each call in its turn, as those of one machine do.
     """
+    total = find_rate(previous, merge.batches, merge.layer.momentum)
+    rates = _call_rates(total, merge.layer.momentum, len(merge.calls))
     mean, var = previous.mean, previous.var
-    rates = _call_rates(previous.batches, merge.batches, merge.layer.momentum, len(merge.calls))
     for rate, moments in zip(rates, merge.calls, strict=True):
         pooled = pooling(moments, merge.aggregate)
         mean = torch.lerp(mean, pooled.mean, rate)
@@ -51,32 +52,29 @@ def follow(previous: Running, merge: Merge, pooling: Pooling = pool) -> Running:
     return Running(mean, var, merge.batches)
 
 
-def follow_rate(before: int, after: int, momentum: float | None) -> float:
-    """Return how much of running statistics a round replaces, by their counters around it.
+def find_rate(previous: Running, batches: int, momentum: float | None) -> float:
+    """Return how much of the running statistics a round replaces that ends at a counter.
 
-    >>> round(follow_rate(3, 5, 0.1), 2)
-    0.19
-    >>> follow_rate(3, 5, None)
-    0.4
+    >>> find_rate(Running(torch.zeros(1), torch.ones(1), batches=4), 6, momentum=0.1)
+    0.18999999999999995
+    >>> find_rate(Running(torch.zeros(1), torch.ones(1), batches=4), 6, momentum=None)
+    0.3333333333333333
     """
-    steps = after - before
-    if momentum is None:
-        return steps / after if after else 0.0
-    return 1.0 - (1.0 - momentum) ** steps
+    steps = batches - previous.batches
+    return steps / batches if momentum is None else 1 - (1 - momentum) ** steps
 
 
-def _call_rates(before: int, after: int, momentum: float | None, calls: int) -> list[float]:
+def _call_rates(total: float, momentum: float | None, calls: int) -> list[float]:
     """Return how far to follow each call in turn, so that in the end each has its weight.
 
     The batches of a round come in turns: first call of step 1, second call of step 1, …, first call
     of step 2, …; a batch that is followed by t others weighs β(1-β)^t.
     """
-    total = follow_rate(before, after, momentum)
     keep = 1.0 if momentum is None else 1.0 - momentum
     shares = [keep ** (calls - 1 - call) for call in range(calls)]
-    weights = [total * share / sum(shares) for share in shares]
     rates, left = [], 1.0
-    for weight in reversed(weights):
+    for share in reversed(shares):
+        weight = total * share / sum(shares)
         rates.append(weight / left if left > 0 else 0.0)
         left -= weight
     return rates[::-1]

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from fednorm.core.layer import NormRule
-from fednorm.core.merge import follow, follow_rate
+from fednorm.core.merge import find_rate, follow
 from fednorm.core.messages import Broadcast, Running
 from fednorm.core.registry import param
 from fednorm.core.strategy import Conversion, Merge
@@ -79,6 +79,6 @@ class DualBN(Strategy):
             return follow(previous, merge)
         means = torch.stack([r.moments.mean for r in merge.reports])
         counts = torch.tensor([r.moments.count for r in merge.reports], dtype=torch.float64)
-        rate = follow_rate(previous.batches, merge.batches, self.backward_momentum)
+        rate = find_rate(previous, merge.batches, self.backward_momentum)
         pooled = merge.aggregate(means, counts)
         return Running(torch.lerp(previous.mean, pooled, rate), previous.var, merge.batches)

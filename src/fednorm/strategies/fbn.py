@@ -11,7 +11,8 @@ Server: pools the moments of all clients and lets the shared statistics follow t
 Deviation: clients report moments with their count instead of locally updated running statistics.
 For equal batches the result is the paper's Algorithm 2 to rounding; it also holds for unequal
 batches, partial participation, and a client that is lost in mid-round. With E > 1 local steps the
-statistics stay fixed within the round, and step s weighs β(1-β)^(E-s).
+statistics stay fixed within the round, and step s weighs β(1-β)^(E-s). Attacks on statistics
+falsify the paper's running statistics, translated into moments (`attacks/following.py`).
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,90 @@
+"""Lies about running statistics, told in the moments that clients send.
+
+In Algorithm 2 of FBN (Guerraoui et al., 2024, arXiv:2405.14670) client i sends the running
+statistics r_i = (1-β)r + βμ_i and v_i = (1-β)v + βσ_i², and its section 5 attacks those. Here
+clients send the moments (μ_i, σ_i²) and the server lets r and v follow them by a rate A, which is β
+after one batch and 1-(1-β)^E after E. A liar knows r, v and β from the broadcast: it falsifies the
+r_i and v_i that it would have sent, and sends the moments from which the server gets them:
+
+    μ = r + (false r_i - r)/A        σ² = v + (false v_i - v)/A, or 0 if that is negative
+
+The mean of the r_i is then the server's new r, and v is that of Algorithm 2 as well, which adds
+(1/A) times the mean of (r_i - r)². Both hold with any weights of the clients. A rule that goes with
+its values if all are shifted and scaled alike (median, trimmed mean, Krum, geometric median,
+nearest-neighbour mixing) makes of these moments what it makes of running statistics.
+
+A false v_i below (1-A)v, which no batch can have caused, is out of reach: the server rejects
+negative variances. 0 leads to the smallest v that an accepted report with that mean can cause. The
+factor N/(N-1) of an unbiased variance is left out, since a client does not know N: it cancels in
+attacks that keep the true variance or combine the honest clients' ones.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fednorm.core.merge import find_rate
+from fednorm.core.messages import Broadcast, Running
+from fednorm.core.moments import Moments
+from fednorm.core.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """A layer's shared running statistics before a round, and how they follow its moments."""
+
+    before: Running
+    momentum: float | None
+
+    def translation(self, batches: int) -> "Translation | None":
+        """Return the translation for a round that ends at this counter.
+
+        There is none if the server's statistics do not move, whatever is sent.
+        """
+        rate = find_rate(self.before, batches, self.momentum)
+        return Translation(self.before, rate) if rate > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """Between a client's moments and the running statistics that they make of the shared ones."""
+
+    before: Running
+    rate: float
+
+    def to_running(self, moments: Moments) -> Moments:
+        """Return the running statistics of a client with these moments, exact enough to go back."""
+        return self._change(moments, lambda old, new: torch.lerp(old, new, self.rate))
+
+    def to_moments(self, running: Moments) -> Moments:
+        """Return the moments, with a variance of at least 0, of which these would be made."""
+        moments = self._change(running, lambda old, new: old + (new - old) / self.rate)
+        return replace(moments, var=moments.var.clamp_min(0))
+
+    def _change(self, values: Moments, change: Callable[[Tensor, Tensor], Tensor]) -> Moments:
+        # A small rate magnifies rounding; not every device has float64.
+        old = (self.before.mean, self.before.var)
+        pairs = zip(old, (values.mean, values.var), strict=True)
+        mean, var = (change(_exact(one), _exact(other)) for one, other in pairs)
+        return replace(values, mean=mean, var=var)
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    return tensor.to("cpu", torch.float64)
+
+
+def find_following(task: Task, received: Broadcast) -> dict[str, Following]:
+    """Return the layers of which clients send moments that the server's statistics follow.
+
+    With `statistics="average"` there are none: clients send running statistics themselves. Nor are
+    there any of what a strategy measures apart from training, which clients send as it is.
+    """
+    if task.strategy.statistics != "pool" or task.strategy.measures:
+        return {}
+    layers = task.layout.sharing
+    return {
+        path: Following(running, layers[path].momentum)
+        for path, running in received.running.items()
+    }
