@@ -100,7 +100,7 @@ def _measure(
 ) -> Mapping[str, Report]:
     """Return what the layers see of all the client's data, before it trains."""
     own = replace(batches, steps=batches.all_steps)
-    return client_survey(task, received, memory, own, task.strategy.survey_rule()).stats
+    return client_survey(task, received, memory, own, task.strategy.measure_rule()).stats
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,10 @@ class NormStrategy(Protocol):
         """Whether a client begins its round with such a pass, whose statistics it reports."""
         ...
 
+    def measure_rule(self) -> NormRule:
+        """Return how layers treat a client's data in a pass before it trains."""
+        ...
+
     def role(self, module: nn.Module, kind: Kind) -> Role:
         """Return what is done with a tensor of this kind, owned by this module."""
         ...

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from fednorm.core.moments import Moments
 from fednorm.core.strategy import Conversion
-from fednorm.nn import rules
 from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.convert import federate
 
@@ -50,14 +49,14 @@ def hybrid(layer: FedBatchNorm, x: Tensor) -> Tensor:
     return _normalise(layer, x, *_mix(layer, x))
 
 
-def hybrid_watched(layer: FedBatchNorm, x: Tensor) -> Tensor:
-    """Normalise with the mixed statistics; add these to the survey, not the batch's own.
+def hybrid_measured(layer: FedBatchNorm, x: Tensor) -> Tensor:
+    """Normalise with the mixed statistics; add the batch to those of the pass."""
+    layer.watch(x)
+    return hybrid(layer, x)
 
-    As long as nothing has been measured there are no shared statistics to mix in.
-    """
-    _, _, batches = layer.tracked()
-    if not int(batches):
-        return rules.surveyed(layer, x)
+
+def hybrid_surveyed(layer: FedBatchNorm, x: Tensor) -> Tensor:
+    """Normalise with the mixed statistics; add these to the survey, not the batch's own."""
     mean, var = _mix(layer, x)
     mixed = Moments(x.numel() / x.shape[1], mean.detach(), var.detach())
     layer.round.watch(mixed, rows=len(x))

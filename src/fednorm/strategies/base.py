@@ -80,6 +80,10 @@ class Strategy:
         """Return a layer's shared running statistics after a round."""
         return follow(previous, merge) if self.statistics == "pool" else average(merge)
 
+    def measure_rule(self) -> NormRule:
+        """Return how layers treat a client's data in a pass before it trains."""
+        return rules.surveyed
+
     def survey_rule(self) -> NormRule:
         """Return how layers treat batches while the clients' statistics are surveyed."""
         return rules.surveyed

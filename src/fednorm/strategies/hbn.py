@@ -5,19 +5,22 @@ in Federated Learning", ICML 2025, arXiv:2505.21877.
 
 Client: in training it normalises with (1-a)·shared + a·batch, mean and variance alike;
 a = sigmoid(α) is learnt per channel and stays with the client. At the start of a round it sends all
-its data through the received model, normalised in this way, and reports the mixed statistics with
-its update.
+its data through the received model, normalised in this way, and reports the moments of each layer's
+input with its update.
 
-Server: pools what the clients report by the law of total variance, and lets the shared statistics
-follow with a small momentum; clients use them from the next round on.
+Server: pools the moments by the law of total variance, and lets the shared statistics follow with a
+small momentum; clients use them from the next round on.
 
-Test: the statistics of all clients are taken anew, in the same way, and replace the shared ones for
-the test alone (momentum 1); those that follow slowly do not belong to the model. Evaluation uses
-nothing else, so there is a global model.
+Test: all clients send their data through the final model in the same way and report the mixed
+statistics, with which their layers normalised. Pooled, these stand in the place of the shared ones
+for the test alone: the shared ones follow slowly and do not belong to the model, and those of the
+inputs do not belong to layers that were given something else in training. Evaluation uses nothing
+of a client's own, so there is a global model.
 
-Deviations: the authors' code measures one batch of 64 samples, here it is all data of a client. The
-first measurement is of the batches' own statistics and sets the shared ones, instead of following
-from 0 and 1, which with a momentum of 0.002 would take some thousand rounds to forget.
+Deviations from the authors' code, which measures one batch of 64 samples and reports the mixed
+statistics in training as well: here it is all data of a client and its inputs, which learns faster.
+The first measurement sets the shared statistics instead of following from 0 and 1, which with a
+momentum of 0.002 would take some thousand rounds to forget.
 """
 
 from dataclasses import dataclass
@@ -32,7 +35,7 @@ from fednorm.core.messages import Broadcast, Running
 from fednorm.core.registry import param
 from fednorm.core.strategy import Conversion, Merge
 from fednorm.core.types import Kind, Role
-from fednorm.nn.hybrid import Mixing, hybrid, hybrid_watched, with_mixing
+from fednorm.nn.hybrid import Mixing, hybrid, hybrid_measured, hybrid_surveyed, with_mixing
 from fednorm.strategies.base import Strategy, require_batch_norm
 
 
@@ -63,9 +66,13 @@ class HBN(Strategy):
         """Normalise with the mixed statistics."""
         return hybrid
 
+    def measure_rule(self) -> NormRule:
+        """Normalise with the mixed statistics, as training does; report those of the inputs."""
+        return hybrid_measured
+
     def survey_rule(self) -> NormRule:
-        """Normalise with the mixed statistics, as training does, and report those."""
-        return hybrid_watched
+        """Normalise with the mixed statistics, as training does; report the mixed ones."""
+        return hybrid_surveyed
 
     def merge(self, previous: Running, merge: Merge) -> Running:
         """Let the shared statistics follow what the clients measured before they trained."""

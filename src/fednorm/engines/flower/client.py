@@ -78,7 +78,7 @@ def _measure(
             "to unpack: data=loader, all of them once."
         )
     own = Batches(0, data, examples=0)
-    return client_survey(task, received, memory, own, task.strategy.survey_rule()).stats
+    return client_survey(task, received, memory, own, task.strategy.measure_rule()).stats
 
 
 def _count_steps(model: nn.Module, inputs: object) -> None:
