@@ -224,8 +224,10 @@ def _shape(own: Batches, memory: Memory) -> object:
 
 
 def _cut(same: list[Batches], size: int) -> Iterable[list[Batches]]:
+    """Cut clients into groups of at most `size`, each of which has one at least."""
     parts = -(-len(same) // size)
-    parts += parts % 2 if parts > 1 else 0  # so that two processes come out even
+    if parts > 1:  # so that two processes come out even, if there are clients enough
+        parts = min(parts + parts % 2, len(same))
     return (same[i * len(same) // parts : (i + 1) * len(same) // parts] for i in range(parts))
 
 
