@@ -13,6 +13,7 @@ import torch
 from fednorm.algorithms import algorithm
 from fednorm.core.messages import Batches, Memory, Reply
 from fednorm.core.round import broadcast, client_round, server_round
+from fednorm.core.task import export
 from fednorm.engines import workers
 from fednorm.engines.cohort import Cohorts
 from fednorm.engines.conditions import Conditions
@@ -21,7 +22,7 @@ from fednorm.engines.simulate import rounds as in_turn
 from fednorm.experiment import engine
 from fednorm.experiment.load import ConfigError, build
 from fednorm.experiment.prepare import prepare
-from support import Toy, task_of
+from support import Toy, nested_model, task_of
 
 COUNTS = (1, 2, 3, 5, 7)
 STEPS = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
@@ -194,7 +195,9 @@ def one_thread():
 @pytest.mark.usefixtures("one_thread")
 def test_processes_serve_rounds_of_any_number_of_clients(tmp_path):
     toy = Toy(sizes=(4, 4, 4, 6, 4, 6, 4), steps=2, absent=ABSENT)
-    clients, task = Watched(toy, tmp_path / "log"), task_of("fedbn", STEPS, count=len(ABSENT))
+    clients, model = Watched(toy, tmp_path / "log"), nested_model()
+    model.stem[1].eval()  # it is frozen, and stays so when the parent tests the model
+    task = task_of("fedbn", STEPS, model=model, count=len(ABSENT))
     conditions = Conditions(dropout=0.1, seed=3)
     experiment = build({"strategies": ["fedbn"], "rounds": len(ABSENT), "seeds": 1})
     run = engine.ready("loop", experiment, task, clients, processes=2, conditions=conditions)
@@ -206,12 +209,14 @@ def test_processes_serve_rounds_of_any_number_of_clients(tmp_path):
     processes = set()
     for ours, theirs in zip(run(None), expected, strict=True):
         processes |= wait_until_all_have_begun(clients)
+        export(task, ours.state)
         assert [r.client for r in ours.replies] == answered[ours.state.round]
         for name, value in theirs.state.weights.items():
             assert torch.equal(ours.state.weights[name], value)
         for client, memory in theirs.memories.items():
             for name, value in memory.tensors.items():
                 assert torch.equal(ours.memories[client].tensors[name], value)
+    assert all(int(m.tensors["stem.1.num_batches_tracked"]) == 0 for m in ours.memories.values())
     _, trained = clients.notes()
     served = defaultdict(set)
     for process, round_, _client in trained:

@@ -18,7 +18,7 @@ from fednorm.core.layer import Session
 from fednorm.core.messages import Batches, Broadcast, Memory
 from fednorm.core.round import begin, reply
 from fednorm.core.survey import client_survey
-from fednorm.core.task import Task, load, snapshot
+from fednorm.core.task import Task, keep_frozen, load, snapshot
 from fednorm.engines.flower import wire
 from fednorm.engines.flower.arrays import arrays
 from fednorm.strategies import STRATEGIES, strategy
@@ -26,6 +26,16 @@ from fednorm.strategies.base import Strategy
 
 _TASK = "fednorm_task"  # attribute of a converted model
 _OURS = (wire.HEADER, wire.BUFFERS, wire.STATISTICS, wire.MOMENTUM, wire.NOTES)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Freezing:
+    """Keeps modules frozen in a loop of the user's, which may call `.train()` on the model."""
+
+    frozen: frozenset[str]
+
+    def __call__(self, model: nn.Module, _given: object) -> None:
+        keep_frozen(model, self.frozen)
 
 
 def described(chosen: Strategy) -> str:
@@ -43,8 +53,9 @@ def unpack(message: Message, model: nn.Module, context: Context) -> nn.Module:
     """Return your model as the server wants it trained: converted, with the received weights.
 
     Your own object is not changed. Train what is returned with your own loop, then call `pack`;
-    for an evaluation, call `.eval()` on it. What the strategy keeps on the client comes from
-    `context.state`; before its first round it is as in the model that you pass.
+    for an evaluation, call `.eval()` on it. What is in evaluation mode in a model that is passed in
+    training mode is frozen, and stays so whatever your loop calls. What the strategy keeps on the
+    client comes from `context.state`; before its first round it is as in the model that you pass.
     """
     task, received = _task(message, model)
     load(task, received, wire.kept(context.state))
@@ -163,4 +174,6 @@ def _task(message: Message, model: nn.Module) -> tuple[Task, Broadcast]:
     if not isinstance(task, Task) or task.strategy != chosen:
         task = Task.build(model, chosen, algorithm("fedavg"), rounds=received.rounds)
         setattr(task.model, _TASK, task)
+        if task.frozen:
+            task.model.register_forward_pre_hook(_Freezing(task.frozen))
     return task, wire.aligned(received, task.initial_state)
