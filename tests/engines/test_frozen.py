@@ -276,7 +276,7 @@ class Fixed(nn.Module):
         self.last = nn.Linear(64, CLASSES)
         self.double()
 
-    def train(self, mode=True):  # noqa: FBT002 (torch's own signature)
+    def train(self, mode=True):
         super().train(mode)
         self.norm.eval()
         return self

@@ -82,12 +82,10 @@ def _round(message):
     return message.content["config"]["server-round"]
 
 
-def started(name, *, grid=None, rounds=ROUNDS, server=None, frozen=(), **settings):  # noqa: PLR0913
+def started(name, *, grid=None, rounds=ROUNDS, server=None, frozen=(), **settings):
     arguments = {} if server else {"min_available_nodes": 3, "fraction_evaluate": 0.0}
     model = with_frozen(nested_model(), frozen)
-    chosen = fednorm.flower.NormStrategy(
-        name, model=model, server=server, **(arguments | settings)
-    )
+    chosen = fednorm.flower.NormStrategy(name, model=model, server=server, **(arguments | settings))
     return chosen, chosen.start(grid or Nodes(own_app(frozen=frozen), 3), num_rounds=rounds)
 
 
