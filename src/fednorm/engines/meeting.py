@@ -7,9 +7,9 @@ anew after each exchange, and still does where there is no room for all clients 
 
 Not for a model that keeps anything outside of its module between two layers: the clients' would be
 mixed up. That is why `auto` trains only the library's own models so, and another is tried first, if
-this engine is asked for. In full precision only (autocast remembers the weights that it has cast, for
-all threads), and on a CPU (elsewhere all threads share one for their backward passes, in which none
-may wait).
+this engine is asked for. In full precision only (autocast remembers the weights that it has cast,
+for all threads), and on a CPU (elsewhere all threads share one for their backward passes, in which
+none may wait).
 """
 
 import copy
