@@ -32,7 +32,7 @@ TOY = Toy(sizes=(5, 3, 4), steps=2)
 RATE, ROUNDS = 0.05, 3
 
 
-def own_app(mods=()):
+def own_app(mods=(), frozen=()):
     """Make an ordinary app; its model starts from other weights than the server's."""
     app = ClientApp(mods=list(mods))
 
@@ -40,7 +40,9 @@ def own_app(mods=()):
     def train(message, context):
         client = context.node_config["partition-id"]
         own, data = TOY.batches(client, _round(message)), TOY.everything(client).steps
-        model = fednorm.flower.unpack(message, nested_model(5), context, data=data)
+        passed = with_frozen(nested_model(5), frozen)
+        model = fednorm.flower.unpack(message, passed, context, data=data)
+        model.train()
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
         losses = []
         for x, y in own.steps:
@@ -72,20 +74,26 @@ def own_app(mods=()):
     return app
 
 
+def with_frozen(model, paths):
+    for path in paths:
+        model.get_submodule(path).eval()
+    return model
+
+
 def _round(message):
     return message.content["config"]["server-round"]
 
 
-def started(name, *, grid=None, rounds=ROUNDS, server=None, **settings):
+def started(name, *, grid=None, rounds=ROUNDS, server=None, frozen=(), **settings):
     arguments = {} if server else {"min_available_nodes": 3, "fraction_evaluate": 0.0}
-    chosen = fednorm.flower.NormStrategy(
-        name, model=nested_model(), server=server, **(arguments | settings)
-    )
-    return chosen, chosen.start(grid or Nodes(own_app(), 3), num_rounds=rounds)
+    model = with_frozen(nested_model(), frozen)
+    chosen = fednorm.flower.NormStrategy(name, model=model, server=server, **(arguments | settings))
+    return chosen, chosen.start(grid or Nodes(own_app(frozen=frozen), 3), num_rounds=rounds)
 
 
-def simulated(name, rounds=ROUNDS):
-    task = task_of(name, algorithm("fedavg", lr=RATE), count=rounds)
+def simulated(name, rounds=ROUNDS, frozen=()):
+    model = with_frozen(nested_model(), frozen)
+    task = task_of(name, algorithm("fedavg", lr=RATE), model=model, count=rounds)
     result = last(task, TOY, rounds)
     return task, surveyed(task, result.state, result.memories, TOY), result
 
@@ -106,6 +114,18 @@ def test_a_loop_of_ones_own_gives_what_the_simulator_gives(name):
         assert torch.equal(ours.var, running.var)
         assert ours.batches == running.batches
     assert set(result.arrays.to_torch_state_dict()) == set(chosen.model.state_dict())
+
+
+@pytest.mark.parametrize("name", ["naive", "fbn", "dualbn"])
+def test_a_frozen_layer_stays_frozen_though_the_loop_calls_train(name):
+    frozen = ("stem.1", "blocks.1.downsample.1")
+    chosen, _ = started(name, frozen=frozen)
+    _, state, _ = simulated(name, frozen=frozen)
+    assert chosen.state.round == ROUNDS
+    assert same(chosen.state.weights, state.weights)
+    for path, running in state.running.items():
+        assert torch.equal(chosen.state.running[path].mean, running.mean)
+        assert (running.batches == 0) == path.startswith(frozen)
 
 
 def test_counters_arrive_as_integers_and_stay_so():

@@ -26,7 +26,7 @@ from fednorm.core.messages import (
 from fednorm.core.randomness import own_randomness
 from fednorm.core.strategy import Merge
 from fednorm.core.survey import client_survey
-from fednorm.core.task import Task, load, snapshot
+from fednorm.core.task import Task, load, reporting, snapshot, start_training
 from fednorm.core.types import ClientId
 
 
@@ -121,8 +121,7 @@ class _Counted:
 
 def begin(task: Task, received: Broadcast, session: Session) -> None:
     """Let the layers of the workspace follow the round's rule and forget what they recorded."""
-    if not task.model.training:
-        task.model.train()
+    start_training(task)
     rule = task.strategy.rule(received)
     for path, layer in task.layout.norms.items():
         layer.begin(rule, session, path)
@@ -225,7 +224,7 @@ def expected(task: Task, state: ServerState, asked: Collection[ClientId] | None 
     return Expected(
         update=update,
         buffers=state.buffers,
-        running=state.running if task.strategy.reports(received) else {},
+        running=reporting(task, state) if task.strategy.reports(received) else {},
         momentum=update if task.algorithm.sends_momentum else {},
         clients=None if asked is None else frozenset(asked),
     )

@@ -19,7 +19,7 @@ from fednorm.core.messages import (
 )
 from fednorm.core.randomness import own_randomness
 from fednorm.core.strategy import Merge
-from fednorm.core.task import Task, load
+from fednorm.core.task import Task, load, reporting, start_training
 from fednorm.core.types import ClientId
 
 
@@ -38,7 +38,7 @@ def client_survey(
 ) -> Surveyed:
     """Send a client's batches through the received model; labels are not looked at."""
     load(task, received, memory)
-    task.model.train()
+    start_training(task)
     session = Session()
     for path, layer in task.layout.norms.items():
         layer.begin(rule, session, path)
@@ -54,8 +54,9 @@ def client_survey(
 def server_survey(task: Task, state: ServerState, surveyed: Sequence[Surveyed]) -> ServerState:
     """Let the strategy adopt what all clients saw; a faulty answer is rejected by name."""
     good, rejected = [], []
+    may_report = reporting(task, state)
     for one in sorted(surveyed, key=lambda s: s.client):
-        if found := statistics_fault(one.stats, one.examples, state.running):
+        if found := statistics_fault(one.stats, one.examples, may_report):
             rejected.append(Rejected(one.client, reason=found[1], where=found[0]))
         else:
             good.append(one)

@@ -1,10 +1,20 @@
-"""What both sides of a round agree on before the first one: model, strategy, algorithm."""
+"""What both sides of a round agree on before the first one: model, strategy, algorithm.
 
+A module that the user put into evaluation mode, in a model that is in training mode, is frozen: it
+stays in evaluation mode while the others train. A frozen BatchNorm layer normalises with its
+running statistics, which do not change, and reports nothing; γ and β learn unless `requires_grad`
+is off, as in torch. A frozen dropout layer drops nothing. Of a model that is in evaluation mode
+itself nothing is frozen: it is one that was tested, and trains as after `model.train()`.
+"""
+
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
 from fednorm.core.aggregator import Aggregator, weighted_mean
 from fednorm.core.algorithm import Algorithm, Loss
@@ -15,6 +25,7 @@ from fednorm.core.strategy import NormStrategy, Replacement
 from fednorm.core.types import Tensors
 
 Precision: TypeAlias = Literal["full", "bf16"]
+_MODAL = (_NormBase, _DropoutNd)  # torch's modules that do something else in evaluation mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +47,7 @@ class Task:
     replaced: tuple[Replacement, ...]
     initial_state: ServerState
     initial_memory: Memory  # of a client that has not trained yet
+    frozen: frozenset[str] = frozenset()  # modules that never are in training mode, by path
 
     @classmethod
     def build(  # noqa: PLR0913 (one argument for each independent axis)
@@ -50,7 +62,10 @@ class Task:
         aggregate_statistics: Aggregator = weighted_mean,
         precision: Precision = "full",
     ) -> "Task":
-        """Convert a copy of `model` for `strategy` and read the initial state off it."""
+        """Convert a copy of `model` for `strategy` and read the initial state off it.
+
+        What is in evaluation mode in a model that is in training mode stays so: it is frozen.
+        """
         conversion = strategy.convert(model)
         tensors = layout(conversion.model, strategy.role)
         return cls(
@@ -66,7 +81,22 @@ class Task:
             replaced=conversion.replaced,
             initial_state=read_state(tensors),
             initial_memory=Memory(tensors=snapshot(tensors.personal)),
+            frozen=_find_frozen(model, conversion.model),
         )
+
+
+def _find_frozen(model: nn.Module, converted: nn.Module) -> frozenset[str]:
+    """Return the modules of the converted model that the user has put into evaluation mode."""
+    if model.training:
+        return frozenset(path for path, m in converted.named_modules() if not m.training)
+    for path, module in model.named_modules():
+        if module.training and isinstance(module, _MODAL):
+            raise ValueError(
+                f"the model is in evaluation mode, but its layer {path!r} "
+                f"({type(module).__name__}) is in training mode, so that it is not clear which "
+                "layers are frozen; call .train() on the model, then .eval() on those."
+            )
+    return frozenset()
 
 
 def snapshot(tensors: Tensors) -> dict[str, Tensor]:
@@ -90,6 +120,11 @@ def read_state(tensors: Layout) -> ServerState:
     )
 
 
+def reporting(task: Task, state: ServerState) -> dict[str, Running]:
+    """Return the running statistics of the layers that may report: of all that are not frozen."""
+    return {path: r for path, r in state.running.items() if path not in task.frozen}
+
+
 def load(task: Task, received: ServerState | Broadcast, memory: Memory) -> None:
     """Overwrite the workspace with the shared state and one client's personal tensors."""
     tensors = task.layout
@@ -106,6 +141,20 @@ def load(task: Task, received: ServerState | Broadcast, memory: Memory) -> None:
         torch._foreach_copy_(targets, sources)
     for path, layer in tensors.sharing.items():
         layer.load(received.running[path])
+
+
+def start_training(task: Task) -> None:
+    """Put the workspace into training mode, except for what the user froze."""
+    if not task.model.training:
+        task.model.train()
+    keep_frozen(task.model, task.frozen)
+
+
+def keep_frozen(model: nn.Module, frozen: Collection[str]) -> None:
+    """Put frozen modules, which are named by their paths, back into evaluation mode."""
+    for path in frozen:
+        # Not `.eval()`, which would take along a child that the user left in training mode.
+        model.get_submodule(path).training = False
 
 
 def export(task: Task, state: ServerState, memory: Memory | None = None) -> nn.Module:

@@ -16,7 +16,7 @@ from fednorm.core.aggregator import weighted_mean
 from fednorm.core.layer import Session
 from fednorm.core.messages import Memory, Report, Running
 from fednorm.core.moments import pool
-from fednorm.core.task import Task, load
+from fednorm.core.task import Task, load, start_training
 from fednorm.doctor.drawn import Drawn
 from fednorm.engines.centralized import Merged
 from fednorm.nn import rules
@@ -43,7 +43,7 @@ def settled(task: Task, clients: Drawn) -> Task:
     """Return the task with statistics measured on all clients' batches, side by side."""
     state = task.initial_state
     load(task, state, Memory())
-    task.model.train()
+    start_training(task)
     reports: dict[str, list[Report]] = {path: [] for path in task.layout.sharing}
     for x, y in Merged(clients).batches(0, 1).steps:
         for path, layer in task.layout.norms.items():

@@ -12,7 +12,7 @@ from torch import Tensor
 from fednorm.core.layer import Session
 from fednorm.core.messages import Batches, Memory, Running
 from fednorm.core.randomness import own_randomness
-from fednorm.core.task import Task
+from fednorm.core.task import Task, start_training
 from fednorm.core.types import ClientId
 
 
@@ -22,13 +22,13 @@ def adapt_statistics(task: Task, batches: Batches, share: float) -> None:
 
     The model must hold the client's weights, as after `export`, and is left ready for evaluation.
     While its data pass, the model normalises by the batch, so that the statistics of a layer belong
-    to the statistics of the layers before it.
+    to the statistics of the layers before it. Layers that the user froze keep theirs.
     """
     layers = {path: m for path, m in task.layout.norms.items() if m.running() is not None}
     rule = task.strategy.adaptation_rule()
     for path, layer in layers.items():
         layer.begin(rule, Session(), path)
-    task.model.train()
+    start_training(task)
     with own_randomness(batches.seed, task.model):
         samples = 0
         for x, _ in batches.steps:

@@ -6,10 +6,8 @@ A cohort is a few clients side by side in a wide model (`nn/wide.py`), trained b
 loop within rounding. Where it does not apply, `fits` says so, after trying.
 """
 
-import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +21,7 @@ from fednorm.core.round import NonFiniteLossError, broadcast, client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId, Tensors
 from fednorm.data.federation import interleaved
+from fednorm.engines import trial
 from fednorm.engines.clients import train_client
 from fednorm.engines.lockstep import is_random
 from fednorm.nn import outputs
@@ -33,7 +32,6 @@ Trained = list[tuple[Reply, Memory]]
 _SMALL = 2_000_000
 _TOGETHER = 10_000_000  # values of a whole cohort
 _LARGEST = 16  # clients of a cohort
-_CLOSE = 1e-9  # how near the trial in double precision must come
 
 
 @dataclass
@@ -235,8 +233,10 @@ def _shape(own: Batches, memory: Memory) -> object:
 
 
 def _cut(same: list[Batches], size: int) -> Iterable[list[Batches]]:
+    """Cut clients into groups of at most `size`, each of which has one at least."""
     parts = -(-len(same) // size)
-    parts += parts % 2 if parts > 1 else 0  # so that two processes come out even
+    if parts > 1:  # so that two processes come out even, if there are clients enough
+        parts = min(parts + parts % 2, len(same))
     return (same[i * len(same) // parts : (i + 1) * len(same) // parts] for i in range(parts))
 
 
@@ -249,46 +249,31 @@ def size(task: Task, batches: Sequence[Batches]) -> int:
 
 def fits(task: Task, batches: Sequence[Batches]) -> bool:
     """Return whether cohorts train these clients as the loop does; found out by trying two."""
+    return not find_misfit(task, batches)
+
+
+def find_misfit(task: Task, batches: Sequence[Batches]) -> str:
+    """Return why cohorts do not train these clients as the loop does, or nothing if they do."""
+    alike = [own for own in batches if own.lengths and own.lengths == batches[0].lengths]
     if (
         task.strategy.exchanges
         or task.loss is not functional.cross_entropy
         or task.layout.buffers
         or is_random(task.model)
+        or len(alike) < 2  # noqa: PLR2004
     ):
-        return False
-    alike = [own for own in batches if own.lengths and own.lengths == batches[0].lengths]
-    pair = [
-        replace(own, steps=_two_doubled(own.steps), everything=_two_doubled(own.all_steps))
-        for own in alike[:2]
-    ]
-    model = copy.deepcopy(task.model).double()
-    roles = layout(model, task.strategy.role)
-    exact = replace(task, model=model, layout=roles, precision="full")
-    try:
-        return len(pair) > 1 and _agree(exact, pair)
-    except Exception:  # noqa: BLE001 (whatever a user's model does not like)
-        return False
+        return (
+            "engine 'cohort' needs at least two clients a round whose batches are alike, a model "
+            "of convolutions, linear and normalization layers without dropout, and a strategy "
+            "without exchanges in mid-round"
+        )
+    # From the second step on the clients' weights differ.
+    pair, exact = [trial.first_steps(own, 2) for own in alike[:2]], trial.in_double(task)
+    return trial.find_misfit("cohort", [own.client for own in pair], lambda: _compare(exact, pair))
 
 
-def _two_doubled(steps: Iterable[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-    """Return two steps in double precision: from the second on the clients' weights differ."""
-    return [(x.double(), y) for x, y in islice(steps, 2)]
-
-
-def _agree(task: Task, pair: Sequence[Batches]) -> bool:
+def _compare(task: Task, pair: Sequence[Batches]) -> trial.Gap:
     received = broadcast(task, task.initial_state)
     together = Cohort(task, len(pair)).train(received, {}, pair)
     alone = [client_round(task, received, Memory(), own, Replay({})) for own in pair]
-    return all(
-        torch.allclose(a, b, rtol=_CLOSE, atol=_CLOSE)
-        for one, other in zip(alone, together, strict=True)
-        for a, b in zip(_numbers(one), _numbers(other), strict=True)
-    )
-
-
-def _numbers(result: tuple[Reply, Memory]) -> list[Tensor]:
-    reply, memory = result
-    moments = [moments for report in reply.stats.values() for moments in report.calls]
-    tensors = [*reply.update.values(), *reply.momentum.values(), *memory.tensors.values()]
-    tensors += [t for m in moments for t in (m.mean, m.var)]
-    return [*tensors, *memory.optimizer.values(), torch.tensor([reply.metrics["loss"]])]
+    return trial.find_gap(trial.numbers_of(alone), trial.numbers_of(together))

@@ -5,23 +5,27 @@ clients can stand in one batch: the gradient of its mean loss is the mean of the
 pooled moments are the moments of the whole. Only a layer that normalises by each client's own
 batch must know where one client ends and the next begins.
 
-Equal to the loop within rounding. Where it does not apply, `fits` says so.
+Equal to the loop within rounding. Where it does not apply, `fits` says so. It cannot see whether a
+model treats each sample by itself: `find_misfit` tries.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fednorm.algorithms.dsgd import DSGD
 from fednorm.core.aggregator import weighted_mean
+from fednorm.core.combine import combined
 from fednorm.core.messages import Batches, Memory
 from fednorm.core.round import NonFiniteLossError, broadcast, client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.data.federation import Federation, interleaved
+from fednorm.engines import trial
 from fednorm.engines.centralized import Merged, merged
 from fednorm.engines.clients import Clients
 from fednorm.engines.conditions import USUAL, Conditions
@@ -54,6 +58,37 @@ def fits(task: Task, clients: Federation, conditions: Conditions = USUAL) -> boo
         and not clients.data.segmentation  # a mean over pixels that have a label
         and _statistics_fit(task)
     )
+
+
+def find_misfit(task: Task, clients: Clients) -> str:
+    """Return why lockstep does not train a model as the loop does, or nothing; by trying two.
+
+    Clients with batches of one size stand otherwise in the batch of all than others do, so that
+    both are tried where there are both.
+    """
+    alike: dict[int, list[ClientId]] = {}
+    for client in clients.all():
+        length = _with_length(clients.batches(client, 1)).lengths[0]
+        alike.setdefault(length, []).append(client)
+    of_one_size = next((group[:2] for group in alike.values() if len(group) > 1), [])
+    of_two_sizes = [group[0] for group in alike.values()][:2]
+    exact = trial.in_double(task)
+    for pair in (pair for pair in (of_one_size, of_two_sizes) if len(pair) > 1):
+        few = trial.Few(clients, pair)
+        if found := trial.find_misfit("lockstep", pair, partial(_compare, exact, few)):
+            return found
+    return ""
+
+
+def _compare(task: Task, clients: Clients) -> trial.Gap:
+    alone, together = next(rounds_in_turn(task, clients, 1)), next(rounds(task, clients, 1))
+    return trial.find_gap(_numbers(alone), _numbers(together))
+
+
+def _numbers(result: Round) -> dict[str, Tensor]:
+    updates, examples = [r.update for r in result.replies], [r.examples for r in result.replies]
+    update = combined(updates, examples, weighted_mean)
+    return trial.numbers_of_round(update, result.state.running, result.train_loss)
 
 
 def is_random(model: nn.Module) -> bool:

@@ -6,12 +6,14 @@ and go on, one after the other. The result is, bit by bit, that of `train_in_tur
 anew after each exchange, and still does where there is no room for all clients at once.
 
 Not for a model that keeps anything outside of its module between two layers: the clients' would be
-mixed up. That is why only the library's own models are trained so, in full precision (autocast
-remembers the weights that it has cast, for all threads), and on a CPU (elsewhere all threads share
-one for their backward passes, in which none may wait).
+mixed up. That is why `auto` trains only the library's own models so, and another is tried first, if
+this engine is asked for. In full precision only (autocast remembers the weights that it has cast,
+for all threads), and on a CPU (elsewhere all threads share one for their backward passes, in which
+none may wait).
 """
 
 import copy
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
@@ -24,8 +26,10 @@ from torch import Tensor
 from fednorm.core.exchange import PendingError, answer
 from fednorm.core.layout import layout
 from fednorm.core.messages import Batches, Broadcast, Memory, Reply
+from fednorm.core.round import broadcast
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
+from fednorm.engines import trial
 from fednorm.engines.clients import train_client, train_in_turn
 from fednorm.nn.outputs import values
 
@@ -38,6 +42,19 @@ def fits(task: Task) -> bool:
     """Return whether clients may wait for each other, if the model is one of the library's own."""
     device = next(task.model.parameters()).device
     return task.strategy.exchanges and task.precision == "full" and device.type == "cpu"
+
+
+def find_misfit(task: Task, batches: Sequence[Batches]) -> str:
+    """Return why clients of a model cannot wait for each other, or nothing; by trying two."""
+    pair, exact = [trial.first_steps(own, 1) for own in batches[:2]], trial.in_double(task)
+    return trial.find_misfit("meeting", [own.client for own in pair], lambda: _compare(exact, pair))
+
+
+def _compare(task: Task, pair: Sequence[Batches]) -> trial.Gap:
+    received = broadcast(task, task.initial_state)
+    together, _ = Meeting(task, sys.maxsize).train(task, received, {}, pair)
+    alone, _ = train_in_turn(task, received, {}, pair)
+    return trial.find_gap(trial.numbers_of(alone), trial.numbers_of(together))
 
 
 class _DismissedError(BaseException):

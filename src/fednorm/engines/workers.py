@@ -11,7 +11,7 @@ import contextlib
 import copy
 import signal
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -42,12 +42,16 @@ def fits(task: Task) -> bool:
     return not task.strategy.exchanges
 
 
+def _nothing() -> Tensor:
+    return torch.empty(0, dtype=torch.uint8)
+
+
 @dataclass
 class _Member:
     process: Any
     wire: Connection
     orders: Block  # what it gets beside the broadcast
-    block: Tensor | None = None  # where its replies lie
+    block: Tensor = field(default_factory=_nothing)  # where its replies lie
     group: _Group | None = None  # whom it is training
     informed: int = -1  # number of the broadcast that it has
     seen: Tensor | None = None  # the block of broadcasts that it knows
@@ -160,9 +164,8 @@ class Crew:
         kind, content, block = member.wire.recv()
         if kind == "error":
             raise content
-        if block is not None:
+        if block is not None:  # a reply without tensors, such as a diverged liar's, needs none
             member.block = block
-        assert member.block is not None, "the first reply brings its block"  # noqa: S101
         found: Trained = read(content, member.block, copy=True)
         return found
 
@@ -213,7 +216,7 @@ def _read(
     plan, block = sent
     if block is not None:
         blocks[name] = block
-    return read(plan, blocks.get(name, torch.empty(0, dtype=torch.uint8)), copy=private)
+    return read(plan, blocks.get(name, _nothing()), copy=private)
 
 
 def rounds(  # noqa: PLR0913 (as in one process, and how many)

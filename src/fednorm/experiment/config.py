@@ -126,7 +126,8 @@ class Experiment(BaseModel):
         default="auto",
         description="'loop' trains client after client, 'lockstep' all in one pass, 'cohort' a few "
         "side by side in a wide model, 'meeting' those of fedtan so that they wait for each other, "
-        "'workers' on all cores, 'flower' on Flower's nodes; 'auto' takes what is fastest here",
+        "'workers' on all cores, 'flower' on Flower's nodes; 'auto' takes what is fastest "
+        "and exact; one that is named is refused where it is not exact",
     )
     timeout: float = Field(
         default=600.0, gt=0, description="seconds that engine 'flower' waits for a client's answer"

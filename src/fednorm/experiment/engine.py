@@ -33,28 +33,17 @@ def choose(
     The choice depends on the experiment alone, never on the machine: engines differ in rounding.
     """
     in_lockstep = lockstep.fits(task, clients, conditions)
-    if experiment.engine == "lockstep" and not in_lockstep:
-        raise ValueError(
-            "lockstep needs one step per round (dsgd), the mean as aggregator, clients that all "
-            "are honest and answer, no personal tensors, no dropout layers, and all clients in "
-            "every round if they have momentum; choose engine 'auto' or 'loop'."
-        )
-    if experiment.engine == "cohort" and not cohort.fits(task, _first(clients)):
-        raise ValueError(
-            "engine 'cohort' needs at least two clients a round, a model of convolutions, linear "
-            "and normalization layers without dropout, and a strategy without exchanges in "
-            "mid-round; choose engine 'auto' or 'loop'."
-        )
-    if experiment.engine == "workers" and not (workers.fits(task) and experiment.device == "cpu"):
-        raise ValueError(
-            "engine 'workers' needs device 'cpu' and a strategy without exchanges in mid-round; "
-            "choose engine 'auto' or 'loop'."
-        )
-    if experiment.engine == "meeting" and not meeting.fits(task):
-        raise ValueError(
-            "engine 'meeting' is for strategies with exchanges in mid-round ('fedtan'), in full "
-            "precision and with device 'cpu'; choose engine 'auto' or 'loop'."
-        )
+    misfit = ""
+    if experiment.engine == "lockstep":
+        misfit = _misfit_in_lockstep(task, clients, fits=in_lockstep, ours=ours)
+    elif experiment.engine == "cohort":
+        misfit = cohort.find_misfit(task, _first(clients))
+    elif experiment.engine == "workers" and not (workers.fits(task) and experiment.device == "cpu"):
+        misfit = "engine 'workers' needs device 'cpu' and a strategy without exchanges in mid-round"
+    elif experiment.engine == "meeting":
+        misfit = _misfit_in_meeting(task, clients, ours=ours)
+    if misfit:
+        raise ValueError(f"{misfit}; choose engine 'auto' or 'loop'.")
     if experiment.diagnose:
         return "loop"
     if experiment.engine != "auto":
@@ -68,6 +57,25 @@ def choose(
     if small and cohort.fits(task, first):
         return "cohort"
     return "meeting" if ours and meeting.fits(task) else "loop"
+
+
+def _misfit_in_lockstep(task: Task, clients: Federation, *, fits: bool, ours: bool) -> str:
+    if not fits:
+        return (
+            "lockstep needs one step per round (dsgd), the mean as aggregator, clients that all "
+            "are honest and answer, no personal tensors, no dropout layers, and all clients in "
+            "every round if they have momentum"
+        )
+    return "" if ours else lockstep.find_misfit(task, clients)
+
+
+def _misfit_in_meeting(task: Task, clients: Federation, *, ours: bool) -> str:
+    if not meeting.fits(task):
+        return (
+            "engine 'meeting' is for strategies with exchanges in mid-round ('fedtan'), in full "
+            "precision and with device 'cpu'"
+        )
+    return "" if ours else meeting.find_misfit(task, _first(clients))
 
 
 def _first(clients: Clients) -> Sequence[Batches]:

@@ -78,7 +78,8 @@ def with_backward_means(
     conversion = federate(model, momentum=momentum, tracking=True)
     for layer in list(conversion.model.modules()):
         if isinstance(layer, FedBatchNorm) and layer.running_mean is not None:
-            layer.backward_means = BackwardMeans(layer.running_mean, backward_momentum)
+            means = BackwardMeans(layer.running_mean, backward_momentum)
+            layer.backward_means = means.train(layer.training)
     return conversion
 
 

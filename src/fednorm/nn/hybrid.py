@@ -33,7 +33,7 @@ def with_mixing(model: Module) -> Conversion:
     conversion = federate(model, tracking=True)
     for layer in conversion.model.modules():
         if isinstance(layer, FedBatchNorm) and layer.running_mean is not None:
-            layer.mixing = Mixing(layer.running_mean)
+            layer.mixing = Mixing(layer.running_mean).train(layer.training)
     return conversion
 
 

@@ -19,7 +19,7 @@ from fednorm.core.layer import Session
 from fednorm.core.messages import Batches, Broadcast, Memory, Report
 from fednorm.core.round import begin, reply
 from fednorm.core.survey import client_survey
-from fednorm.core.task import Task, load, snapshot
+from fednorm.core.task import Task, keep_frozen, load, snapshot
 from fednorm.engines.flower import wire
 from fednorm.engines.flower.arrays import arrays
 from fednorm.strategies import STRATEGIES, strategy
@@ -28,6 +28,16 @@ from fednorm.strategies.base import Strategy
 # Attributes of a converted model: what it was made for, and what its layers follow and have seen.
 _TASK, _SESSION, _MEASURED = "fednorm_task", "fednorm_session", "fednorm_measured"
 _OURS = (wire.HEADER, wire.BUFFERS, wire.STATISTICS, wire.MOMENTUM, wire.NOTES)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Freezing:
+    """Keeps modules frozen in a loop of the user's, which may call `.train()` on the model."""
+
+    frozen: frozenset[str]
+
+    def __call__(self, model: nn.Module, _given: object) -> None:
+        keep_frozen(model, self.frozen)
 
 
 def described(chosen: Strategy) -> str:
@@ -51,10 +61,11 @@ def unpack(
     """Return your model as the server wants it trained: converted, with the received weights.
 
     Your own object is not changed. Train what is returned with your own loop, then call `pack`;
-    for an evaluation, call `.eval()` on it. What the strategy keeps on the client comes from
-    `context.state`; before its first round it is as in the model that you pass. A strategy that
-    measures statistics before it trains (hbn) needs `data`: all of the client's data once, in
-    batches; labels are not looked at.
+    for an evaluation, call `.eval()` on it. What is in evaluation mode in a model that is passed in
+    training mode is frozen, and stays so whatever your loop calls. What the strategy keeps on the
+    client comes from `context.state`; before its first round it is as in the model that you pass.
+    A strategy that measures statistics before it trains (hbn) needs `data`: all of the client's
+    data once, in batches; labels are not looked at.
     """
     task, received = _task(message, model)
     memory, session = wire.kept(context.state), Session()
@@ -200,4 +211,6 @@ def _task(message: Message, model: nn.Module) -> tuple[Task, Broadcast]:
         task = Task.build(model, chosen, algorithm("fedavg"), rounds=received.rounds)
         setattr(task.model, _TASK, task)
         task.model.register_forward_pre_hook(_count_steps)
+        if task.frozen:
+            task.model.register_forward_pre_hook(_Freezing(task.frozen))
     return task, wire.aligned(received, task.initial_state)

@@ -1,0 +1,141 @@
+"""Tries an engine on a few clients before a run, in double precision, against the loop.
+
+An engine that trains several clients at once is exact for models that treat every sample by itself
+and keep nothing outside of their modules. Whether a user's model does so, only a trial can tell.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from fednorm.core.layout import layout
+from fednorm.core.messages import Batches, Memory, Reply, Running
+from fednorm.core.task import Task, load, read_state, snapshot
+from fednorm.core.types import ClientId, Tensors
+from fednorm.engines.clients import Clients
+
+CLOSE = 1e-9  # how near an engine must come to the loop
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Where two engines are furthest apart, and how far: |a-b|/(1+|b|)."""
+
+    size: float
+    what: str
+
+
+def find_gap(expected: Tensors, got: Tensors) -> Gap:
+    """Compare numbers that go by the same names.
+
+    >>> one = {"a": torch.zeros(2), "b": torch.ones(1)}
+    >>> find_gap(one, {**one, "b": torch.tensor([1.5])})
+    Gap(size=0.25, what='b')
+    """
+    if expected.keys() != got.keys():
+        return Gap(float("inf"), ", ".join(sorted(expected.keys() ^ got.keys())))
+    gaps = [Gap(_distance(expected[name], got[name]), name) for name in expected]
+    return max(gaps, key=lambda gap: gap.size)
+
+
+def _distance(expected: Tensor, got: Tensor) -> float:
+    theirs = expected.double()
+    apart = ((got.double() - theirs).abs() / (1 + theirs.abs())).nan_to_num(nan=float("inf"))
+    return float(apart.max()) if apart.numel() else 0.0
+
+
+def find_misfit(engine: str, clients: Sequence[ClientId], compare: Callable[[], Gap]) -> str:
+    """Return why an engine does not train clients as the loop does, or nothing if it does."""
+    who = " and ".join(map(str, clients))
+    how = f"engine {engine!r} was tried on clients {who} in double precision, against the loop"
+    try:
+        gap = compare()
+    except Exception as error:  # noqa: BLE001 (whatever a user's model does not like)
+        return f"{how}: it fails ({type(error).__name__}: {error})"
+    if gap.size <= CLOSE:
+        return ""
+    return f"{how}: {gap.what} is off by {gap.size:.1e}, and rounding explains {CLOSE:g} at most"
+
+
+def in_double(task: Task) -> Task:
+    """Return a task in full double precision, with a copy of the model."""
+    model = copy.deepcopy(task.model).double()
+    tensors = layout(model, task.strategy.role)
+    exact = replace(task, model=model, layout=tensors, precision="full")
+    load(exact, task.initial_state, task.initial_memory)
+    return replace(
+        exact,
+        initial_state=read_state(tensors),
+        initial_memory=Memory(tensors=snapshot(tensors.personal)),
+    )
+
+
+def first_steps(own: Batches, count: int) -> Batches:
+    """Return the first steps of a client's batches, in double precision."""
+    steps, everything = (
+        [(x.double() if x.is_floating_point() else x, y) for x, y in islice(part, count)]
+        for part in (own.steps, own.all_steps)
+    )
+    return replace(own, steps=steps, everything=everything)
+
+
+@dataclass(frozen=True, slots=True)
+class Few:
+    """Some clients, all of which take part in every round, with one step each."""
+
+    clients: Clients
+    chosen: Sequence[ClientId]
+
+    def all(self) -> list[ClientId]:
+        """Return the chosen ones."""
+        return list(self.chosen)
+
+    def participants(self, round_: int) -> list[ClientId]:  # noqa: ARG002 (protocol)
+        """Return the chosen ones."""
+        return list(self.chosen)
+
+    def batches(self, client: ClientId, round_: int) -> Batches:
+        """Return the first batch of a client's round."""
+        return first_steps(self.clients.batches(client, round_), 1)
+
+    def everything(self, client: ClientId) -> Batches:
+        """Return the first batch of a client's data."""
+        return first_steps(self.clients.everything(client), 1)
+
+
+def numbers_of(results: Sequence[tuple[Reply, Memory]]) -> dict[str, Tensor]:
+    """Return all that clients send and keep, by what it is."""
+    found: dict[str, Tensor] = {}
+    for reply, memory in results:
+        whose = f"of client {reply.client}"
+        parts = {
+            "the update": reply.update,
+            "the momentum": {**reply.momentum, **memory.optimizer},
+            "the own tensor": memory.tensors,
+            "the means": {p: _joined(m.mean for m in r.calls) for p, r in reply.stats.items()},
+            "the variances": {p: _joined(m.var for m in r.calls) for p, r in reply.stats.items()},
+        }
+        for what, tensors in parts.items():
+            found |= {f"{what} of {name!r} {whose}": t for name, t in tensors.items()}
+        found[f"the loss {whose}"] = torch.tensor(reply.metrics["loss"], dtype=torch.float64)
+    return found
+
+
+def _joined(calls: Iterable[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in calls])
+
+
+def numbers_of_round(
+    update: Tensors, running: Mapping[str, Running], loss: float
+) -> dict[str, Tensor]:
+    """Return what a round comes to for the server, by what it is."""
+    return {
+        **{f"the mean update of {name!r}": t for name, t in update.items()},
+        **{f"the shared mean of {path!r}": r.mean for path, r in running.items()},
+        **{f"the shared variance of {path!r}": r.var for path, r in running.items()},
+        "the mean loss": torch.tensor(loss, dtype=torch.float64),
+    }

@@ -1,0 +1,249 @@
+"""Every engine with few and with odd numbers of clients, with absent ones and ones that vanish."""
+
+import multiprocessing
+import os
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from fednorm.algorithms import algorithm
+from fednorm.core.messages import Batches, Memory, Reply
+from fednorm.core.round import broadcast, client_round, server_round
+from fednorm.core.task import export
+from fednorm.engines import workers
+from fednorm.engines.cohort import Cohorts
+from fednorm.engines.conditions import Conditions
+from fednorm.engines.flat import Block
+from fednorm.engines.simulate import rounds as in_turn
+from fednorm.experiment import engine
+from fednorm.experiment.load import ConfigError, build
+from fednorm.experiment.prepare import prepare
+from support import Toy, nested_model, task_of
+
+COUNTS = (1, 2, 3, 5, 7)
+STEPS = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_every_client_is_in_one_cohort_and_no_cohort_is_empty(size):
+    cohorts = Cohorts(task_of("naive", STEPS), size)
+    for count in range(1, 40):
+        alike = [Batches(client, [], 4, lengths=(4, 4)) for client in range(count)]
+        groups = cohorts.groups(alike, {})
+        assert sorted(own.client for group in groups for own in group) == list(range(count))
+        lengths = [len(group) for group in groups]
+        assert max(lengths) <= size
+        assert max(lengths) - min(lengths) <= 1
+        assert min(lengths) > 0
+
+
+# Engines, each with what it is for.
+ENGINES = {
+    "loop": {"strategies": ["fbn"], "algorithm": "fedavg", "steps": 2},
+    "cohort": {"strategies": ["fbn"], "algorithm": "fedavg", "steps": 2},
+    "lockstep": {"strategies": ["fbn"], "algorithm": "dsgd"},
+    "meeting": {"strategies": ["fedtan"], "algorithm": "fedavg", "steps": 2},
+}
+ADVERSE = {
+    "all": {},
+    "some": {"participation": 0.6},
+    "vanishing": {"dropout": 0.3},
+    "both": {"participation": 0.6, "dropout": 0.3},
+}
+
+
+def prepared(name, clients, **settings):
+    values = {"rounds": 4, "seeds": 1, "batch": 8, "model": "mlp", "dtype": "float64"}
+    experiment = build({**values, "engine": name, "clients": clients, **settings})
+    return prepare(experiment, experiment.strategies[0], 0)
+
+
+def by_hand(run, answered):
+    """Oracle: the two public functions, with the clients that answered."""
+    state, memories, losses = run.task.initial_state, {}, []
+    for clients in answered:
+        received = broadcast(run.task, state)
+        replies = []
+        for client in clients:
+            own, memory = run.clients.batches(client, received.round), memories.get(client)
+            reply, kept = client_round(run.task, received, memory or Memory(), own)
+            memories[client] = kept
+            replies.append(reply)
+        state = server_round(run.task, state, replies)
+        total = sum(reply.examples for reply in replies)
+        losses.append(sum(r.metrics["loss"] * r.examples for r in replies) / total)
+    return state, losses
+
+
+def assert_close(one, other):
+    assert one.weights.keys() == other.weights.keys()
+    for name, value in one.weights.items():
+        torch.testing.assert_close(other.weights[name], value, rtol=1e-9, atol=1e-11)
+    for path, running in one.running.items():
+        torch.testing.assert_close(other.running[path].mean, running.mean, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(other.running[path].var, running.var, rtol=1e-9, atol=1e-11)
+        assert other.running[path].batches == running.batches
+
+
+@pytest.mark.parametrize("what", ADVERSE)
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_engine_with_any_number_of_clients(name, count, what):
+    settings = {**ENGINES[name], **ADVERSE[what], "partition": "iid"}
+    if name == "lockstep" and "dropout" in settings:
+        with pytest.raises(ConfigError, match="clients that all are honest and answer"):
+            prepared(name, count, **settings)
+        return
+    asked = max(1, round(count * settings.get("participation", 1.0)))
+    if name == "cohort" and asked == 1:
+        with pytest.raises(ConfigError, match="at least two clients a round"):
+            prepared(name, count, **settings)
+        return
+    ours = list(prepared(name, count, **settings).rounds())
+    loop = prepared("loop", count, **settings)
+    expected = list(loop.rounds())
+    assert [r.vanished for r in ours] == [r.vanished for r in expected]
+    assert (sum(r.vanished for r in ours) > 0) == ("dropout" in settings)
+    for got, theirs in zip(ours, expected, strict=True):
+        assert got.train_loss == pytest.approx(theirs.train_loss, rel=1e-9)
+    assert_close(expected[-1].state, ours[-1].state)
+    if name != "meeting":  # in mid-round, the functions of one client cannot answer
+        state, losses = by_hand(loop, [[r.client for r in one.replies] for one in expected])
+        assert losses == pytest.approx([r.train_loss for r in expected], rel=1e-9)
+        assert_close(state, ours[-1].state)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Clients that note which process got to know them, and which one trained whom in which round.
+
+    A process gets to know them once it has started: they are part of what it is started with.
+    """
+
+    clients: Toy
+    log: Path
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self.note("begins")
+
+    def note(self, *what):
+        with self.log.open("a") as file:
+            file.write(" ".join(map(str, (os.getpid(), *what))) + "\n")
+
+    def notes(self):
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        begun = {int(line.split()[0]) for line in lines if line.endswith("begins")}
+        trained = [tuple(map(int, line.split())) for line in lines if not line.endswith("begins")]
+        return begun, trained
+
+    def all(self):
+        return self.clients.all()
+
+    def participants(self, round_):
+        return self.clients.participants(round_)
+
+    def everything(self, client):
+        return self.clients.everything(client)
+
+    def batches(self, client, round_):
+        own = self.clients.batches(client, round_)
+        steps = Noted(self, (round_, client), own.steps)
+        return Batches(client, steps, own.examples, own.seed, lengths=own.lengths)
+
+
+@dataclass(frozen=True)
+class Noted:
+    watched: Watched
+    what: tuple
+    steps: list
+
+    def __iter__(self):
+        self.watched.note(*self.what)
+        return iter(self.steps)
+
+
+def wait_until_all_have_begun(clients, patience=240.0):
+    """Wait for processes that take longer to start than a round of small clients takes."""
+    until = time.monotonic() + patience
+    while True:
+        started = {child.pid for child in multiprocessing.active_children()}
+        if started <= clients.notes()[0]:
+            return started
+        assert time.monotonic() < until, "a process did not start"
+        time.sleep(0.05)
+
+
+# Rounds with 3, 1, 2, 3, 5 and 7 of seven clients, before any vanishes. The first ones have three
+# clients that are alike, so that an extra process has to start for one of them.
+TAKING_PART = (3, 3, 3, 3, *COUNTS, *COUNTS, *COUNTS, *COUNTS)
+ABSENT = {r: tuple(range(count, 7)) for r, count in enumerate(TAKING_PART, 1)}
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_processes_serve_rounds_of_any_number_of_clients(tmp_path):
+    toy = Toy(sizes=(4, 4, 4, 6, 4, 6, 4), steps=2, absent=ABSENT)
+    clients, model = Watched(toy, tmp_path / "log"), nested_model()
+    model.stem[1].eval()  # it is frozen, and stays so when the parent tests the model
+    task = task_of("fedbn", STEPS, model=model, count=len(ABSENT))
+    conditions = Conditions(dropout=0.1, seed=3)
+    experiment = build({"strategies": ["fedbn"], "rounds": len(ABSENT), "seeds": 1})
+    run = engine.ready("loop", experiment, task, clients, processes=2, conditions=conditions)
+    expected = list(in_turn(task, toy, len(ABSENT), conditions=conditions))
+    answered = {one.state.round: [r.client for r in one.replies] for one in expected}
+    assert {len(who) for who in answered.values()} >= set(COUNTS)
+    assert all(len(answered[round_]) == 3 for round_ in range(1, 5))
+    assert sum(one.vanished for one in expected) > 0
+    processes = set()
+    for ours, theirs in zip(run(None), expected, strict=True):
+        processes |= wait_until_all_have_begun(clients)
+        export(task, ours.state)
+        assert [r.client for r in ours.replies] == answered[ours.state.round]
+        for name, value in theirs.state.weights.items():
+            assert torch.equal(ours.state.weights[name], value)
+        for client, memory in theirs.memories.items():
+            for name, value in memory.tensors.items():
+                assert torch.equal(ours.memories[client].tensors[name], value)
+    assert all(int(m.tensors["stem.1.num_batches_tracked"]) == 0 for m in ours.memories.values())
+    _, trained = clients.notes()
+    served = defaultdict(set)
+    for process, round_, _client in trained:
+        served[process].add(round_)
+    assert os.getpid() not in served
+    assert set(served) == processes  # two, and a third for the last clients of odd numbers
+    assert len(processes) == 3
+    assert min(map(len, served.values())) >= 3
+    each = Counter((round_, client) for _, round_, client in trained)
+    assert each == Counter((r, client) for r, who in answered.items() for client in who)
+
+
+class _Wire:
+    """Brings one message."""
+
+    def __init__(self, message):
+        self.message = message
+
+    def recv(self):
+        return self.message
+
+
+def test_a_process_may_begin_with_a_reply_without_tensors():
+    """As of a Byzantine client that diverges and keeps nothing."""
+    sent = [(Reply(3, 5, {}, {}, {}, metrics={"loss": float("inf")}), Memory())]
+    plan, block = Block().write(sent)
+    assert block is None
+    crew = object.__new__(workers.Crew)
+    member = workers._Member(None, _Wire(("reply", plan, block)), Block())
+    assert crew._take(member) == sent

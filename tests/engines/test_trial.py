@@ -1,0 +1,238 @@
+"""An engine that is asked for by name is tried on a user's model, and refused with the reason."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fednorm.algorithms import algorithm
+from fednorm.core.messages import Batches
+from fednorm.core.task import export
+from fednorm.data import load
+from fednorm.data.batches import Plan
+from fednorm.data.federation import federation
+from fednorm.engines import lockstep, meeting, trial
+from fednorm.engines.simulate import rounds
+from fednorm.experiment.compare import run_all
+from fednorm.experiment.load import ConfigError, build
+from support import Toy, task_of
+
+DIGITS = {"rounds": 2, "seeds": 1, "clients": 4, "batch": 8, "partition": "iid"}
+ENGINES = {
+    "lockstep": {"strategies": ["naive"], "algorithm": "dsgd"},
+    "cohort": {"strategies": ["naive"], "algorithm": "fedavg", "steps": 2},
+    "meeting": {"strategies": ["fedtan"], "algorithm": "fedavg", "steps": 2},
+}
+TRIED = r"was tried on clients 0 and 1 in double precision, against the loop: "
+
+
+class Own(nn.Module):
+    """A user's model: every sample by itself, but for BatchNorm."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm, self.last = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Linear(144, 10)
+
+    def features(self, x):
+        return self.norm(self.conv(x)).relu().flatten(1)
+
+    def forward(self, x):
+        return self.last(self.features(x))
+
+
+class Centred(Own):
+    """Uses the mean of the batch."""
+
+    def forward(self, x):
+        found = self.features(x)
+        return self.last(found - found.mean(0))
+
+
+class Folded(nn.Module):
+    """Folds the rows of an image into the batch, all first rows before all second ones."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.norm, self.last = nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 10)
+
+    def forward(self, x):
+        rows = self.norm(self.inner(x.squeeze(1).transpose(0, 1).flatten(0, 1))).relu()
+        return self.last(rows.view(8, len(x), -1).mean(0))
+
+
+class Noisy(Own):
+    """Draws random numbers where no layer shows it."""
+
+    def forward(self, x):
+        return self.last(functional.dropout(self.features(x), 0.5))
+
+
+class Rolled(Own):
+    """Mixes channels, which in a wide model are those of other clients."""
+
+    def forward(self, x):
+        return self.last(self.norm(self.conv(x)).roll(1, 1).relu().flatten(1))
+
+
+class Scaled(Own):
+    """Has a parameter outside any known layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(144))
+
+    def forward(self, x):
+        return self.last(self.features(x) * self.scale)
+
+
+NOTES = []  # outside of any module
+
+
+class Noting(Own):
+    """Keeps something outside of the module while its layer waits for others."""
+
+    def forward(self, x):
+        NOTES[:] = [x.mean()]
+        found = self.features(x)
+        return self.last(found * NOTES[0])
+
+
+def run(name, model, **settings):
+    return run_all(build({**DIGITS, **ENGINES[name], "engine": name, **settings}), model=model)
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("lockstep", Centred),
+        ("lockstep", Folded),
+        ("lockstep", Noisy),
+        ("cohort", Rolled),
+        ("cohort", Noisy),
+        ("meeting", Noting),
+    ],
+)
+def test_a_model_for_which_an_engine_is_not_exact_is_refused(name, made):
+    with pytest.raises(ConfigError) as refused:
+        run(name, made())
+    said = str(refused.value)
+    assert re.search(f"engine '{name}' {TRIED}the ", said)
+    assert said.endswith("choose engine 'auto' or 'loop'.")
+    found = re.search(r"is off by (\S+), and rounding explains 1e-09 at most", said)
+    assert float(found.group(1)) > 1e-6
+    assert run("lockstep", made(), engine="loop").runs[0].status == "finished"
+
+
+def test_how_far_off_it_is_is_true():
+    """The oracle: the model's gradient on each client's batch, and on both in one."""
+    clients, model = Toy(sizes=(4, 4)), Centred().double()
+    model.last = nn.Linear(144, 4).double()
+    said = lockstep.find_misfit(task_of("none", algorithm("dsgd"), model=model), clients)
+
+    def gradient(x, y):
+        plain = nn.Sequential(model)
+        model.norm = nn.Identity()  # strategy 'none' takes it out
+        found = functional.cross_entropy(plain(x), y)
+        return found.detach(), torch.autograd.grad(found, list(model.parameters()))
+
+    parts = [clients.batches(client, 1).steps[0] for client in (0, 1)]
+    (loss_0, one), (loss_1, other) = (gradient(x, y) for x, y in parts)
+    x, y = (torch.cat(same) for same in zip(*parts, strict=True))
+    loss, both = gradient(x, y)
+    means = [(a + b) / 2 for a, b in zip((loss_0, *one), (loss_1, *other), strict=True)]
+    gaps = [
+        float(((b - m).abs() / (1 + m.abs())).max())
+        for b, m in zip((loss, *both), means, strict=True)
+    ]
+    assert f"is off by {max(gaps):.1e}" in said
+
+
+@pytest.mark.parametrize("made", [Own, Rolled, Scaled])
+def test_a_model_for_which_lockstep_is_exact_runs(made):
+    ours, expected = (run("lockstep", made(), engine=e).runs[0] for e in ("lockstep", "loop"))
+    assert ours.status == "finished"
+    assert ours.final.loss == pytest.approx(expected.final.loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["cohort", "meeting"])
+def test_a_model_for_which_the_others_are_exact_runs(name):
+    ours = run(name, Own()).runs[0]
+    expected = run(name, Own(), engine="loop").runs[0]
+    assert ours.final.loss == pytest.approx(expected.final.loss, rel=1e-5)
+
+
+def test_what_fails_is_told():
+    with pytest.raises(
+        ConfigError, match=rf"{TRIED}it fails \(.*'\(?.*Scaled\) cannot hold several"
+    ):
+        run("cohort", Scaled())
+
+
+class Rows(Folded):
+    """Folds all rows of an image into the batch next to each other."""
+
+    def forward(self, x):
+        rows = self.norm(self.inner(x.reshape(len(x) * 8, 8))).relu()
+        return self.last(rows).view(len(x), 8, -1).mean(1)
+
+
+def test_batches_of_one_size_and_of_several_are_tried():
+    """Rows next to each other are right where clients stand interleaved, and nowhere else."""
+    task = task_of("naive", algorithm("dsgd"), model=Rows().double())
+    assert lockstep.find_misfit(task, Toy(sizes=(4, 4, 4), classes=10)) == ""
+    said = lockstep.find_misfit(task, Toy(sizes=(4, 4, 6), classes=10))
+    assert "tried on clients 0 and 2" in said
+    assert lockstep.find_misfit(task, Toy(sizes=(4,), classes=10)) == ""
+
+
+def test_a_trial_leaves_the_task_as_it_was():
+    clients = Toy(sizes=(4, 4, 3), classes=10)
+    model = Own()
+    model.norm.eval()  # frozen, in the trial too
+    task = task_of("naive", algorithm("dsgd"), model=model)
+    export(task, task.initial_state)
+    before = {key: value.clone() for key, value in task.model.state_dict().items()}
+    exact = trial.in_double(task)
+    assert {t.dtype for t in exact.initial_state.weights.values()} == {torch.float64}
+    few = trial.Few(clients, [0, 2])
+    assert "norm" not in next(rounds(exact, few, 1)).replies[0].stats
+    assert lockstep.find_misfit(task, clients) == ""
+    assert not task.model.training
+    for key, value in task.model.state_dict().items():
+        assert torch.equal(value, before[key])
+
+
+def test_the_librarys_own_models_are_not_tried(monkeypatch):
+    monkeypatch.setattr(lockstep, "find_misfit", None)
+    monkeypatch.setattr(meeting, "find_misfit", None)
+    for name in ("lockstep", "meeting"):
+        assert run(name, None).runs[0].status == "finished"
+
+
+def test_whole_numbers_stay_whole():
+    tokens = (torch.tensor([[1, 2]]), torch.tensor([0]))
+    ((x, _),) = trial.first_steps(Batches(0, [tokens, tokens], 2), 1).steps
+    assert x.dtype is torch.int64
+
+
+def test_numbers_that_are_missing_or_none_are_far_off():
+    one = {"a": torch.tensor([1.0, float("nan")])}
+    assert trial.find_gap({"a": torch.ones(2)}, one).size == float("inf")
+    assert trial.find_gap({"a": torch.ones(2), "b": torch.ones(1)}, {"a": torch.ones(2)}) == (
+        trial.Gap(float("inf"), "b")
+    )
+
+
+def test_a_federation_is_tried_with_clients_of_all_sizes():
+    data = load("digits", 0)
+    parts = federation(data, "dirichlet_unbalanced=0.3", Plan(300), clients=6, seed=0)
+    lengths = {parts.batches(client, 1).lengths[0] for client in parts.all()}
+    assert len(lengths) > 1
+    task = task_of("naive", algorithm("dsgd"), model=Centred())
+    assert "is off by" in lockstep.find_misfit(task, parts)
+    task = task_of("naive", algorithm("dsgd"), model=Own())
+    assert lockstep.find_misfit(task, parts) == ""
