@@ -274,8 +274,11 @@ def in_processes(task, clients, rounds):
     return workers.rounds(task, clients, rounds, processes=2)
 
 
-@pytest.mark.parametrize("engine", [simulate.rounds, in_cohorts, in_processes])
-@pytest.mark.parametrize("method", METHODS)
+# Processes take long to start, and know nothing of strategies.
+ENGINES = [(simulate.rounds, m) for m in METHODS] + [(in_cohorts, m) for m in METHODS]
+
+
+@pytest.mark.parametrize(("engine", "method"), [*ENGINES, (in_processes, "fbn")])
 def test_every_engine(engine, method):
     name, fields, frozen = METHODS[method]
     task = task_of(name, algorithm("fedavg", lr=LR), count=3, **fields)
