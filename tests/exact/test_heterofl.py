@@ -1,0 +1,99 @@
+"""Static BatchNorm against torch's own, which follows with momentum None."""
+
+import pytest
+import torch
+from torch import nn
+
+from fednorm.algorithms import algorithm
+from fednorm.core.task import export
+from fednorm.engines.survey import surveyed
+from populations import Population, flat
+from support import last, nested_model, task_of
+
+TIGHT = 1e-11
+CASES = {
+    "unequal clients": Population(holds=(20, 9, 13), steps=(2, 2, 2)),
+    "one client": Population(holds=(21,), batch=(4,), steps=(2,), shapes=((1, 8, 8),)),
+    "some clients trained": Population(holds=(20, 9, 13), absent={1: (2,), 2: (2,), 3: (2,)}),
+}
+
+
+def trained(clients, kind="fedavg", **fields):
+    task = task_of("heterofl", algorithm(kind, lr=0.05), count=3, **fields)
+    return task, last(task, clients, 3)
+
+
+def static_model(state, clients, order=None):
+    """Torch's layers, reset, in training mode over all batches of all clients, one by one."""
+    model = nested_model()
+    with torch.no_grad():
+        for name, value in state.weights.items():
+            model.get_parameter(name).copy_(value)
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.momentum = None
+            layer.reset_running_stats()
+    model.train()
+    with torch.no_grad():
+        for client in order or clients.all():
+            for x, _ in clients.everything(client).steps:
+                model(x)
+    return model.eval()
+
+
+def norms(model):
+    return {p: m for p, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", ["fedavg", "dsgd"])
+def test_statistics_are_the_cumulative_average_over_all_batches(case, kind):
+    """Each batch weighs the same, large or small; variances are torch's, unbiased."""
+    clients = CASES[case]
+    if kind == "dsgd":
+        shapes, holds = clients.shapes, clients.holds
+        clients = Population(holds, clients.batch, (1,) * len(holds), shapes)
+    task, result = trained(clients, kind)
+    final = surveyed(task, result.state, result.memories, clients)
+    model = static_model(result.state, clients)
+    for path, layer in norms(model).items():
+        got = final.running[path]
+        torch.testing.assert_close(got.mean, layer.running_mean, rtol=0, atol=TIGHT)
+        torch.testing.assert_close(got.var, layer.running_var, rtol=0, atol=TIGHT)
+    ((x, _),) = clients.test(0)
+    torch.testing.assert_close(export(task, final)(x), model(x), rtol=0, atol=1e-10)
+
+
+def test_the_order_of_clients_does_not_matter():
+    clients = CASES["unequal clients"]
+    task, result = trained(clients)
+    final = surveyed(task, result.state, result.memories, clients)
+    for path, layer in norms(static_model(result.state, clients, (2, 0, 1))).items():
+        torch.testing.assert_close(final.running[path].var, layer.running_var, rtol=0, atol=TIGHT)
+
+
+def test_training_tracks_nothing():
+    task, result = trained(CASES["unequal clients"])
+    for path, running in result.state.running.items():
+        before = task.initial_state.running[path]
+        assert torch.equal(running.mean, before.mean)
+        assert torch.equal(running.var, before.var)
+
+
+def test_pooling_is_a_switch():
+    """With it, the statistics are those of all values together."""
+    clients = CASES["unequal clients"]
+    task, result = trained(clients, statistics="pool")
+    final = surveyed(task, result.state, result.memories, clients)
+    model, seen = static_model(result.state, clients).train(), {}
+    for path, layer in norms(model).items():
+        own = seen.setdefault(path, [])
+        layer.register_forward_pre_hook(lambda _m, x, own=own: own.append(flat(x[0])))
+    for client in clients.all():
+        for x, _ in clients.everything(client).steps:
+            model(x)
+    for path, values in seen.items():
+        together = torch.cat(values, 1)
+        got = final.running[path]
+        torch.testing.assert_close(got.mean, together.mean(1), rtol=0, atol=TIGHT)
+        torch.testing.assert_close(got.var, together.var(1), rtol=0, atol=TIGHT)
