@@ -43,7 +43,12 @@ class Population:
         lengths = self.lengths(client)
         steps = [self._batch(client, size, generator) for size in lengths]
         return Batches(
-            client, steps, self.holds[client], seed=round_ * 100 + client, lengths=lengths
+            client,
+            steps,
+            self.holds[client],
+            seed=round_ * 100 + client,
+            everything=self.everything(client).steps,
+            lengths=lengths,
         )
 
     def everything(self, client):

@@ -189,8 +189,7 @@ def test_every_strategy_that_pools(name, fields):
     n, mean, var = found_in(clients)
     share = 1 - 0.9**3
     torch.testing.assert_close(got.mean, share * mean, rtol=0, atol=TIGHT)
-    bessel = 1 if name == "switchnorm" else n / (n - 1)  # its variances are biased throughout
-    expected = (1 - share) + share * var * bessel
+    expected = (1 - share) + share * var * n / (n - 1)
     torch.testing.assert_close(got.var, expected, rtol=0, atol=TIGHT)
 
 

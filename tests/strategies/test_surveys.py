@@ -9,7 +9,6 @@ import fednorm
 from fednorm import strategy
 from fednorm.algorithms import algorithm
 from fednorm.core.task import export
-from fednorm.engines.simulate import rounds
 from fednorm.engines.survey import surveyed
 from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.hybrid import hybrid, with_mixing
@@ -106,74 +105,6 @@ def test_hbn_gradient_against_the_explicit_formula():
     (formula(z, free) * weight).sum().backward()
     torch.testing.assert_close(x.grad, z.grad)
     torch.testing.assert_close(layer.mixing.alpha.grad, free.grad)
-
-
-class Mixed(nn.BatchNorm2d):
-    """The oracle's layer: BatchNorm with mixed statistics, which it remembers."""
-
-    def forward(self, x):
-        # Before the first measurement there is nothing to mix in.
-        a = torch.sigmoid(self.alpha) if self.num_batches_tracked else torch.ones_like(self.alpha)
-        self.mean = (1 - a) * self.running_mean + a * x.mean((0, 2, 3))
-        self.variance = (1 - a) * self.running_var + a * x.var((0, 2, 3), correction=0)
-        self.values = x.numel() / x.shape[1]
-        shape = (1, -1, 1, 1)
-        scaled = (x - self.mean.view(shape)) / (self.variance + self.eps).sqrt().view(shape)
-        return scaled * self.weight.view(shape) + self.bias.view(shape)
-
-
-def measured(task, state, memories, clients, share=1.0):
-    """Pooled mean and unbiased variance of the mixed statistics, over all clients' batches.
-
-    `share` is how much the clients' weight in averages is of the samples that they measure.
-    """
-    model, weights = nested_model(), export(task, state).state_dict()
-    model.load_state_dict({k: v for k, v in weights.items() if not k.endswith("alpha")})
-    layers = {p: m for p, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)}
-    seen = {path: [] for path in layers}
-    for client in range(clients.clients):
-        for path, layer in layers.items():
-            layer.__class__ = Mixed
-            own = memories.get(client)
-            key = f"{path}.mixing.alpha"
-            layer.alpha = own.tensors[key] if own else torch.zeros_like(layer.running_mean)
-        for x, _ in clients.everything(client).steps:
-            with torch.no_grad():
-                model(x)
-            for path, layer in layers.items():
-                seen[path].append((layer.values, layer.mean, layer.variance))
-    return {path: whole(batches, share) for path, batches in seen.items()}
-
-
-def whole(batches, share):
-    count = sum(n for n, _, _ in batches)
-    mean = sum(n * m for n, m, _ in batches) / count
-    var = sum(n * (v + (m - mean) ** 2) for n, m, v in batches) / count
-    return mean, var * (share * count) / (share * count - 1)
-
-
-def test_hbn_follows_what_clients_measure_and_is_tested_with_fresh_statistics():
-    clients, beta = Toy(), 0.25
-    task = task_of("hbn", STEP, momentum=beta)
-    alphas = {f"{path}.mixing.alpha" for path in task.initial_state.running}
-    assert set(task.layout.personal) == alphas
-    before, memories = task.initial_state, {}
-    for result in rounds(task_of("hbn", STEP, momentum=beta), clients, 3):
-        assert result.exchanges == 1
-        assert not alphas & set(result.state.weights)
-        rate = beta if result.state.round > 1 else 1.0
-        seen = measured(task, before, memories, clients, share=1 / 3)
-        for path, (mean, var) in seen.items():
-            old, new = before.running[path], result.state.running[path]
-            torch.testing.assert_close(new.mean, torch.lerp(old.mean, mean, rate))
-            torch.testing.assert_close(new.var, torch.lerp(old.var, var, rate))
-        before, memories = result.state, dict(result.memories)
-        tested = surveyed(task, before, memories, clients)
-        for path, (mean, var) in measured(task, before, memories, clients).items():
-            torch.testing.assert_close(tested.running[path].mean, mean)
-            torch.testing.assert_close(tested.running[path].var, var)
-    key = next(iter(alphas))
-    assert not torch.equal(memories[0].tensors[key], memories[1].tensors[key])
 
 
 def test_hbn_learns_as_well_as_others_where_clients_are_alike():

@@ -33,8 +33,7 @@ class Moments:
         >>> Moments.of(torch.tensor([[1.0], [3.0]]))
         Moments(count=2.0, mean=tensor([2.]), var=tensor([1.]))
         """
-        if values.dtype in _SHORT:
-            values = values.float()
+        values = exact_values(values)
         if values.numel() == 0:
             return cls.empty(values.new_zeros(values.shape[1]))
         return cls(values.numel() / values.shape[1], *_mean_and_var(values))
@@ -80,6 +79,11 @@ class Moments:
             return cls.empty(around)
         shift = first / count
         return cls(count, around + shift, (second / count - shift**2).clamp_min(0))
+
+
+def exact_values(values: Tensor) -> Tensor:
+    """Return values in a number format that is fine enough for statistics."""
+    return values.float() if values.dtype in _SHORT else values
 
 
 def _mean_and_var(values: Tensor) -> tuple[Tensor, Tensor]:

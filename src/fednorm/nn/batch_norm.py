@@ -21,6 +21,7 @@ class Log:
     """What a layer has seen in one of its calls of a step, over the steps of a round."""
 
     moments: Moments
+    var: Tensor  # the mean of the batches' own variances, as running statistics follow them
     samples: float  # that the moments are of, in the same weights
     mass: float  # how much of the running statistics these batches would replace
 
@@ -56,12 +57,13 @@ class Round:
         for log in self.logs:
             log.mass *= 1 - momentum
         if call == len(self.logs):
-            self.logs.append(Log(moments, samples, momentum))
+            self.logs.append(Log(moments, moments.unbiased_var, samples, momentum))
             return
         log = self.logs[call]
         log.mass += momentum
         new = momentum / log.mass if log.mass else 1.0
         log.moments = log.moments.scaled(1 - new).merge(moments.scaled(new))
+        log.var = torch.lerp(log.var, moments.unbiased_var, new)
         log.samples += new * (samples - log.samples)
 
     def watch(self, moments: Moments, *, rows: int) -> None:
@@ -69,7 +71,7 @@ class Round:
         self.watched += 1
         samples = float(self.session.samples or rows)
         if not self.logs:
-            self.logs.append(Log(moments, samples, 1.0))
+            self.logs.append(Log(moments, moments.var, samples, 1.0))
             return
         log = self.logs[0]
         log.moments, log.samples = log.moments.merge(moments), log.samples + samples
@@ -82,7 +84,7 @@ class Round:
         batch = replace(moments, var=moments.unbiased_var)
         self.watched += 1
         if not self.logs:
-            self.logs.append(Log(batch, float(self.session.samples or rows), 1.0))
+            self.logs.append(Log(batch, batch.var, float(self.session.samples or rows), 1.0))
             return
         log, share = self.logs[0], 1 / self.watched
         mean = torch.lerp(log.moments.mean, batch.mean, share)
@@ -123,10 +125,10 @@ class FedBatchNorm(NormLayer, _BatchNorm):
             return 1.0 / int(self.num_batches_tracked)
         return self.momentum
 
-    def record(self, batch: Tensor) -> None:
-        """Add a batch to the moments of this round."""
-        call = self.round.next_call()
-        self.round.add(Moments.of(batch.detach()), self.advance(), rows=len(batch), call=call)
+    def record(self, batch: Tensor, moments: Moments | None = None) -> None:
+        """Add a batch to the moments of this round; `moments` stand in the place of its own."""
+        moments, call = moments or Moments.of(batch.detach()), self.round.next_call()
+        self.round.add(moments, self.advance(), rows=len(batch), call=call)
 
     def watch(self, batch: Tensor) -> None:
         """Add a batch to the moments of a survey; here every value weighs the same."""
@@ -166,7 +168,7 @@ class FedBatchNorm(NormLayer, _BatchNorm):
             mean, var = mean * left, var * left
             for one in log.logs:
                 mean += one.mass * one.moments.mean
-                var += one.mass * one.moments.unbiased_var
+                var += one.mass * one.var
         return Report(Moments(float(log.seen), mean, var), int(batches))
 
     def tracked(self) -> tuple[Tensor, Tensor, Tensor]:

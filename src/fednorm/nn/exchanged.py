@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from fednorm.core.moments import Moments, exact_values
 from fednorm.nn.rules import untracked
 
 if TYPE_CHECKING:
@@ -22,22 +23,25 @@ if TYPE_CHECKING:
     from fednorm.nn.batch_norm import FedBatchNorm
 
 
-def exchanged(*, shared_message: bool = False) -> NormRule:
+def exchanged(*, shared_message: bool = False, follow: bool = False) -> NormRule:
     """Return the rule; with `shared_message`, mean and variance travel in one exchange.
 
-    Only the first step of a round is synchronised; later ones are ordinary local BatchNorm.
+    Only the first step of a round is synchronised; later ones are ordinary local BatchNorm. With
+    `follow`, a client's running statistics follow the synchronised ones in that step, and not those
+    of its own batch.
     """
 
     def rule(layer: FedBatchNorm, x: Tensor) -> Tensor:
         site = f"{layer.round.site}#{layer.round.seen}"  # a layer may be called twice in a step
-        layer.record(x)
         if layer.round.session.step > 0:
+            layer.record(x)
             return untracked(layer, x)
-        mean, _, _ = layer.tracked()
-        x = x.to(mean.dtype)  # bfloat16 is too coarse for statistics
+        around, _, _ = layer.tracked()
+        values = exact_values(x)
         place = _Place.of(layer.round.session, x, site)
-        around = mean if shared_message else None
-        normalised: Tensor = _Synchronised.apply(x, around, layer.eps, place)  # type: ignore[no-untyped-call]
+        mean, var = place.moments(values.detach(), around if shared_message else None)
+        layer.record(x, Moments(x.numel() / x.shape[1], mean, var) if follow else None)
+        normalised: Tensor = _Synchronised.apply(values, mean, var, layer.eps, place)  # type: ignore[no-untyped-call]
         if layer.weight is None:
             return normalised.clone()  # kept for the backward pass; what follows may work in place
         scaled = normalised * _per_channel(layer.weight, x)
@@ -73,31 +77,35 @@ class _Place:
         """Return the mean over clients."""
         return self.exchange.mean(f"{self.site}/{what}", value, self.examples * self.values)
 
+    def moments(self, x: Tensor, around: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return mean and variance over clients, in one exchange around a point if there is one."""
+        axes = [0, *range(2, x.dim())]
+        if around is None:
+            mean = self.mean("mean", x.mean(axes))
+            squares = (x - _per_channel(mean, x)).square().mean(axes)
+            return mean, self.mean("variance", squares)
+        shifted = x - _per_channel(around, x)
+        local = torch.stack([shifted.mean(axes), shifted.square().mean(axes)])
+        first, second = self.mean("moments", local)
+        return around + first, (second - first.square()).clamp_min(0)
+
 
 class _Synchronised(torch.autograd.Function):
     """Normalisation by the mean and variance of all clients' batches."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, around: Tensor | None, eps: float, place: _Place) -> Tensor:
-        axes = [0, *range(2, x.dim())]
-        if around is None:
-            mean = place.mean("mean", x.mean(axes))
-            squares = (x - _per_channel(mean, x)).square().mean(axes)
-            var = place.mean("variance", squares)
-        else:
-            shifted = x - _per_channel(around, x)
-            local = torch.stack([shifted.mean(axes), shifted.square().mean(axes)])
-            first, second = place.mean("moments", local)
-            mean, var = around + first, (second - first.square()).clamp_min(0)
+    def forward(
+        ctx: Any, x: Tensor, mean: Tensor, var: Tensor, eps: float, place: _Place
+    ) -> Tensor:
         scale = torch.rsqrt(var + eps)
         normalised = (x - _per_channel(mean, x)) * _per_channel(scale, x)
         ctx.save_for_backward(normalised, scale)
-        ctx.place, ctx.axes = place, axes
+        ctx.place, ctx.axes = place, [0, *range(2, x.dim())]
         return normalised
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         normalised, scale = ctx.saved_tensors
         # The two gradients with respect to the statistics share one exchange: what the variance
         # passes on to the mean sums to zero over all clients, so neither waits for the other.
@@ -107,4 +115,4 @@ class _Synchronised(torch.autograd.Function):
         local = torch.stack([grad.sum(ctx.axes), (grad * normalised).sum(ctx.axes)])
         total, along = place.mean("gradient", local / place.values) / place.samples
         centred = grad - _per_channel(total, grad) - normalised * _per_channel(along, grad)
-        return centred * _per_channel(scale, grad), None, None, None
+        return centred * _per_channel(scale, grad), None, None, None, None

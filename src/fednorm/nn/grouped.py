@@ -32,8 +32,9 @@ def grouped(layer: FedBatchNorm, x: Tensor, momentum: float | None) -> Tensor:
         torch.mean(variances, 0, out=var)
         return y
     weights = torch.tensor(sizes, dtype=torch.float64)
-    mean.copy_(weighted_mean(means, weights))
-    var.copy_(weighted_mean(variances, weights))
+    with torch.autocast(x.device.type, enabled=False):  # bfloat16 is too coarse for statistics
+        mean.copy_(weighted_mean(means, weights))
+        var.copy_(weighted_mean(variances, weights))
     return y
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fednorm.core.moments import Moments
+from fednorm.core.moments import Moments, exact_values
 from fednorm.core.strategy import Conversion
 from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.convert import federate
@@ -67,14 +67,13 @@ def _mix(layer: FedBatchNorm, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean and variance with which a batch is normalised."""
     share = _share(layer)
     shared_mean, shared_var, _ = layer.tracked()
-    values = x.to(shared_mean.dtype)  # bfloat16 is too coarse for statistics
-    var, mean = torch.var_mean(values, [0, *range(2, x.dim())], correction=0)
+    var, mean = torch.var_mean(exact_values(x), [0, *range(2, x.dim())], correction=0)
     return torch.lerp(shared_mean, mean, share), torch.lerp(shared_var, var, share)
 
 
 def _normalise(layer: FedBatchNorm, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
     shape = (1, -1, *[1] * (x.dim() - 2))
-    y = (x.to(mean.dtype) - mean.view(shape)) * torch.rsqrt(var + layer.eps).view(shape)
+    y = (x - mean.view(shape)) * torch.rsqrt(var + layer.eps).view(shape)
     if layer.weight is None:
         return y
     y = y * layer.weight.view(shape)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednorm.core.layer import Session
-from fednorm.core.moments import Moments
+from fednorm.core.moments import Moments, exact_values
 from fednorm.core.strategy import Conversion
 from fednorm.nn import convert
 from fednorm.nn.batch_norm import (
@@ -142,14 +142,14 @@ def _batch(x: Tensor) -> _Pair:
             f"a batch of shape {tuple(x.shape)} has one value per channel, which has no variance; "
             "train with larger batches."
         )
-    var, mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
+    var, mean = torch.var_mean(exact_values(x), [0, *range(2, x.dim())], correction=0)
     return mean, var
 
 
 def _mixed(layer: SwitchNorm, x: Tensor, batch: _Pair) -> Tensor:
     """Normalise with the mixture of instance, layer and batch statistics."""
     samples, channels, *space = x.shape
-    values = x.reshape(samples, channels, math.prod(space))
+    values = exact_values(x).reshape(samples, channels, math.prod(space))
     instance_var, instance_mean = torch.var_mean(values, 2, correction=0, keepdim=True)
     sample_var, sample_mean = torch.var_mean(values, (1, 2), correction=0, keepdim=True)
     # Parts that look at a single value are left out: the instance part, then the layer part.

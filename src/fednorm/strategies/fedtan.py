@@ -10,8 +10,15 @@ gradients with respect to both and receives their mean.
 Server: averages in each exchange, then aggregates the model. That makes 3L+1 exchanges a round, or
 2L+1 with `shared_message`, where mean and variance travel together.
 
-With one local step the gradient is that of one machine on the union of the batches. With E > 1 the
+With one local step the gradient is that of one machine on the union of the batches, in which a
+client's samples weigh what its update weighs: its data in fedavg, its batch in dsgd. With E > 1 the
 exchange is made in the first step of a round; steps 2…E are ordinary local BatchNorm.
+
+Deviations: the authors' clients are equal and all averages plain. Their running statistics follow
+the exchanged ones in the first step and each client's own batches in steps 2…E, and are averaged,
+the variance too: `statistics="average"`. By default they are pooled here, because an averaged
+variance lacks the spread between clients; with E = 1 both are the same up to the factor n/(n-1) of
+an unbiased variance, in which n are the values of all clients, or of one.
 """
 
 from dataclasses import dataclass
@@ -33,7 +40,9 @@ class FedTAN(SharedStatisticsStrategy):
     needs_batch_statistics: ClassVar[bool] = True
 
     statistics: Statistics = param(
-        "pool", "'pool' merges the clients' moments; 'average' leaves out their spread"
+        "pool",
+        "'pool' merges the clients' moments; 'average' averages their running statistics, as the "
+        "authors do, and leaves out the clients' spread in steps 2 to E",
     )
     shared_message: bool = param(
         default=False, help="mean and variance in one exchange: 2L+1 a round instead of 3L+1"
@@ -41,4 +50,5 @@ class FedTAN(SharedStatisticsStrategy):
 
     def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (the same in all rounds)
         """Normalise with statistics synchronised over clients."""
-        return exchanged(shared_message=self.shared_message)
+        average = self.statistics == "average"
+        return exchanged(shared_message=self.shared_message, follow=average)

@@ -11,9 +11,9 @@ Server: averages weights, γ, β, the mixing weights and the running statistics;
 `statistics="pool"` pools the clients' moments instead.
 
 Deviations: the batch's part of evaluation uses a moving average, as BatchNorm does, where the paper
-averages over a number of batches after training; variances are biased throughout, as in the paper's
-formula. Parts that look at a single value, as the instance part of 2-D inputs, are left out of the
-mixture.
+averages over a number of batches after training, and its running variance is unbiased, as torch
+keeps it; all other variances are biased, as in the paper's formula. Parts that look at a single
+value, as the instance part of 2-D inputs, are left out of the mixture.
 """
 
 from dataclasses import dataclass
