@@ -1,7 +1,8 @@
 """What both sides of a round agree on before the first one: model, strategy, algorithm."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +13,10 @@ from fednorm.core.layer import NormLayer
 from fednorm.core.layout import Layout, layout
 from fednorm.core.messages import Broadcast, Memory, Running, ServerState
 from fednorm.core.strategy import NormStrategy, Replacement
-from fednorm.core.types import Tensors
+from fednorm.core.types import Clip, Tensors
 
 Precision: TypeAlias = Literal["full", "bf16"]
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Task:
     replaced: tuple[Replacement, ...]
     initial_state: ServerState
     initial_memory: Memory  # of a client that has not trained yet
+    rates: Mapping[str, float]  # of parameters, as in `Work`
+    clips: Mapping[str, Clip]  # as well
 
     @classmethod
     def build(  # noqa: PLR0913 (one argument for each independent axis)
@@ -66,7 +70,13 @@ class Task:
             replaced=conversion.replaced,
             initial_state=read_state(tensors),
             initial_memory=Memory(tensors=snapshot(tensors.personal)),
+            rates=_by_name(conversion.model, strategy.rates(conversion.model)),
+            clips=_by_name(conversion.model, strategy.clips(conversion.model)),
         )
+
+
+def _by_name(model: nn.Module, values: Mapping[nn.Parameter, _Value]) -> dict[str, _Value]:
+    return {name: values[p] for name, p in model.named_parameters() if p in values}
 
 
 def snapshot(tensors: Tensors) -> dict[str, Tensor]:

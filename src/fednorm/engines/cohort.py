@@ -6,7 +6,6 @@ A cohort is a few clients side by side in a wide model (`nn/wide.py`), trained b
 loop within rounding. Where it does not apply, `fits` says so, after trying.
 """
 
-import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -26,6 +25,7 @@ from fednorm.data.federation import interleaved
 from fednorm.engines.clients import train_client
 from fednorm.engines.lockstep import is_random
 from fednorm.nn import outputs
+from fednorm.nn.copies import copy_model
 from fednorm.nn.wide import repeated, widen
 
 Trained = list[tuple[Reply, Memory]]
@@ -247,10 +247,10 @@ def fits(task: Task, batches: Sequence[Batches]) -> bool:
         return False
     alike = [own for own in batches if own.lengths and own.lengths == batches[0].lengths]
     pair = [replace(own, steps=_two_doubled(own)) for own in alike[:2]]
-    model = copy.deepcopy(task.model).double()
-    roles = layout(model, task.strategy.role)
-    exact = replace(task, model=model, layout=roles, precision="full")
     try:
+        model = copy_model(task.model).double()
+        roles = layout(model, task.strategy.role)
+        exact = replace(task, model=model, layout=roles, precision="full")
         return len(pair) > 1 and _agree(exact, pair)
     except Exception:  # noqa: BLE001 (whatever a user's model does not like)
         return False

@@ -46,6 +46,7 @@ def fits(task: Task, clients: Federation, conditions: Conditions = USUAL) -> boo
         and isinstance(task.algorithm, DSGD)
         and all(aggregator is weighted_mean for aggregator in aggregators)
         and not task.layout.personal
+        and not task.clips  # a mean of clipped gradients is not the clipped mean
         and not task.layout.buffers  # each client would change them by itself
         and not is_random(task.model)  # each its own draws
         and task.loss is nn.functional.cross_entropy  # a mean over samples

@@ -11,7 +11,6 @@ remembers the weights that it has cast, for all threads), and on a CPU (elsewher
 one for their backward passes, in which none may wait).
 """
 
-import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
@@ -27,6 +26,7 @@ from fednorm.core.messages import Batches, Broadcast, Memory, Reply
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.engines.clients import train_client, train_in_turn
+from fednorm.nn.copies import copy_model
 from fednorm.nn.outputs import values
 
 _COPIES = 4  # of the parameters: weights, gradients, momentum, update
@@ -176,5 +176,5 @@ def _length(own: Batches) -> int:
 
 
 def _copied(task: Task) -> Task:
-    model = copy.deepcopy(task.model)
+    model = copy_model(task.model)
     return replace(task, model=model, layout=layout(model, task.strategy.role))

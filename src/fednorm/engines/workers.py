@@ -28,6 +28,7 @@ from fednorm.engines.conditions import USUAL, Conditions
 from fednorm.engines.flat import Block, read
 from fednorm.engines.simulate import Round, Start
 from fednorm.engines.simulate import rounds as rounds_in_turn
+from fednorm.nn.copies import refuse_uncopyable
 
 _DEATHS = 3  # of processes over the same clients, before the run gives up
 _Group = tuple[ClientId, ...]  # clients that are trained by one process at once
@@ -66,6 +67,7 @@ class Crew:
         byzantine: Collection[ClientId] = (),
     ) -> None:
         """Start the processes; each trains up to `cohort` clients at once."""
+        refuse_uncopyable(task.model)
         self.context = multiprocessing.get_context("spawn")
         # Tensors go to other processes as shared memory. That is meant for the data, not for the
         # model, which is a workspace: ours stays ours, and each process makes its own copy.

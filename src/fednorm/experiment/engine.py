@@ -36,8 +36,8 @@ def choose(
     if experiment.engine == "lockstep" and not in_lockstep:
         raise ValueError(
             "lockstep needs one step per round (dsgd), the mean as aggregator, clients that all "
-            "are honest and answer, no personal tensors, no dropout layers, and all clients in "
-            "every round if they have momentum; choose engine 'auto' or 'loop'."
+            "are honest and answer, no personal tensors, no dropout layers, no clipped gradients, "
+            "and all clients in every round if they have momentum; choose engine 'auto' or 'loop'."
         )
     if experiment.engine == "cohort" and not cohort.fits(task, _first(clients)):
         raise ValueError(

@@ -1,24 +1,29 @@
 """The client's half of a Flower app of your own: two calls around your training loop.
 
 The message says which strategy the server follows, so the client needs no setting. Layers record
-what they see by themselves while your loop runs.
+what they see by themselves while your loop runs. Where a strategy wants other steps than an
+optimiser takes, `unpack` and `parameter_groups` see to it.
 """
 
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor, nn
 
 from fednorm.algorithms import algorithm
+from fednorm.algorithms.base import parameter_groups as groups_of
 from fednorm.core.algorithm import Trained
 from fednorm.core.layer import Session
 from fednorm.core.messages import Batches, Broadcast, Memory
 from fednorm.core.round import begin, reply
 from fednorm.core.survey import client_survey
 from fednorm.core.task import Task, load, snapshot
+from fednorm.core.types import Clip
 from fednorm.engines.flower import wire
 from fednorm.engines.flower.arrays import arrays
 from fednorm.strategies import STRATEGIES, strategy
@@ -45,6 +50,10 @@ def unpack(message: Message, model: nn.Module, context: Context) -> nn.Module:
     Your own object is not changed. Train what is returned with your own loop, then call `pack`;
     for an evaluation, call `.eval()` on it. What the strategy keeps on the client comes from
     `context.state`; before its first round it is as in the model that you pass.
+
+    A strategy that clips gradients (`fedwon` with `clip`) does so in hooks on the parameters of
+    what is returned: in every backward pass, before gradients are accumulated or unscaled. A copy
+    of the model does not clip.
     """
     task, received = _task(message, model)
     load(task, received, wire.kept(context.state))
@@ -53,6 +62,19 @@ def unpack(message: Message, model: nn.Module, context: Context) -> nn.Module:
         for parameter in task.layout.affine:
             parameter.requires_grad = False
     return task.model
+
+
+def parameter_groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
+    """Return the groups for an optimiser, with the learning rates that the strategy wants.
+
+    `fixup` wants a tenth of `lr` for its scalars; with others, all parameters have `lr`.
+
+    Args:
+        model: what `unpack` returned.
+        lr: the learning rate: `torch.optim.SGD(parameter_groups(model, lr=0.1), momentum=0.9)`.
+    """
+    learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return groups_of(learning, lr, _unpacked(model, "parameter_groups").rates)
 
 
 def pack(
@@ -72,9 +94,7 @@ def pack(
         examples: the client's weight in averages; usually how many samples it holds.
         metrics: whatever you measured; averaged at the server as FedAvg does.
     """
-    task = getattr(model, _TASK, None)
-    if not isinstance(task, Task):
-        raise TypeError("pack needs the model that unpack returned; train that one.")
+    task = _unpacked(model, "pack")
     said = wire.header(message.content)
     trained = reply(task, 0, Trained(snapshot(task.layout.shared), examples, loss=0.0))
     wire.keep(context.state, Memory(snapshot(task.layout.personal)))
@@ -83,6 +103,13 @@ def pack(
         content[wire.BUFFERS] = arrays(trained.buffers)
     layers = wire.reports(content, trained.stats)
     return _answer(message, content, context, layers, {**(metrics or {}), wire.EXAMPLES: examples})
+
+
+def _unpacked(model: nn.Module, asking: str) -> Task:
+    task = getattr(model, _TASK, None)
+    if not isinstance(task, Task):
+        raise TypeError(f"{asking} needs the model that unpack returned; train that one.")
+    return task
 
 
 def survey(
@@ -163,4 +190,17 @@ def _task(message: Message, model: nn.Module) -> tuple[Task, Broadcast]:
     if not isinstance(task, Task) or task.strategy != chosen:
         task = Task.build(model, chosen, algorithm("fedavg"), rounds=received.rounds)
         setattr(task.model, _TASK, task)
+        _clip_in_hooks(task)
     return task, wire.aligned(received, task.initial_state)
+
+
+def _clip_in_hooks(task: Task) -> None:
+    """Let the gradients of a loop that is not ours be clipped."""
+    for name, clip in task.clips.items():
+        weight = task.model.get_parameter(name)
+        if weight.requires_grad:
+            weight.register_hook(partial(_clipped, clip, weight))  # type: ignore[no-untyped-call]
+
+
+def _clipped(clip: Clip, weight: nn.Parameter, gradient: Tensor) -> Tensor:
+    return clip(gradient, weight.detach())
