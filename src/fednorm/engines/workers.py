@@ -9,6 +9,7 @@ of the loop, bit by bit; with cohorts, that of cohorts in one process.
 
 import contextlib
 import copy
+import pickle
 import signal
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,8 +40,19 @@ class CrewError(OSError):
 
 
 def fits(task: Task) -> bool:
-    """Return whether clients can be trained apart: exchanges in mid-round need all of them."""
-    return not task.strategy.exchanges
+    """Return whether clients can be trained apart.
+
+    Exchanges in mid-round need all of them, and what they train must travel to processes.
+    """
+    return not task.strategy.exchanges and _travels(task)
+
+
+def _travels(task: Task) -> bool:
+    try:
+        pickle.dumps(task)
+    except Exception:  # noqa: BLE001 (whatever a user's model holds: a hook that is a lambda, …)
+        return False
+    return True
 
 
 @dataclass

@@ -47,8 +47,8 @@ def choose(
         )
     if experiment.engine == "workers" and not (workers.fits(task) and experiment.device == "cpu"):
         raise ValueError(
-            "engine 'workers' needs device 'cpu' and a strategy without exchanges in mid-round; "
-            "choose engine 'auto' or 'loop'."
+            "engine 'workers' needs device 'cpu', a strategy without exchanges in mid-round, and a "
+            "model that can be pickled, hooks included; choose engine 'auto' or 'loop'."
         )
     if experiment.engine == "meeting" and not meeting.fits(task):
         raise ValueError(
