@@ -259,7 +259,8 @@ def _model(
 
 def _check_batches(prepared: Prepared) -> None:
     experiment = prepared.experiment
-    trains = prepared.task.strategy.needs_batch_statistics and not prepared.entry.centralized
+    merged = prepared.entry.centralized and len(prepared.federation.participants(1)) > 1
+    trains = prepared.task.strategy.needs_batch_statistics and not merged
     if not trains and not experiment.adapt:
         return
     plan = experiment.plan if trains else Plan(experiment.batch, steps=None, epochs=1)

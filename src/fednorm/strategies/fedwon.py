@@ -63,7 +63,10 @@ class FedWon(Strategy):
         return dict.fromkeys(_clipped(model), partial(agc, clip=self.clip))
 
     def convert(self, model: nn.Module) -> Conversion:
-        """Return a copy without BatchNorm layers, with standardised convolutions."""
+        """Return a copy without BatchNorm layers, with standardised convolutions.
+
+        Clipping is no part of the model but of the step: see `clips`.
+        """
         bare = require_batch_norm(remove(model), self, model)
         convs = standardize(bare.model, scale_by_fan_in=True, eps=EPS, gain=True, bias=True)
         if not convs.replaced:

@@ -4,8 +4,7 @@ Zhang, Dauphin and Ma, "Fixup Initialization", ICLR 2019, arXiv:1901.09321.
 
 Client: trains the model with a scalar bias in the place of each BatchNorm layer, and a scalar
 multiplier as well in the place of the last one of each residual branch. As in the authors' code,
-these scalars learn and decay at a tenth of the learning rate, with any optimiser: their gradients
-are sums over all positions.
+scalars, whose gradients are sums over all positions, learn and decay at a tenth of the rate.
 
 Server: averages everything. Before the first round the classifier and the last layer of each
 residual branch are set to 0; the other layers are scaled to He's standard deviation √(2/fan_in),
@@ -16,9 +15,8 @@ come from one, each by a plain chain of operations, one chain with two convoluti
 at least, the other with one at most (the shortcut). A model that cannot be traced is searched part
 by part. The classifier is the linear layer outside the branches that the model registers last.
 
-Deviations: biases stand where BatchNorm stood, shortcuts included, none right before a convolution.
-The classifier's bias, a vector, learns at the full rate; in the authors' code, which chooses by
-name, it learns at a tenth as well.
+Deviations: biases stand where BatchNorm stood, shortcuts included, none right before a convolution;
+the classifier's bias learns at the full rate (at a tenth in the authors' code, which goes by names).
 """
 
 import copy
@@ -39,17 +37,14 @@ from fednorm.strategies.base import Strategy, require_batch_norm
 
 _LAYERS = (_ConvNd, nn.Linear)
 _ADDITIONS = {operator.add, torch.add, "add", "add_"}
-_SCALAR_RATE = 0.1  # of the learning rate
 
 
 class ScalarAffine(nn.Module):
     """Adds a scalar; with a `scale`, multiplies by that first."""
 
-    scale: nn.Parameter | None
-
     def __init__(self, like: Tensor) -> None:
         super().__init__()
-        self.register_parameter("scale", None)
+        self.scale: nn.Parameter | None = None  # set in the last layer of a branch
         self.bias = nn.Parameter(like.new_zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,9 +69,10 @@ class Fixup(Strategy):
         return conversion
 
     def rates(self, model: nn.Module) -> Mapping[nn.Parameter, float]:
-        """Return the learning rate of the scalars."""
-        layers = [m for m in model.modules() if isinstance(m, ScalarAffine)]
-        return {p: _SCALAR_RATE for layer in layers for p in layer.parameters()}
+        """Return the factor of the scalars."""
+        return {
+            p: 0.1 for m in model.modules() if isinstance(m, ScalarAffine) for p in m.parameters()
+        }
 
 
 @torch.no_grad()
