@@ -16,7 +16,7 @@ at least, the other with one at most (the shortcut). A model that cannot be trac
 by part. The classifier is the linear layer outside the branches that the model registers last.
 
 Deviations: biases stand where BatchNorm stood, shortcuts included, none right before a convolution;
-the classifier's bias learns at the full rate (at a tenth in the authors' code, which goes by names).
+the classifier's bias learns at the full rate (their code, by its name, at a tenth).
 """
 
 import copy
@@ -70,9 +70,7 @@ class Fixup(Strategy):
 
     def rates(self, model: nn.Module) -> Mapping[nn.Parameter, float]:
         """Return the factor of the scalars."""
-        return {
-            p: 0.1 for m in model.modules() if isinstance(m, ScalarAffine) for p in m.parameters()
-        }
+        return {p: 0.1 for m in model.modules() if type(m) is ScalarAffine for p in m.parameters()}
 
 
 @torch.no_grad()
