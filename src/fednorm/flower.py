@@ -5,7 +5,13 @@ stand around your own training loop. `examples/flower_quickstart` is a complete 
 """
 
 try:
-    from fednorm.engines.flower.client import pack, survey, unpack, weights_only
+    from fednorm.engines.flower.client import (
+        pack,
+        parameter_groups,
+        survey,
+        unpack,
+        weights_only,
+    )
     from fednorm.engines.flower.strategy import NormStrategy
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "flwr":
@@ -14,4 +20,4 @@ except ModuleNotFoundError as error:
         'fednorm.flower needs Flower, which is not installed; pip install "fednorm[flower]".'
     ) from error
 
-__all__ = ["NormStrategy", "pack", "survey", "unpack", "weights_only"]
+__all__ = ["NormStrategy", "pack", "parameter_groups", "survey", "unpack", "weights_only"]

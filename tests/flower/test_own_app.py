@@ -24,6 +24,7 @@ from fednorm.algorithms import algorithm
 from fednorm.engines.flower import wire
 from fednorm.engines.flower.arrays import WireError, arrays, tensors
 from fednorm.engines.survey import surveyed
+from fednorm.nn.errors import ConversionError
 from fednorm.strategies import STRATEGIES, strategy
 from flower.federation import Nodes
 from support import Toy, last, nested_model, task_of
@@ -43,7 +44,7 @@ def own_app(mods=(), frozen=()):
         passed = with_frozen(nested_model(5), frozen)
         model = fednorm.flower.unpack(message, passed, context, data=data)
         model.train()
-        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        optimizer = torch.optim.SGD(fednorm.flower.parameter_groups(model, lr=RATE))
         losses = []
         for x, y in own.steps:
             optimizer.zero_grad()
@@ -91,9 +92,9 @@ def started(name, *, grid=None, rounds=ROUNDS, server=None, frozen=(), **setting
     return chosen, chosen.start(grid or Nodes(own_app(frozen=frozen), 3), num_rounds=rounds)
 
 
-def simulated(name, rounds=ROUNDS, frozen=()):
+def simulated(name, rounds=ROUNDS, frozen=(), **fields):
     model = with_frozen(nested_model(), frozen)
-    task = task_of(name, algorithm("fedavg", lr=RATE), model=model, count=rounds)
+    task = task_of(name, algorithm("fedavg", lr=RATE), model=model, count=rounds, **fields)
     result = last(task, TOY, rounds)
     return task, surveyed(task, result.state, result.memories, TOY), result
 
@@ -126,6 +127,69 @@ def test_a_frozen_layer_stays_frozen_though_the_loop_calls_train(name):
     for path, running in state.running.items():
         assert torch.equal(chosen.state.running[path].mean, running.mean)
         assert (running.batches == 0) == path.startswith(frozen)
+
+
+def test_a_loop_of_ones_own_clips_as_the_simulator_does():
+    chosen, _ = started(strategy("fedwon", clip=0.01))
+    _, state, _ = simulated("fedwon", clip=0.01)
+    _, unclipped, _ = simulated("fedwon")
+    assert same(chosen.state.weights, state.weights)
+    assert not same(chosen.state.weights, unclipped.weights)
+
+
+def test_the_groups_of_an_optimiser_hold_each_parameter_that_learns_once():
+    held = []
+
+    def train(message, context):
+        model = fednorm.flower.unpack(message, nested_model(), context)
+        held.append((model, fednorm.flower.parameter_groups(model, lr=0.5)))
+        return fednorm.flower.pack(model, message, context, examples=1)
+
+    app = ClientApp()
+    app.train()(train)
+    for name in ("fixup", "fixbn"):
+        started(name, grid=Nodes(app, 3), rounds=2)
+    (scalars, groups), (_, plain), (_, frozen) = (held[i] for i in (0, 6, -1))
+    assert sorted(g["lr"] for g in groups) == [0.05, 0.5]
+    sizes = {g["lr"]: {p.shape for p in g["params"]} for g in groups}
+    assert sizes[0.05] == {(1,)}
+    assert (1,) not in sizes[0.5]
+    assert sum(len(g["params"]) for g in groups) == len(list(scalars.parameters()))
+    assert [g["lr"] for g in plain] == [g["lr"] for g in frozen] == [0.5]
+    with pytest.raises(TypeError, match="parameter_groups needs the model that unpack returned"):
+        fednorm.flower.parameter_groups(nested_model(), lr=0.1)
+
+
+def hooked_model():
+    model = nested_model()
+    model.stem[0].weight.register_hook(lambda gradient: gradient)
+    return model
+
+
+def lazy_model():
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(4))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (hooked_model, r"parameter 'stem\.0\.weight' of .* has a hook"),
+        (lazy_model, r"layer '1' \(LazyBatchNorm2d\) has no shape yet"),
+    ],
+)
+def test_what_a_copy_would_lose_is_refused_on_both_sides(make, message):
+    with pytest.raises(ConversionError, match=message):
+        fednorm.flower.NormStrategy("fbn", model=make())
+    app, refused = ClientApp(), []
+
+    @app.train()
+    def train(received, context):
+        with pytest.raises(ConversionError, match=message):
+            fednorm.flower.unpack(received, make(), context)
+        refused.append(context.node_id)
+
+    started("fbn", grid=Nodes(app, 3), rounds=1)
+    assert len(refused) == 3
 
 
 def test_counters_arrive_as_integers_and_stay_so():

@@ -6,13 +6,16 @@ import pytest
 import torch
 from torch import nn
 
+import fednorm
 from fednorm import Memory, broadcast, client_round, strategy
 from fednorm.algorithms import algorithm
 from fednorm.data import load
 from fednorm.data.batches import Plan
 from fednorm.data.federation import federation
-from fednorm.engines import lockstep
+from fednorm.engines import cohort, lockstep, simulate, workers
 from fednorm.engines.centralized import Merged
+from fednorm.experiment.load import ConfigError, build
+from fednorm.experiment.prepare import prepare
 from fednorm.nn.weight_std import StandardizedConv2d
 from fednorm.strategies.fedwon import agc
 from support import Toy, last, nested_model, task_of
@@ -107,7 +110,7 @@ def test_a_generous_clip_changes_nothing(kind):
 
 
 def test_later_steps_clip_by_the_weights_of_that_step():
-    """A by-hand run of local SGD; the hook must not remember the weights of the conversion."""
+    """A by-hand run of local SGD; clipping must not remember the weights of the conversion."""
     clip, clients = 0.05, Toy(steps=3)
     task = task_of("fedwon", algorithm("fedavg", lr=LR), model=two_headed(), clip=clip)
     received = broadcast(task, task.initial_state)
@@ -131,14 +134,145 @@ def test_a_layer_in_two_places_is_clipped_once_by_its_whole_gradient():
     torch.manual_seed(0)
     conv = nn.Conv2d(1, 1, 3, padding=1)
     model = nn.Sequential(conv, nn.BatchNorm2d(1), conv, nn.Flatten(), nn.Linear(64, 4)).double()
-    ((x, y),) = Toy().test(0)
     grads = []
     for clip in (None, 0.01):
-        converted = strategy("fedwon", clip=clip).convert(model).model
-        loss = nn.functional.cross_entropy(converted(x), y)
-        grads.append(torch.autograd.grad(loss, converted[0].weight)[0])
+        task = task_of("fedwon", algorithm("dsgd", lr=LR), model=model, clip=clip)
+        received = broadcast(task, task.initial_state)
+        reply, _ = client_round(task, received, Memory(), Toy().batches(0, 1))
+        grads.append(reply.update["0.weight"])
     expected = clipped_by_loop(grads[0], model[0].weight, 0.01)
     torch.testing.assert_close(grads[1], expected, rtol=1e-10, atol=0)
+
+
+# Batches of two sizes, and clients that are away: cohorts of several sizes, and single clients.
+SOME = Toy(sizes=(4, 6, 4, 4, 6, 4), steps=2, absent={2: (1, 3), 3: (0,)})
+DECAY, RHO, CLIP, COUNT = 1e-2, 0.9, 0.02, 3
+
+
+class Plain:
+    """Clients with a torch model each, trained and averaged by hand, clipped unit after unit."""
+
+    def __init__(self, clip):
+        self.clip, self.momenta = clip, {}
+        model = strategy("fedwon").convert(two_headed()).model
+        self.weights = {n: p.detach().clone() for n, p in model.named_parameters()}
+        self.model = model.train()
+
+    def gradients(self, x, y):
+        self.model.zero_grad()
+        nn.functional.cross_entropy(self.model(x), y).backward()
+        grads = {n: p.grad.clone() for n, p in self.model.named_parameters()}
+        for name in ("0.weight", "4.weight"):
+            grads[name] = clipped_by_loop(grads[name], self.model.get_parameter(name), self.clip)
+        return {n: g + DECAY * self.model.get_parameter(n).detach() for n, g in grads.items()}
+
+    def load(self):
+        self.model.load_state_dict(self.weights)
+
+    def dsgd(self, client, steps):
+        self.load()
+        grads = self.gradients(*steps[0])
+        old = self.momenta.get(client, {n: torch.zeros_like(g) for n, g in grads.items()})
+        self.momenta[client] = {n: RHO * old[n] + (1 - RHO) * g for n, g in grads.items()}
+        return {n: -LR * m for n, m in self.momenta[client].items()}, len(steps[0][1])
+
+    def fedavg(self, _client, steps):
+        self.load()
+        momenta = {}
+        for x, y in steps:
+            for name, g in self.gradients(x, y).items():
+                momenta[name] = RHO * momenta[name] + g if name in momenta else g
+                self.model.get_parameter(name).data.sub_(LR * momenta[name])
+        moved = {n: p.detach() - self.weights[n] for n, p in self.model.named_parameters()}
+        return moved, sum(len(y) for _, y in steps)
+
+    def run(self, kind, clients):
+        for round_ in range(1, COUNT + 1):
+            moves = [
+                getattr(self, kind)(c, clients.batches(c, round_).steps)
+                for c in clients.participants(round_)
+            ]
+            total = sum(examples for _, examples in moves)
+            for name in self.weights:
+                mean = sum(move[name] * examples for move, examples in moves) / total
+                self.weights[name] = self.weights[name] + mean
+        return self.weights
+
+
+def clipping_task(kind, clip=CLIP):
+    step = algorithm(kind, lr=LR, momentum=RHO, weight_decay=DECAY)
+    return task_of("fedwon", step, model=two_headed(), clip=clip, count=COUNT)
+
+
+def run_loop(task):
+    return last(task, SOME, COUNT)
+
+
+def run_cohorts(task):
+    assert cohort.fits(task, [SOME.batches(client, 1) for client in SOME.all()])
+    cohorts = cohort.Cohorts(task, 4)
+    *_, result = simulate.rounds(task, SOME, COUNT, train=cohorts.train_all)
+    assert max(cohorts.wide) > 1
+    return result
+
+
+def run_workers(task):
+    *_, result = workers.rounds(task, SOME, COUNT, processes=2, cohort=4)
+    return result
+
+
+@BOTH
+@pytest.mark.parametrize("engine", [run_loop, run_cohorts, run_workers])
+def test_every_engine_clips_each_client_as_a_plain_loop_does(kind, engine):
+    expected = Plain(CLIP).run(kind, SOME)
+    unclipped = Plain(1e9).run(kind, SOME)
+    weights = engine(clipping_task(kind)).state.weights
+    assert weights.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-12)
+    assert max(float((unclipped[n] - expected[n]).abs().max()) for n in expected) > 1e-3
+
+
+USUAL = {
+    "model": "cnn",
+    "clients": 6,
+    "participation": 0.7,
+    "partition": "dirichlet_unbalanced=0.5",
+    "algorithm": {"name": "fedavg", "lr": 0.1, "momentum": 0.9},
+    "steps": 3,
+    "batch": 16,
+    "rounds": 3,
+    "seeds": 1,
+}
+
+
+def test_the_engine_that_is_chosen_clips_as_the_loop_does():
+    def finals(**settings):
+        table = {"name": "fedwon", "clip": settings.pop("clip", 0.01)}
+        result = fednorm.compare([table], **USUAL, **settings).runs[0]
+        return result.final.loss, result.final.train_loss
+
+    experiment = build({**USUAL, "strategies": [{"name": "fedwon", "clip": 0.01}]})
+    assert prepare(experiment, experiment.strategies[0], 0).engine == "cohort"
+    expected = finals(engine="loop")
+    assert finals() == pytest.approx(expected, rel=1e-3)
+    assert finals(clip="none") != pytest.approx(expected, rel=1e-2)
+
+
+def test_lockstep_asked_for_by_name_is_refused_with_the_reason():
+    settings = {**USUAL, "participation": 1.0, "algorithm": "dsgd", "steps": 1}
+    table = {"name": "fedwon", "clip": 0.01}
+    with pytest.raises(ConfigError, match="no clipped gradients"):
+        fednorm.compare([table], **settings, engine="lockstep")
+
+
+def test_feature_normalisation_on_top_clips_too():
+    step = algorithm("dsgd", lr=LR)
+    options = {"base": "fedwon", "options": {"clip": 0.01}}
+    task = task_of("fedfn", step, model=two_headed(), **options)
+    assert sorted(task.clips) == ["0.weight", "4.weight"]
+    data = federation(load("digits", 0), "iid", Plan(20), clients=4, seed=0, participation=1.0)
+    assert not lockstep.fits(task, data)
 
 
 def test_a_frozen_layer_stays_frozen():

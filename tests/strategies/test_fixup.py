@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -201,21 +202,94 @@ def test_scalars_stand_where_batch_norm_stood():
         assert module.bias.dtype is torch.float64
 
 
-def test_scalars_learn_at_a_tenth_of_the_rate():
-    """Against plain scalars in an optimiser with a rate of their own."""
-    module = converted().blocks[0].bn2
-    scale, bias = torch.ones(1, requires_grad=True), torch.zeros(1, requires_grad=True)
-    ours = torch.optim.SGD(module.parameters(), lr=0.3, momentum=0.9)
-    theirs = torch.optim.SGD([scale, bias], lr=0.03, momentum=0.9)
-    x = sample()
-    for _ in range(4):
-        for optimizer, y in ((ours, module(x)), (theirs, x * scale + bias)):
+STEPS = {
+    "sgd": {"momentum": 0.9},
+    "adam": {"optimizer": "adam"},
+    "dsgd": {},
+    "dsgd with momentum": {"momentum": 0.9},
+}
+RATE, DECAY = 0.05, 0.2
+
+
+def by_hand(which, clients, count):
+    """The authors' way: an optimiser with groups, whose scalars have a tenth of the rate."""
+    model = converted(nested_model())
+    named = dict(model.named_parameters())
+    scalars = [p for p in named.values() if p.shape == (1,)]
+    others = [p for p in named.values() if p.shape != (1,)]
+    groups = [{"params": scalars, "lr": RATE / 10}, {"params": others, "lr": RATE}]
+    fields = {"lr": RATE, "weight_decay": DECAY}
+    for round_ in range(1, count + 1):
+        if which == "adam":
+            optimizer = torch.optim.Adam(groups, **fields)
+        elif which == "sgd" or round_ == 1:
+            momentum = 0.9 if "momentum" in STEPS[which] else 0.0
+            dampening = momentum if "dsgd" in which else 0.0
+            optimizer = torch.optim.SGD(groups, momentum=momentum, dampening=dampening, **fields)
+            if dampening:  # as from a momentum of zero, and not from the first gradient
+                for p in named.values():
+                    optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        for x, y in clients.batches(0, round_).steps:
             optimizer.zero_grad()
-            (y - 2 * x - 1).square().mean().backward()
+            nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
-        torch.testing.assert_close(module(x), x * scale + bias, rtol=1e-6, atol=1e-6)
-    assert float(bias.detach()) > 0.1
-    assert float(scale.detach()) > 1.1
+    return {name: p.detach() for name, p in named.items()}
+
+
+def fixup_task(which):
+    name = "dsgd" if "dsgd" in which else "fedavg"
+    return task_of("fixup", algorithm(name, lr=RATE, weight_decay=DECAY, **STEPS[which]))
+
+
+@pytest.mark.parametrize("which", sorted(STEPS))
+def test_scalars_learn_and_decay_at_a_tenth_of_the_rate(which):
+    clients = Toy(sizes=(5,), steps=1 if "dsgd" in which else 2)
+    ours = last(fixup_task(which), clients, 4).state.weights
+    expected = by_hand(which, clients, 4)
+    assert ours.keys() == expected.keys()
+    moved = [n for n, p in expected.items() if p.shape == (1,) and float(p) not in (0.0, 1.0)]
+    assert len(moved) == 8  # 6 biases, 2 multipliers
+    for name, value in expected.items():
+        torch.testing.assert_close(ours[name], value, rtol=0, atol=1e-10)
+
+
+def test_weight_decay_alone_shrinks_a_multiplier_by_a_tenth_of_the_rate():
+    """With gradients of zero a scalar shrinks by the factor 1 - rate/10·decay."""
+    for which in ("sgd", "dsgd"):
+        task = fixup_task(which)
+        task = replace(task, loss=lambda output, _: 0 * output.sum())
+        clients = Toy(sizes=(3, 5, 4))
+        state = last(task, clients, 1).state
+        for name, value in state.weights.items():
+            before = task.initial_state.weights[name]
+            rate = RATE / 10 if value.shape == (1,) else RATE
+            torch.testing.assert_close(value, before * (1 - rate * DECAY), rtol=1e-12, atol=0)
+
+
+def test_scalars_start_as_what_they_are():
+    for module in converted().modules():
+        if isinstance(module, ScalarAffine):
+            assert module.bias.item() == 0.0
+            assert module.scale is None or module.scale.item() == 1.0
+
+
+@pytest.mark.parametrize("kind", ["dsgd", "fedavg"])
+def test_engines_agree_on_the_rates(kind):
+    """As users run it: float32, the engine that is chosen, against client after client."""
+    settings = {
+        "model": "resnet",
+        "clients": 3,
+        "partition": "dirichlet_unbalanced=0.5",
+        "algorithm": {"name": kind, "lr": 0.1, "momentum": 0.9, "weight_decay": 0.1},
+        "steps": 1 if kind == "dsgd" else 2,
+        "rounds": 3,
+        "seeds": 1,
+    }
+    loop, auto = (
+        fednorm.compare(["fixup"], **settings, engine=engine).runs[0].final
+        for engine in ("loop", "auto")
+    )
+    assert auto.loss == pytest.approx(loop.loss, rel=1e-4)
 
 
 @pytest.mark.parametrize(

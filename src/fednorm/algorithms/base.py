@@ -1,6 +1,10 @@
-"""The fields that all training algorithms have."""
+"""What all training algorithms have: their fields, and learning rates by parameter."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
 
 from fednorm.algorithms.schedule import Schedule, learning_rate
 from fednorm.core.registry import param
@@ -58,3 +62,18 @@ class SGD:
             every=self.decay_every,
             milestones=self.milestones,
         )
+
+
+def parameter_groups(
+    parameters: Mapping[str, nn.Parameter], rate: float, rates: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """Return the groups of an optimiser, one for each learning rate: `rate` times that in `rates`.
+
+    >>> two = nn.Linear(1, 1)
+    >>> [g["lr"] for g in parameter_groups(dict(two.named_parameters()), 0.5, {"bias": 0.1})]
+    [0.5, 0.05]
+    """
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        groups.setdefault(rates.get(name, 1.0), []).append(parameter)
+    return [{"params": own, "lr": rate * factor} for factor, own in groups.items()]

@@ -8,6 +8,7 @@ Server: takes one step along the mean, weighted by batch sizes. Without momentum
 gradient of the merged batch.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,11 +39,14 @@ class DSGD(SGD):
         gradients = torch.autograd.grad(
             loss, list(parameters.values()), allow_unused=True, materialize_grads=True
         )
-        sent = self._momentum(work, dict(zip(parameters, gradients, strict=True)))
+        named = dict(zip(parameters, gradients, strict=True))
+        for name, clip in work.clips.items():
+            named[name] = clip(named[name], parameters[name].detach())
+        sent = self._momentum(work, named)
         rate = self.rate(work.broadcast.round, work.broadcast.rounds)
         with torch.no_grad():
             for name, parameter in work.personal.items():
-                parameter.sub_(sent[name], alpha=rate)
+                parameter.sub_(sent[name], alpha=rate * work.rates.get(name, 1.0))
         return Trained(
             update={name: sent[name] for name in work.shared},
             examples=self.examples(work.batches, len(y)),
@@ -50,11 +54,13 @@ class DSGD(SGD):
             optimizer={**work.optimizer, **sent} if self.momentum else {},
         )
 
-    def apply(self, state: ServerState, update: Tensors, rounds: int | None) -> Tensors:
+    def apply(
+        self, state: ServerState, update: Tensors, rounds: int | None, rates: Mapping[str, float]
+    ) -> Tensors:
         """Take one step along the aggregated direction."""
         rate = self.rate(state.round + 1, rounds)
         return {
-            name: torch.sub(state.weights[name], direction, alpha=rate)
+            name: torch.sub(state.weights[name], direction, alpha=rate * rates.get(name, 1.0))
             for name, direction in update.items()
         }
 

@@ -9,14 +9,14 @@ Client: SGD (or Adam) on its batches of the round; sends how far its weights mov
 Server: adds the weighted mean of the moves.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fednorm.algorithms.base import SGD
+from fednorm.algorithms.base import SGD, parameter_groups
 from fednorm.core.algorithm import Trained, Work
 from fednorm.core.messages import Batches, ServerState
 from fednorm.core.registry import param
@@ -64,7 +64,7 @@ class FedAvg(SGD):
     def local(self, work: Work) -> Trained:
         """Take one SGD step for each batch."""
         parameters = {**work.shared, **work.personal}
-        optimizer = self._optimizer(parameters.values(), work)
+        optimizer = self._optimizer(parameters, work)
         for name, value in self._received_momentum(work).items():
             if name in parameters:
                 optimizer.state[parameters[name]]["momentum_buffer"] = value.clone()
@@ -73,6 +73,10 @@ class FedAvg(SGD):
             optimizer.zero_grad()
             loss = work.loss(work.model(x), y)
             loss.backward()  # type: ignore[no-untyped-call]
+            for name, clip in work.clips.items():
+                weight = parameters[name]
+                if weight.grad is not None:
+                    weight.grad = clip(weight.grad, weight.detach())
             optimizer.step()
             losses.append(loss.detach())
         sent, kept = self._momentum(optimizer, work)
@@ -85,16 +89,25 @@ class FedAvg(SGD):
             momentum=sent,
         )
 
-    def apply(self, state: ServerState, update: Tensors, rounds: int | None) -> Tensors:  # noqa: ARG002 (protocol)
+    def apply(
+        self,
+        state: ServerState,
+        update: Tensors,
+        rounds: int | None,  # noqa: ARG002 (protocol)
+        rates: Mapping[str, float],  # noqa: ARG002 (clients have applied them)
+    ) -> Tensors:
         """Add the mean move to the weights."""
         return {name: state.weights[name] + move for name, move in update.items()}
 
-    def _optimizer(self, parameters: Iterable[nn.Parameter], work: Work) -> torch.optim.Optimizer:
+    def _optimizer(
+        self, parameters: Mapping[str, nn.Parameter], work: Work
+    ) -> torch.optim.Optimizer:
         rate = self.rate(work.broadcast.round, work.broadcast.rounds)
+        groups = parameter_groups(parameters, rate, work.rates)
         if self.optimizer == "adam":
-            return torch.optim.Adam(parameters, lr=rate, weight_decay=self.weight_decay)
+            return torch.optim.Adam(groups, lr=rate, weight_decay=self.weight_decay)
         return torch.optim.SGD(
-            parameters,
+            groups,
             lr=rate,
             momentum=self.momentum,
             weight_decay=self.weight_decay,

@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 from torch import Tensor, nn
 
 from fednorm.core.messages import Batches, Broadcast, ServerState
-from fednorm.core.types import Tensors
+from fednorm.core.types import Clip, Tensors
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -23,6 +23,8 @@ class Work:
     batches: Batches
     broadcast: Broadcast
     optimizer: Tensors  # momentum that this client kept
+    rates: Mapping[str, float] = field(default_factory=dict)  # times the learning rate; else 1
+    clips: Mapping[str, Clip] = field(default_factory=dict)  # of gradients, before each step
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Algorithm(Protocol):
         """Train on the client's batches of one round."""
         ...
 
-    def apply(self, state: ServerState, update: Tensors, rounds: int | None) -> Tensors:
-        """Return the new weights from the aggregated update."""
+    def apply(
+        self, state: ServerState, update: Tensors, rounds: int | None, rates: Mapping[str, float]
+    ) -> Tensors:
+        """Return the new weights from the aggregated update; `rates` are those of `Work`."""
         ...

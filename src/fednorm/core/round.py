@@ -128,14 +128,18 @@ def begin(task: Task, received: Broadcast, session: Session) -> None:
 
 
 def _work(task: Task, received: Broadcast, memory: Memory, batches: Batches) -> Work:
+    shared = _learning(task, received, task.layout.shared)
+    personal = _learning(task, received, task.layout.personal_parameters)
     return Work(
         model=task.model if task.precision == "full" else _Mixed(task.model),
         loss=task.loss,
-        shared=_learning(task, received, task.layout.shared),
-        personal=_learning(task, received, task.layout.personal_parameters),
+        shared=shared,
+        personal=personal,
         batches=batches,
         broadcast=received,
         optimizer=memory.optimizer,
+        rates=task.rates,
+        clips={n: clip for n, clip in task.clips.items() if n in shared or n in personal},
     )
 
 
@@ -208,7 +212,7 @@ def server_round(
     return replace(
         state,
         round=state.round + 1,
-        weights={**state.weights, **task.algorithm.apply(state, update, task.rounds)},
+        weights={**state.weights, **task.algorithm.apply(state, update, task.rounds, task.rates)},
         buffers=_buffers(good, task.aggregate),
         running=running,
         momentum=combined([r.momentum for r in good], examples, task.aggregate),

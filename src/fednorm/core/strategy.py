@@ -15,7 +15,7 @@ from fednorm.core.aggregator import Aggregator, trusts
 from fednorm.core.layer import NormLayer, NormRule, Statistics, Survey
 from fednorm.core.messages import Broadcast, Report, Running, ServerState
 from fednorm.core.moments import Moments
-from fednorm.core.types import Kind, Role, Tensors
+from fednorm.core.types import Clip, Kind, Role, Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +115,19 @@ class NormStrategy(Protocol):
 
     @property
     def needs_batch_statistics(self) -> bool:
-        """Whether a client normalises by its own batches, so that a batch of one is impossible."""
+        """Whether a client normalises by its own batches, so that one value has no variance."""
         ...
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a converted copy of a model."""
+        ...
+
+    def rates(self, model: nn.Module) -> Mapping[nn.Parameter, float]:
+        """Return by what the learning rate of parameters is multiplied, where that is not 1."""
+        ...
+
+    def clips(self, model: nn.Module) -> Mapping[nn.Parameter, Clip]:
+        """Return how gradients of parameters are clipped before each step, where they are."""
         ...
 
     def rule(self, broadcast: Broadcast) -> NormRule:

@@ -7,9 +7,9 @@ is off, as in torch. A frozen dropout layer drops nothing. Of a model that is in
 itself nothing is frozen: it is one that was tested, and trains as after `model.train()`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,11 @@ from fednorm.core.layer import NormLayer
 from fednorm.core.layout import Layout, layout
 from fednorm.core.messages import Broadcast, Memory, Running, ServerState
 from fednorm.core.strategy import NormStrategy, Replacement
-from fednorm.core.types import Tensors
+from fednorm.core.types import Clip, Tensors
 
 Precision: TypeAlias = Literal["full", "bf16"]
 _MODAL = (_NormBase, _DropoutNd)  # torch's modules that do something else in evaluation mode
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class Task:
     replaced: tuple[Replacement, ...]
     initial_state: ServerState
     initial_memory: Memory  # of a client that has not trained yet
+    rates: Mapping[str, float]  # of parameters, as in `Work`
+    clips: Mapping[str, Clip]  # as well
     frozen: frozenset[str] = frozenset()  # modules that never are in training mode, by path
 
     @classmethod
@@ -81,6 +84,8 @@ class Task:
             replaced=conversion.replaced,
             initial_state=read_state(tensors),
             initial_memory=Memory(tensors=snapshot(tensors.personal)),
+            rates=_by_name(conversion.model, strategy.rates(conversion.model)),
+            clips=_by_name(conversion.model, strategy.clips(conversion.model)),
             frozen=_find_frozen(model, conversion.model),
         )
 
@@ -97,6 +102,10 @@ def _find_frozen(model: nn.Module, converted: nn.Module) -> frozenset[str]:
                 "layers are frozen; call .train() on the model, then .eval() on those."
             )
     return frozenset()
+
+
+def _by_name(model: nn.Module, values: Mapping[nn.Parameter, _Value]) -> dict[str, _Value]:
+    return {name: values[p] for name, p in model.named_parameters() if p in values}
 
 
 def snapshot(tensors: Tensors) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """The vocabulary of the library: tensors by name, who a client is, what a tensor is for."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TypeAlias
 
@@ -8,6 +8,7 @@ from torch import Tensor
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 ClientId: TypeAlias = int
+Clip: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (gradient, parameter) -> gradient
 
 
 class Kind(Enum):

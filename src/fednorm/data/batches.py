@@ -38,7 +38,7 @@ class Plan:
 
         Each epoch is a new random order. Counted in steps, every batch is full (or holds all
         samples, if those are fewer); counted in epochs, every sample is seen once an epoch, and a
-        leftover of one sample joins the batch before it, because BatchNorm cannot use it.
+        leftover of one sample joins the batch before it: one value has no variance for BatchNorm.
 
         >>> [len(b) for b in Plan(4, epochs=1, steps=None).draw(9, seed=0, client=0, round_=1)]
         [4, 5]

@@ -15,17 +15,18 @@ Check: TypeAlias = Callable[[Facts], Caution | None]
 
 
 def batch_of_one(facts: Facts) -> Caution | None:
-    """BatchNorm cannot take the variance of one sample."""
+    """BatchNorm cannot take the variance of one value."""
     batch = facts.experiment.batch
     single = None if facts.clients is None else facts.clients.left_out
-    if not facts.batch_norms or not (batch == 1 if single is None else single):
+    if not facts.single_valued or not (batch == 1 if single is None else single):
         return None
     needing = [c.strategy for c in facts.costs if c.needs_batch_statistics]
     who = f"{len(single)} clients ({some(single)})" if single else "all clients"
     return Caution(
         "batch_of_one",
-        f"with batch = {batch}, {who} would train on a batch of 1 sample, whose variance "
-        f"BatchNorm cannot take: {len(needing)} strategies refuse such a run ({some(needing)}).",
+        f"with batch = {batch}, {who} would train on a batch of 1 sample, of which "
+        f"{len(facts.single_valued)} BatchNorm layers get one value per channel, without variance: "
+        f"{len(needing)} strategies refuse such a run ({some(needing)}).",
         {"batch": batch, "clients": None if single is None else list(single), "refusing": needing},
     )
 

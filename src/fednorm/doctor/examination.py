@@ -77,12 +77,14 @@ def _report(patient: Patient, data: Dataset, size: State, batches: int | None) -
     model, experiment = patient.model, patient.experiment
     found = _layers(model, data)
     clients = random_clients(data, experiment.seeds[0])
+    single = any(layer.batch_norm and layer.values == 1 for layer in found)
+    samples = 2 if single else 1  # one value has no variance
     facts = Facts(
         experiment=experiment,
         layers=found,
         state=size,
         costs=costs(patient, clients),
-        clients=None if batches is None else measure(patient, data, batches),
+        clients=None if batches is None else measure(patient, data, batches, samples=samples),
     )
     return Report(
         schema=SCHEMA,

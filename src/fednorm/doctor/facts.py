@@ -23,6 +23,11 @@ class Facts:
         return [layer for layer in self.layers if layer.batch_norm]
 
     @property
+    def single_valued(self) -> list[Layer]:
+        """The BatchNorm layers that have one value per channel of a sample."""
+        return [layer for layer in self.batch_norms if layer.values == 1]
+
+    @property
     def refusing(self) -> list[str]:
         """The strategies that refuse the model."""
         return [cost.strategy for cost in self.costs if cost.refused]

@@ -115,7 +115,7 @@ class Clients:
     partition: str
     clients: int
     batches: int  # of each client
-    left_out: tuple[int, ...]  # clients with batches of one sample
+    left_out: tuple[int, ...]  # clients with batches of one value per channel
     unmeasured: str | None  # why nothing could be measured
     layers: tuple[Distance, ...] = ()
     gradients: tuple[Gradient, ...] = ()

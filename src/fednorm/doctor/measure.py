@@ -18,12 +18,15 @@ from fednorm.strategies.naive import Naive
 LEAST = 2  # clients, for a distance
 
 
-def measure(patient: Patient, data: Dataset, batches: int) -> Clients:
-    """Return how far the clients are apart, and what that does to gradients."""
+def measure(patient: Patient, data: Dataset, batches: int, *, samples: int = 1) -> Clients:
+    """Return how far the clients are apart, and what that does to gradients.
+
+    Clients with a batch of fewer than `samples` are left out.
+    """
     experiment = patient.experiment
     everyone = _federation(experiment, data)
     smallest = {c: min(everyone.plan.lengths(len(everyone.parts[c]))) for c in everyone.all()}
-    left_out = tuple(client for client, size in smallest.items() if size == 1)
+    left_out = tuple(client for client, size in smallest.items() if size < samples)
     clients = Clients(
         data=data.name,
         partition=experiment.partition,
@@ -33,7 +36,9 @@ def measure(patient: Patient, data: Dataset, batches: int) -> Clients:
         unmeasured=None,
     )
     if (enough := len(smallest) - len(left_out)) < LEAST:
-        why = f"{enough} clients have batches of more than one sample, and {LEAST} are needed."
+        why = (
+            f"{enough} clients have batches of at least {samples} samples, and {LEAST} are needed."
+        )
         return replace(clients, unmeasured=why)
     drawn = draw(everyone, batches)
     kept = Drawn({client: own for client, own in drawn.steps.items() if client not in left_out})

@@ -1,6 +1,5 @@
 """What is examined: the model, and the data or samples of the same shape."""
 
-import copy
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from fednorm.data import Dataset, load
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import ConfigError
 from fednorm.models import build
+from fednorm.nn.copies import copy_model
 
 CLASSES = 10  # where only the shape of a sample is given
 
@@ -58,4 +58,4 @@ def network(experiment: Experiment, data: Dataset, source: Any) -> nn.Module:
         model = source()
     if not isinstance(model, nn.Module):
         raise TypeError(f"a model must be a torch.nn.Module, but got {type(model).__name__}.")
-    return copy.deepcopy(model).to(data.look.device, data.look.dtype)
+    return copy_model(model).to(data.look.device, data.look.dtype)

@@ -8,6 +8,7 @@ loop within rounding. Where it does not apply, `fits` says so, after trying.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -268,11 +269,12 @@ def find_misfit(task: Task, batches: Sequence[Batches]) -> str:
             "without exchanges in mid-round"
         )
     # From the second step on the clients' weights differ.
-    pair, exact = [trial.first_steps(own, 2) for own in alike[:2]], trial.in_double(task)
-    return trial.find_misfit("cohort", [own.client for own in pair], lambda: _compare(exact, pair))
+    pair = [trial.first_steps(own, 2) for own in alike[:2]]
+    compare = partial(_compare, pair)
+    return trial.find_misfit("cohort", [own.client for own in pair], task, compare)
 
 
-def _compare(task: Task, pair: Sequence[Batches]) -> trial.Gap:
+def _compare(pair: Sequence[Batches], task: Task) -> trial.Gap:
     received = broadcast(task, task.initial_state)
     together = Cohort(task, len(pair)).train(received, {}, pair)
     alone = [client_round(task, received, Memory(), own, Replay({})) for own in pair]

@@ -50,6 +50,7 @@ def fits(task: Task, clients: Federation, conditions: Conditions = USUAL) -> boo
         and isinstance(task.algorithm, DSGD)
         and all(aggregator is weighted_mean for aggregator in aggregators)
         and not task.layout.personal
+        and not task.clips  # a mean of clipped gradients is not the clipped mean
         and not task.layout.buffers  # each client would change them by itself
         and not is_random(task.model)  # each its own draws
         and task.loss is nn.functional.cross_entropy  # a mean over samples
@@ -72,15 +73,14 @@ def find_misfit(task: Task, clients: Clients) -> str:
         alike.setdefault(length, []).append(client)
     of_one_size = next((group[:2] for group in alike.values() if len(group) > 1), [])
     of_two_sizes = [group[0] for group in alike.values()][:2]
-    exact = trial.in_double(task)
     for pair in (pair for pair in (of_one_size, of_two_sizes) if len(pair) > 1):
-        few = trial.Few(clients, pair)
-        if found := trial.find_misfit("lockstep", pair, partial(_compare, exact, few)):
+        compare = partial(_compare, trial.Few(clients, pair))
+        if found := trial.find_misfit("lockstep", pair, task, compare):
             return found
     return ""
 
 
-def _compare(task: Task, clients: Clients) -> trial.Gap:
+def _compare(clients: Clients, task: Task) -> trial.Gap:
     alone, together = next(rounds_in_turn(task, clients, 1)), next(rounds(task, clients, 1))
     return trial.find_gap(_numbers(alone), _numbers(together))
 

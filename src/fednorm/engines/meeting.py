@@ -12,10 +12,10 @@ for all threads), and on a CPU (elsewhere all threads share one for their backwa
 none may wait).
 """
 
-import copy
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import TypeAlias
@@ -31,6 +31,7 @@ from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.engines import trial
 from fednorm.engines.clients import train_client, train_in_turn
+from fednorm.nn.copies import copy_model
 from fednorm.nn.outputs import values
 
 _COPIES = 4  # of the parameters: weights, gradients, momentum, update
@@ -46,11 +47,12 @@ def fits(task: Task) -> bool:
 
 def find_misfit(task: Task, batches: Sequence[Batches]) -> str:
     """Return why clients of a model cannot wait for each other, or nothing; by trying two."""
-    pair, exact = [trial.first_steps(own, 1) for own in batches[:2]], trial.in_double(task)
-    return trial.find_misfit("meeting", [own.client for own in pair], lambda: _compare(exact, pair))
+    pair = [trial.first_steps(own, 1) for own in batches[:2]]
+    compare = partial(_compare, pair)
+    return trial.find_misfit("meeting", [own.client for own in pair], task, compare)
 
 
-def _compare(task: Task, pair: Sequence[Batches]) -> trial.Gap:
+def _compare(pair: Sequence[Batches], task: Task) -> trial.Gap:
     received = broadcast(task, task.initial_state)
     together, _ = Meeting(task, sys.maxsize).train(task, received, {}, pair)
     alone, _ = train_in_turn(task, received, {}, pair)
@@ -193,5 +195,5 @@ def _length(own: Batches) -> int:
 
 
 def _copied(task: Task) -> Task:
-    model = copy.deepcopy(task.model)
+    model = copy_model(task.model)
     return replace(task, model=model, layout=layout(model, task.strategy.role))

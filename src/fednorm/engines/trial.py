@@ -4,7 +4,6 @@ An engine that trains several clients at once is exact for models that treat eve
 and keep nothing outside of their modules. Whether a user's model does so, only a trial can tell.
 """
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -17,6 +16,7 @@ from fednorm.core.messages import Batches, Memory, Reply, Running
 from fednorm.core.task import Task, load, read_state, snapshot
 from fednorm.core.types import ClientId, Tensors
 from fednorm.engines.clients import Clients
+from fednorm.nn.copies import copy_model
 
 CLOSE = 1e-9  # how near an engine must come to the loop
 
@@ -48,12 +48,17 @@ def _distance(expected: Tensor, got: Tensor) -> float:
     return float(apart.max()) if apart.numel() else 0.0
 
 
-def find_misfit(engine: str, clients: Sequence[ClientId], compare: Callable[[], Gap]) -> str:
-    """Return why an engine does not train clients as the loop does, or nothing if it does."""
+def find_misfit(
+    engine: str, clients: Sequence[ClientId], task: Task, compare: Callable[[Task], Gap]
+) -> str:
+    """Return why an engine does not train clients as the loop does, or nothing if it does.
+
+    `compare` is given the task in double precision.
+    """
     who = " and ".join(map(str, clients))
     how = f"engine {engine!r} was tried on clients {who} in double precision, against the loop"
     try:
-        gap = compare()
+        gap = compare(_in_double(task))
     except Exception as error:  # noqa: BLE001 (whatever a user's model does not like)
         return f"{how}: it fails ({type(error).__name__}: {error})"
     if gap.size <= CLOSE:
@@ -61,9 +66,9 @@ def find_misfit(engine: str, clients: Sequence[ClientId], compare: Callable[[], 
     return f"{how}: {gap.what} is off by {gap.size:.1e}, and rounding explains {CLOSE:g} at most"
 
 
-def in_double(task: Task) -> Task:
+def _in_double(task: Task) -> Task:
     """Return a task in full double precision, with a copy of the model."""
-    model = copy.deepcopy(task.model).double()
+    model = copy_model(task.model).double()
     tensors = layout(model, task.strategy.role)
     exact = replace(task, model=model, layout=tensors, precision="full")
     load(exact, task.initial_state, task.initial_memory)

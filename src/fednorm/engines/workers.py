@@ -9,6 +9,7 @@ of the loop, bit by bit; with cohorts, that of cohorts in one process.
 
 import contextlib
 import copy
+import pickle
 import signal
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from fednorm.engines.conditions import USUAL, Conditions
 from fednorm.engines.flat import Block, read
 from fednorm.engines.simulate import Round, Start
 from fednorm.engines.simulate import rounds as rounds_in_turn
+from fednorm.nn.copies import refuse_uncopyable
 
 _DEATHS = 3  # of processes over the same clients, before the run gives up
 _Group = tuple[ClientId, ...]  # clients that are trained by one process at once
@@ -38,8 +40,19 @@ class CrewError(OSError):
 
 
 def fits(task: Task) -> bool:
-    """Return whether clients can be trained apart: exchanges in mid-round need all of them."""
-    return not task.strategy.exchanges
+    """Return whether clients can be trained apart.
+
+    Exchanges in mid-round need all of them, and what they train must travel to processes.
+    """
+    return not task.strategy.exchanges and _travels(task)
+
+
+def _travels(task: Task) -> bool:
+    try:
+        pickle.dumps(task)
+    except Exception:  # noqa: BLE001 (whatever a user's model holds: a hook that is a lambda, …)
+        return False
+    return True
 
 
 def _nothing() -> Tensor:
@@ -70,6 +83,7 @@ class Crew:
         byzantine: Collection[ClientId] = (),
     ) -> None:
         """Start the processes; each trains up to `cohort` clients at once."""
+        refuse_uncopyable(task.model)
         self.context = multiprocessing.get_context("spawn")
         # Tensors go to other processes as shared memory. That is meant for the data, not for the
         # model, which is a workspace: ours stays ours, and each process makes its own copy.

@@ -184,7 +184,9 @@ def _sent_gradient(task: Task, before: ServerState, memory: Memory, reply: Reply
         }
     elif isinstance(algorithm, FedAvg) and _moves_along_the_gradient(algorithm):
         rate = algorithm.rate(before.round + 1, task.rounds)
-        steps = {name: sent / -rate for name, sent in reply.update.items()}
+        steps = {
+            name: sent / (-rate * task.rates.get(name, 1.0)) for name, sent in reply.update.items()
+        }
     else:
         return None
     return {
@@ -210,12 +212,14 @@ def central_gradient(task: Task, before: ServerState, clients: Clients) -> Tenso
         return None
     central = replace(task, strategy=Naive(), algorithm=DSGD())
     batches = Merged(clients).batches(0, before.round + 1)
-    if len(next(iter(batches.steps))[1]) == 1:  # one sample has no variance
-        return None
     try:
         reply, _ = client_round(central, broadcast(central, before), Memory(), batches)
     except NonFiniteLossError:
         return None
+    except ValueError:
+        if len(next(iter(batches.steps))[1]) > 1:
+            raise
+        return None  # of one sample, a layer may get one value per channel, without variance
     return reply.update
 
 

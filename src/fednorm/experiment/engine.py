@@ -39,7 +39,10 @@ def choose(
     elif experiment.engine == "cohort":
         misfit = cohort.find_misfit(task, _first(clients))
     elif experiment.engine == "workers" and not (workers.fits(task) and experiment.device == "cpu"):
-        misfit = "engine 'workers' needs device 'cpu' and a strategy without exchanges in mid-round"
+        misfit = (
+            "engine 'workers' needs device 'cpu', a strategy without exchanges in mid-round, and a "
+            "model that can be pickled, hooks included"
+        )
     elif experiment.engine == "meeting":
         misfit = _misfit_in_meeting(task, clients, ours=ours)
     if misfit:
@@ -63,8 +66,8 @@ def _misfit_in_lockstep(task: Task, clients: Federation, *, fits: bool, ours: bo
     if not fits:
         return (
             "lockstep needs one step per round (dsgd), the mean as aggregator, clients that all "
-            "are honest and answer, no personal tensors, no dropout layers, and all clients in "
-            "every round if they have momentum"
+            "are honest and answer, no personal tensors, no dropout layers, no clipped gradients, "
+            "and all clients in every round if they have momentum"
         )
     return "" if ours else lockstep.find_misfit(task, clients)
 

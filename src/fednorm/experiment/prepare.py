@@ -1,6 +1,6 @@
 """Builds what a run needs, and finds what would go wrong before any training."""
 
-import copy
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -12,13 +12,15 @@ import torch
 from torch import nn
 
 from fednorm.attacks import World
-from fednorm.core.messages import Memory, bytes_up
+from fednorm.core.messages import Batches, Memory, bytes_up
 from fednorm.core.round import NonFiniteLossError, broadcast, client_round
-from fednorm.core.task import Task
+from fednorm.core.task import Task, export
+from fednorm.core.types import ClientId
 from fednorm.data import Dataset, load
 from fednorm.data.batches import Plan
 from fednorm.data.federation import Federation, federation
 from fednorm.engines import simulate, workers
+from fednorm.engines.adapt import adapt_statistics
 from fednorm.engines.centralized import Merged
 from fednorm.engines.clients import Clients
 from fednorm.engines.conditions import USUAL, Conditions
@@ -32,6 +34,8 @@ from fednorm.experiment.entry import Entry, StrategyEntry
 from fednorm.experiment.environment import has_bfloat16
 from fednorm.experiment.load import ConfigError
 from fednorm.models import MODELS, build
+from fednorm.nn.copies import copy_model
+from fednorm.nn.outputs import single_values
 
 if TYPE_CHECKING:
     from fednorm.experiment.flower import Remote
@@ -246,7 +250,7 @@ def _model(
     experiment: Experiment, data: Dataset, seed: int, model: ModelSource | None
 ) -> nn.Module:
     if isinstance(model, nn.Module):
-        return copy.deepcopy(model)  # `.to` changes a module in place
+        return copy_model(model)  # `.to` changes a module in place
     if model is not None:
         return model()
     entry = experiment.model
@@ -255,18 +259,38 @@ def _model(
 
 def _check_batches(prepared: Prepared) -> None:
     experiment = prepared.experiment
-    trains = prepared.task.strategy.needs_batch_statistics and not prepared.entry.centralized
+    merged = prepared.entry.centralized and len(prepared.federation.participants(1)) > 1
+    trains = prepared.task.strategy.needs_batch_statistics and not merged
     if not trains and not experiment.adapt:
         return
     plan = experiment.plan if trains else Plan(experiment.batch, steps=None, epochs=1)
     doing = "train on" if trains else "adapt to"
     for client, part in enumerate(prepared.federation.parts):
-        if min(plan.lengths(len(part))) == 1:
+        if min(plan.lengths(len(part))) > 1:
+            continue
+        if layer := _layer_without_variance(prepared, client, trains=trains):
             raise ValueError(
-                f"client {client} ({len(part)} samples) would {doing} a batch of 1 sample, "
-                "whose variance BatchNorm cannot take; use larger batches, fewer clients, or a "
-                "strategy that does not normalise by the batch, such as 'fbn' or 'gn'."
+                f"client {client} ({len(part)} samples) would {doing} a batch of 1 sample, of "
+                f"which layer {layer!r} gets one value per channel, without variance; use larger "
+                "batches, fewer clients, or a strategy that does not normalise by the batch, such "
+                "as 'fbn' or 'gn'."
             )
+        return  # whose sample it is makes no difference
+
+
+def _layer_without_variance(prepared: Prepared, client: ClientId, *, trains: bool) -> str | None:
+    """Return a BatchNorm layer that gets one value per channel of one sample, found by trying."""
+    task, state = prepared.task, prepared.task.initial_state
+    x, y = next(iter(prepared.federation.everything(client).steps))
+    one = Batches(client, [(x[:1], y[:1])], examples=1)
+    with single_values(task.model) as layers, contextlib.suppress(Exception):
+        if trains:
+            client_round(task, broadcast(task, state), Memory(), one)
+        else:
+            export(task, state)
+            adapt_statistics(task, one, prepared.experiment.adapt)
+    # What else goes wrong shows where a whole batch is tried.
+    return layers[0] if layers else None
 
 
 def _try_one_step(prepared: Prepared) -> tuple[int, int]:

@@ -1,6 +1,5 @@
 """Replaces the BatchNorm layers in a copy of a model, and says what it replaced."""
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace as with_fields
 from typing import TypeAlias
@@ -8,7 +7,6 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.lazy import LazyModuleMixin
 
 from fednorm.core.strategy import Conversion, Replacement
 from fednorm.nn import held
@@ -19,6 +17,7 @@ from fednorm.nn.batch_norm import (
     FedBatchNorm3d,
     FedSyncBatchNorm,
 )
+from fednorm.nn.copies import copy_model
 from fednorm.nn.errors import ConversionError
 from fednorm.nn.hooks import move_hooks
 from fednorm.nn.outer import dress, peel
@@ -48,8 +47,8 @@ def replace(model: nn.Module, make: Make) -> Conversion:
     A new module gets the training flag and the hooks of the layer. A layer that is used in several
     places is converted once and stays shared.
     """
-    _refuse(model)
-    root = nn.ModuleDict({"model": _copied(model)})  # so that the model may be a layer itself
+    _refuse_compiled(model)
+    root = nn.ModuleDict({"model": copy_model(model)})  # so that the model may be a layer itself
     made: dict[nn.Module, nn.Module] = {}
     replaced = []
     for path, layer in list(_batch_norms(root)):
@@ -72,27 +71,12 @@ def _batch_norms(root: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
             yield path.removeprefix("model").removeprefix("."), module
 
 
-def _copied(model: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(model)
-    except (RuntimeError, TypeError) as error:
-        raise ConversionError(
-            f"a conversion works on a copy, but {type(model).__name__} cannot be copied ({error}); "
-            "convert it before it has run, and without what copy.deepcopy refuses."
-        ) from error
-
-
-def _refuse(model: nn.Module) -> None:
+def _refuse_compiled(model: nn.Module) -> None:
     for path, module in model.named_modules():
-        where = f"layer {path or '(the model itself)'!r} ({type(module).__name__})"
         if isinstance(module, torch.jit.ScriptModule):
-            raise ConversionError(f"{where} is compiled; convert the model before scripting it.")
-        if isinstance(module, LazyModuleMixin) and (
-            # A lazy BatchNorm that knows its shape has another class, even if it has no tensors.
-            isinstance(module, _BatchNorm) or module.has_uninitialized_params()  # type: ignore[misc]
-        ):
             raise ConversionError(
-                f"{where} has no shape yet; run the model once on a sample before converting it."
+                f"layer {path or '(the model itself)'!r} ({type(module).__name__}) is compiled; "
+                "convert the model before scripting it."
             )
 
 

@@ -1,7 +1,12 @@
-"""How much a model puts out."""
+"""How many values pass through a model."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.hooks import RemovableHandle
 
 
 def values(model: nn.Module, x: Tensor) -> int:
@@ -28,3 +33,31 @@ def values(model: nn.Module, x: Tensor) -> int:
         for handle in handles:
             handle.remove()
     return count
+
+
+@contextmanager
+def single_values(model: nn.Module) -> Iterator[list[str]]:
+    """Note the BatchNorm layers that are given one value per channel while they train.
+
+    >>> model = nn.Sequential(nn.BatchNorm1d(3, affine=False))
+    >>> with single_values(model) as noted:
+    ...     _ = model(torch.ones(1, 3, 2))
+    >>> noted
+    []
+    """
+    noted: list[str] = []
+
+    def note(path: str, layer: nn.Module, x: Tensor) -> None:
+        if layer.training and x.numel() == x.shape[1]:
+            noted.append(path)
+
+    def watch(path: str, layer: nn.Module) -> RemovableHandle:
+        return layer.register_forward_pre_hook(lambda layer, given: note(path, layer, given[0]))
+
+    layers = [(path, m) for path, m in model.named_modules() if isinstance(m, _BatchNorm)]
+    handles = [watch(path, layer) for path, layer in layers]
+    try:
+        yield noted
+    finally:
+        for handle in handles:
+            handle.remove()

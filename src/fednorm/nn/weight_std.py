@@ -9,7 +9,6 @@ Qiao et al., "Micro-Batch Training with Batch-Channel Normalization and Weight S
 Signal Propagation to Close the Performance Gap in Unnormalized ResNets", 2021, arXiv:2101.08692.
 """
 
-import copy
 import math
 from dataclasses import dataclass
 from typing import cast
@@ -20,7 +19,8 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils import parametrize
 
 from fednorm.core.strategy import Conversion, Replacement
-from fednorm.nn.convert import ConversionError
+from fednorm.nn.copies import copy_model
+from fednorm.nn.errors import ConversionError
 
 # γ of Brock et al.: the standard deviation of ReLU(x) for a standard normal x, inverted.
 RELU_GAMMA = math.sqrt(2 / (1 - 1 / math.pi))
@@ -102,7 +102,7 @@ def standardize(
     >>> round(conv.standardized_weight()[0].norm().item(), 3)
     1.0
     """
-    model = copy.deepcopy(model)
+    model = copy_model(model)
     standard = Standard(scale_by_fan_in=scale_by_fan_in, eps=eps, bias=bias)
     replaced = []
     for path, layer in model.named_modules():
@@ -122,10 +122,6 @@ def standardize(
 
 def _standardized_type(path: str, layer: _ConvNd) -> type[StandardizedConv]:
     named = f"layer {path or '(the model itself)'!r} ({type(layer).__name__})"
-    if isinstance(layer.weight, nn.UninitializedParameter):
-        raise ConversionError(
-            f"{named} has no shape yet; run the model once on a sample before converting it."
-        )
     if layer.weight[0].numel() == 1:
         raise ConversionError(
             f"{named} has one weight per output channel, and standardising a single value always "

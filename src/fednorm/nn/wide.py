@@ -6,13 +6,13 @@ convolution needs more groups, GroupNorm as well; a linear layer becomes a batch
 else a model does with its channels shows when a wide model is compared with single ones.
 """
 
-import copy
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from fednorm.nn.batch_norm import FedBatchNorm1d, FedBatchNorm2d, FedBatchNorm3d
+from fednorm.nn.copies import copy_model
 from fednorm.nn.dual import BackwardMeans
 from fednorm.nn.hybrid import Mixing
 from fednorm.nn.sample_norm import SampleNorm
@@ -73,7 +73,7 @@ def widen(model: nn.Module, count: int) -> nn.Module:
     >>> widen(nn.Sequential(nn.Conv2d(3, 8, 5), nn.ReLU()), 4)[0].weight.shape
     torch.Size([32, 3, 5, 5])
     """
-    wide = copy.deepcopy(model)
+    wide = copy_model(model)
     for path, layer in list(wide.named_modules()):
         if any(True for _ in _own(layer)):
             _widen_layer(path, layer, count)

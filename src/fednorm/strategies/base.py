@@ -12,7 +12,7 @@ from fednorm.core.merge import average, follow, replaced
 from fednorm.core.messages import Broadcast, Running, ServerState
 from fednorm.core.registry import param
 from fednorm.core.strategy import Conversion, Merge
-from fednorm.core.types import Kind, Role, Tensors
+from fednorm.core.types import Clip, Kind, Role, Tensors
 from fednorm.nn import rules
 from fednorm.nn.convert import federate
 from fednorm.nn.weight_std import standardize
@@ -63,6 +63,14 @@ class Strategy:
     def convert(self, model: nn.Module) -> Conversion:
         """Return a converted copy of a model."""
         raise NotImplementedError
+
+    def rates(self, model: nn.Module) -> Mapping[nn.Parameter, float]:  # noqa: ARG002 (as below)
+        """Return by what the learning rate of parameters is multiplied, where that is not 1."""
+        return {}
+
+    def clips(self, model: nn.Module) -> Mapping[nn.Parameter, Clip]:  # noqa: ARG002 (as below)
+        """Return how gradients of parameters are clipped before each step, where they are."""
+        return {}
 
     def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (for those that change it)
         """Return how layers treat batches in this round."""

@@ -7,23 +7,31 @@ Adaptive gradient clipping: Brock, De, Smith and Simonyan, 2021, arXiv:2102.0617
 Client: trains the model with its BatchNorm layers taken out. Kernels are standardised per output
 channel, γ·gain·(w - mean)/√(var·fan_in + 1e-4), with a learnable gain and γ = √(2/(1-1/π)), which
 makes up for a ReLU. With `clip` (such as 0.01), the gradient of each unit, that is of one output
-channel or neuron, is scaled down where its norm exceeds `clip` times the norm of the unit's weights
-(at least 0.001). This concerns convolutions and linear layers, except the linear layer that the
-model registers last: the classifier.
+channel or neuron, is scaled down before each step where its norm exceeds `clip` times the norm of
+the unit's weights (at least 0.001). This concerns the weights of convolutions and linear layers,
+except the linear layer that the model registers last: the classifier. Weight decay and momentum
+come after it.
 
 Server: averages everything, gains included.
 
 Deviations: γ is applied in every convolution, whether or not a ReLU precedes it; residual branches
 are not rescaled as in NF-ResNets; convolutions without a bias get none, though BatchNorm's β goes.
+Gains and biases are not clipped: the papers define it for the rows of a weight; NFNets' code clips
+each vector as one unit, too. With clipping, federated is not centralized training even where every
+client takes one step: each client clips its own gradient.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fednorm.core.registry import param
 from fednorm.core.strategy import Conversion
+from fednorm.core.types import Clip
 from fednorm.nn.convert import remove
 from fednorm.nn.weight_std import StandardizedConv, standardize
 from fednorm.strategies.base import Strategy, require_batch_norm
@@ -36,6 +44,8 @@ LEAST_NORM = 1e-3
 class FedWon(Strategy):
     """No normalization; scaled weight standardisation, and gradients clipped on demand."""
 
+    lockstep: ClassVar[bool] = True
+
     clip: float | None = param(
         None,
         "largest norm of a unit's gradient, in norms of its weights, such as 0.01; "
@@ -46,40 +56,31 @@ class FedWon(Strategy):
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip must be positive or 'none', not {self.clip}.")
 
-    @property
-    def lockstep(self) -> bool:  # type: ignore[override]  # here it depends on a field
-        """Each client clips its own gradient, which the mean of all does not show."""
-        return self.clip is None
+    def clips(self, model: nn.Module) -> Mapping[nn.Parameter, Clip]:
+        """Return how the weights' gradients are clipped."""
+        if self.clip is None:
+            return {}
+        return dict.fromkeys(_clipped(model), partial(agc, clip=self.clip))
 
     def convert(self, model: nn.Module) -> Conversion:
-        """Return a copy without BatchNorm layers, with standardised convolutions."""
+        """Return a copy without BatchNorm layers, with standardised convolutions.
+
+        Clipping is no part of the model but of the step: see `clips`.
+        """
         bare = require_batch_norm(remove(model), self, model)
         convs = standardize(bare.model, scale_by_fan_in=True, eps=EPS, gain=True, bias=True)
         if not convs.replaced:
             raise ValueError(
                 f"FedWon needs convolutions, but {type(model).__name__} has none; choose 'none'."
             )
-        if self.clip is not None:
-            for weight in _clipped(convs.model):
-                _clip(weight, self.clip)
         return replace(bare, model=convs.model, replaced=bare.replaced + convs.replaced)
 
 
-def _clipped(model: nn.Module) -> set[nn.Parameter]:
+def _clipped(model: nn.Module) -> list[nn.Parameter]:
     """Return the weights whose gradients are clipped."""
     convs = [m for m in model.modules() if isinstance(m, StandardizedConv)]
     linear = [m for m in model.modules() if isinstance(m, nn.Linear)]
-    weights = {layer.get_parameter("weight") for layer in (*convs, *linear[:-1])}
-    return {weight for weight in weights if weight.requires_grad}
-
-
-def _clip(weight: nn.Parameter, clip: float) -> None:
-    """Clip every gradient of a parameter, by whichever function of autograd it is computed."""
-
-    def hook(gradient: Tensor) -> Tensor:
-        return agc(gradient, weight.detach(), clip)
-
-    weight.register_hook(hook)  # type: ignore[no-untyped-call]  # torch's own
+    return [layer.get_parameter("weight") for layer in (*convs, *linear[:-1])]
 
 
 def agc(gradient: Tensor, weight: Tensor, clip: float) -> Tensor:

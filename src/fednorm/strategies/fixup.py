@@ -4,7 +4,7 @@ Zhang, Dauphin and Ma, "Fixup Initialization", ICLR 2019, arXiv:1901.09321.
 
 Client: trains the model with a scalar bias in the place of each BatchNorm layer, and a scalar
 multiplier as well in the place of the last one of each residual branch. As in the authors' code,
-these scalars learn at a tenth of the learning rate: their gradients are sums over all positions.
+scalars, whose gradients are sums over all positions, learn and decay at a tenth of the rate.
 
 Server: averages everything. Before the first round the classifier and the last layer of each
 residual branch are set to 0; the other layers are scaled to He's standard deviation √(2/fan_in),
@@ -15,13 +15,14 @@ come from one, each by a plain chain of operations, one chain with two convoluti
 at least, the other with one at most (the shortcut). A model that cannot be traced is searched part
 by part. The classifier is the linear layer outside the branches that the model registers last.
 
-Deviation: biases stand where BatchNorm stood, shortcuts included, none right before a convolution.
+Deviations: biases stand where BatchNorm stood, shortcuts included, none right before a convolution;
+the classifier's bias learns at the full rate (their code, by its name, at a tenth).
 """
 
 import copy
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,22 +37,19 @@ from fednorm.strategies.base import Strategy, require_batch_norm
 
 _LAYERS = (_ConvNd, nn.Linear)
 _ADDITIONS = {operator.add, torch.add, "add", "add_"}
-_UNIT = math.sqrt(0.1)  # of a scalar: in this unit, SGD moves it at a tenth of the learning rate
 
 
 class ScalarAffine(nn.Module):
     """Adds a scalar; with a `scale`, multiplies by that first."""
 
-    scale: nn.Parameter | None
-
     def __init__(self, like: Tensor) -> None:
         super().__init__()
-        self.register_parameter("scale", None)
+        self.scale: nn.Parameter | None = None  # set in the last layer of a branch
         self.bias = nn.Parameter(like.new_zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the scaled and shifted input."""
-        return (x if self.scale is None else x * (_UNIT * self.scale)) + _UNIT * self.bias
+        return (x if self.scale is None else x * self.scale) + self.bias
 
 
 @dataclass(frozen=True)
@@ -70,6 +68,10 @@ class Fixup(Strategy):
         _initialise(conversion.model)
         return conversion
 
+    def rates(self, model: nn.Module) -> Mapping[nn.Parameter, float]:
+        """Return the factor of the scalars."""
+        return {p: 0.1 for m in model.modules() if type(m) is ScalarAffine for p in m.parameters()}
+
 
 @torch.no_grad()
 def _initialise(model: nn.Module) -> None:
@@ -79,7 +81,7 @@ def _initialise(model: nn.Module) -> None:
         *others, last = [m for m in branch if isinstance(m, _LAYERS)]
         factors |= dict.fromkeys(others, len(branches) ** (-1 / (2 * len(others)))) | {last: 0.0}
         for norm in [m for m in branch if isinstance(m, ScalarAffine)][-1:]:
-            norm.scale = nn.Parameter(torch.full_like(norm.bias, 1 / _UNIT))
+            norm.scale = nn.Parameter(torch.ones_like(norm.bias))
     linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m not in factors]
     if not linear:
         raise ConversionError(

@@ -1,25 +1,30 @@
 """The client's half of a Flower app of your own: two calls around your training loop.
 
 The message says which strategy the server follows, so the client needs no setting. Layers record
-what they see by themselves while your loop runs.
+what they see by themselves while your loop runs. Where a strategy wants other steps than an
+optimiser takes, `unpack` and `parameter_groups` see to it.
 """
 
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor, nn
 
 from fednorm.algorithms import algorithm
+from fednorm.algorithms.base import parameter_groups as groups_of
 from fednorm.core.algorithm import Trained
 from fednorm.core.layer import Session
 from fednorm.core.messages import Batches, Broadcast, Memory, Report
 from fednorm.core.round import begin, reply
 from fednorm.core.survey import client_survey
 from fednorm.core.task import Task, keep_frozen, load, snapshot
+from fednorm.core.types import Clip
 from fednorm.engines.flower import wire
 from fednorm.engines.flower.arrays import arrays
 from fednorm.strategies import STRATEGIES, strategy
@@ -66,6 +71,10 @@ def unpack(
     client comes from `context.state`; before its first round it is as in the model that you pass.
     A strategy that measures statistics before it trains (hbn) needs `data`: all of the client's
     data once, in batches; labels are not looked at.
+
+    A strategy that clips gradients (`fedwon` with `clip`) does so in hooks on the parameters of
+    what is returned: in every backward pass, before gradients are accumulated or unscaled. A copy
+    of the model does not clip.
     """
     task, received = _task(message, model)
     memory, session = wire.kept(context.state), Session()
@@ -100,6 +109,19 @@ def _count_steps(model: nn.Module, inputs: object) -> None:
         session.step += 1
 
 
+def parameter_groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
+    """Return the groups for an optimiser, with the learning rates that the strategy wants.
+
+    `fixup` wants a tenth of `lr` for its scalars; with others, all parameters have `lr`.
+
+    Args:
+        model: what `unpack` returned.
+        lr: the learning rate: `torch.optim.SGD(parameter_groups(model, lr=0.1), momentum=0.9)`.
+    """
+    learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return groups_of(learning, lr, _unpacked(model, "parameter_groups").rates)
+
+
 def pack(
     model: nn.Module,
     message: Message,
@@ -117,9 +139,7 @@ def pack(
         examples: the client's weight in averages; usually how many samples it holds.
         metrics: whatever you measured; averaged at the server as FedAvg does.
     """
-    task = getattr(model, _TASK, None)
-    if not isinstance(task, Task):
-        raise TypeError("pack needs the model that unpack returned; train that one.")
+    task = _unpacked(model, "pack")
     said = wire.header(message.content)
     trained = reply(task, 0, Trained(snapshot(task.layout.shared), examples, loss=0.0))
     if task.strategy.measures:
@@ -130,6 +150,13 @@ def pack(
         content[wire.BUFFERS] = arrays(trained.buffers)
     layers = wire.reports(content, trained.stats)
     return _answer(message, content, context, layers, {**(metrics or {}), wire.EXAMPLES: examples})
+
+
+def _unpacked(model: nn.Module, asking: str) -> Task:
+    task = getattr(model, _TASK, None)
+    if not isinstance(task, Task):
+        raise TypeError(f"{asking} needs the model that unpack returned; train that one.")
+    return task
 
 
 def survey(
@@ -213,4 +240,17 @@ def _task(message: Message, model: nn.Module) -> tuple[Task, Broadcast]:
         task.model.register_forward_pre_hook(_count_steps)
         if task.frozen:
             task.model.register_forward_pre_hook(_Freezing(task.frozen))
+        _clip_in_hooks(task)
     return task, wire.aligned(received, task.initial_state)
+
+
+def _clip_in_hooks(task: Task) -> None:
+    """Let the gradients of a loop that is not ours be clipped."""
+    for name, clip in task.clips.items():
+        weight = task.model.get_parameter(name)
+        if weight.requires_grad:
+            weight.register_hook(partial(_clipped, clip, weight))  # type: ignore[no-untyped-call]
+
+
+def _clipped(clip: Clip, weight: nn.Parameter, gradient: Tensor) -> Tensor:
+    return clip(gradient, weight.detach())

@@ -28,6 +28,7 @@ from fednorm.engines.flower import wire
 from fednorm.engines.flower.arrays import WireError, expect, tensors
 from fednorm.engines.flower.arrays import arrays as to_record
 from fednorm.engines.flower.client import described
+from fednorm.nn.copies import copy_model
 from fednorm.strategies import strategy as by_name
 from fednorm.strategies.base import Strategy as Norm
 
@@ -72,7 +73,7 @@ class NormStrategy(Strategy):
                 f"{strategy!r} exchanges statistics in the middle of a step, which a training loop "
                 "of your own cannot wait for; use `fednorm run --engine flower` for it."
             )
-        self.given, self.server = copy.deepcopy(model), server
+        self.given, self.server = copy_model(model), server
         self.around = server or FedAvg(**arguments)  # decides on all that is not normalization
         self.rules = parse(aggregate, byzantine), parse(aggregate_statistics, byzantine)
         self.task = self._built(self.given, None)
@@ -121,7 +122,7 @@ class NormStrategy(Strategy):
 
     def _begin(self, initial: ArrayRecord | None, rounds: int) -> None:
         found = tensors(initial) if initial is not None else self.given.state_dict()
-        model = copy.deepcopy(self.given)
+        model = copy_model(self.given)
         if found.keys() == model.state_dict().keys():
             model.load_state_dict(expect("initial_arrays", found, model.state_dict()))
         self.task = self._built(model, rounds)
