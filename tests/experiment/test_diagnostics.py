@@ -232,6 +232,52 @@ def test_the_gradient_of_fedtan_is_the_centralized_one_and_that_of_naive_is_not(
     assert min(wrong[1], wrong[3]) > 0.1
 
 
+class Dropping(nn.Module):
+    """Drops units by layers and by functions; `coin` draws once for the whole batch."""
+
+    def __init__(self, *, coin=False):
+        super().__init__()
+        self.coin = coin
+        self.first, self.norm, self.drop = nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Dropout(0.5)
+        self.second, self.last = nn.Linear(16, 12), nn.Linear(12, 10)
+        self.again = nn.BatchNorm1d(12)
+
+    def forward(self, x):
+        x = self.drop(self.norm(self.first(x.flatten(1))).relu())
+        x = nn.functional.dropout(self.again(self.second(x)), 0.25, self.training)
+        return self.last(x * torch.rand(()) if self.coin and self.training else x)
+
+
+@pytest.mark.parametrize("strategy", ["fedtan", "centralized"])
+@pytest.mark.parametrize("partition", ["gamma=0", "dirichlet_unbalanced=0.5"])
+def test_dropout_is_no_deviation_of_gradients(strategy, partition):
+    setting = {"model": Dropping(), "partition": partition, "algorithm": PLAIN, "batch": 40}
+    found = diagnosed(strategy, eval_every=1, **setting)
+    assert all(d["gradient_deviation"] <= 1e-10 for d in found)
+
+
+def test_dropout_is_no_deviation_of_gradients_as_users_run_it():
+    setting = {"clients": 6, "participation": 0.5, "dtype": "float32", "eval_every": 1}
+    model = {"name": "fbn_cnn", "dropout": 0.25}
+    exact = diagnosed("fedtan", model=model, rounds=2, **setting)
+    # Rounding turns some ReLUs and maxima the other way; other masks would be 0.4.
+    assert all(d["gradient_deviation"] <= 0.05 for d in exact)
+    naive = diagnosed("naive", model=model, rounds=2, **setting)
+    assert all(d["gradient_deviation"] > 0.1 for d in naive)
+
+
+def test_masks_of_the_reference_leave_the_run_as_it_is():
+    setting = {**QUICK, "model": Dropping(), "engine": "loop"}
+    on, off = (fednorm.compare(["fbn"], diagnose=d, **setting).runs[0] for d in (True, False))
+    assert on.history == off.history
+
+
+def test_a_model_that_draws_for_no_sample_has_no_gradient_deviation():
+    found = diagnosed("fedtan", model=Dropping(coin=True), eval_every=1)
+    assert [d["gradient_deviation"] for d in found] == [None] * 4
+    assert found[-1]["deviation"] > 0
+
+
 def test_one_machine_has_no_gradient_deviation_and_sends_nothing():
     last = diagnosed("centralized")[-1]
     assert last["gradient_deviation"] < 1e-9

@@ -14,9 +14,11 @@ variances of all BatchNorm layers, S_i the statistics of client i's batches in a
 | `exchanges` | there-and-back messages |
 
 g is the gradient of one machine with ordinary BatchNorm on the merged batches of the round, at the
-same weights; under FedAvg, which weighs clients by all their samples, unequal clients deviate a
-little for that alone. A value is None where there is none: without shared statistics, in FixBN's
-stage II (no client reports), and for gradients of several steps or of models without BatchNorm.
+same weights, and with the same masks: dropout takes the same units from the same samples on both
+sides, so that it is no part of the deviation. Under FedAvg, which weighs clients by all their
+samples, unequal clients deviate a little for that alone. A value is None where there is none:
+without shared statistics, in FixBN's stage II (no client reports), and for gradients of several
+steps, of models without BatchNorm, or of models that draw random numbers which belong to no sample.
 """
 
 from collections import deque
@@ -32,12 +34,13 @@ from torch import Tensor
 from fednorm.algorithms.dsgd import DSGD
 from fednorm.algorithms.fedavg import FedAvg
 from fednorm.core.combine import combined
-from fednorm.core.messages import Memory, Reply, Report, Running, ServerState
+from fednorm.core.messages import Batches, Memory, Reply, Report, Running, ServerState
 from fednorm.core.round import NonFiniteLossError, broadcast, client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId, Tensors
-from fednorm.engines.centralized import Merged
+from fednorm.engines.centralized import merged
 from fednorm.engines.clients import Clients
+from fednorm.engines.masks import UnmatchedDrawError, same_masks
 from fednorm.engines.simulate import Round
 from fednorm.experiment.prepare import Prepared
 from fednorm.nn.batch_norm import FedBatchNorm
@@ -100,7 +103,10 @@ class Diagnosis:
         mean = mean_gradient(task, self.before, self.memories, replies)
         if mean is None:
             return None
-        central = central_gradient(task, self.before, self.prepared.federation)
+        # One machine draws for the merged batch as for that of one client.
+        alone = self.prepared.entry.centralized
+        clients = self.prepared.clients if alone else self.prepared.federation
+        central = central_gradient(task, self.before, clients)
         return None if central is None else distance(mean, central)
 
 
@@ -201,22 +207,31 @@ def _moves_along_the_gradient(algorithm: FedAvg) -> bool:
 def central_gradient(task: Task, before: ServerState, clients: Clients) -> Tensors | None:
     """Return the gradient of BatchNorm on the merged batches of the next round.
 
-    None if the layers are not BatchNorm's, if parameters are personal, so that there is no one
-    model, or if the loss is not finite.
+    It drops the units that the clients drop. None if the layers are not BatchNorm's, if parameters
+    are personal, so that there is no one model, if the loss is not finite, or if the model draws
+    random numbers that belong to no sample.
     """
     layers = [layer for layer in task.layout.norms.values() if isinstance(layer, FedBatchNorm)]
     mixing = any(isinstance(layer, SwitchNorm) for layer in layers)
     if not layers or mixing or task.layout.personal_parameters:
         return None
     central = replace(task, strategy=Naive(), algorithm=DSGD())
-    batches = Merged(clients).batches(0, before.round + 1)
+    number = before.round + 1
+    parts = [_first_step(clients.batches(c, number)) for c in clients.participants(number)]
+    batches = merged(parts)
     if len(next(iter(batches.steps))[1]) == 1:  # one sample has no variance
         return None
     try:
-        reply, _ = client_round(central, broadcast(central, before), Memory(), batches)
-    except NonFiniteLossError:
+        with same_masks(parts, central.model):
+            reply, _ = client_round(central, broadcast(central, before), Memory(), batches)
+    except (NonFiniteLossError, UnmatchedDrawError):
         return None
     return reply.update
+
+
+def _first_step(batches: Batches) -> Batches:
+    """Return the only batch of a round, made once."""
+    return replace(batches, steps=[next(iter(batches.steps))])
 
 
 def distance(gradient: Tensors, reference: Tensors) -> float | None:

@@ -22,7 +22,8 @@ _MEANINGS = {
     "drift": "Drift: how far the shared statistics moved in a round, ‖S(t+1) − S(t)‖₁.",
     "deviation": "Deviation: how far the clients' batch statistics were from them, ‖S_i − S(t)‖₁.",
     "gradient_deviation": "Gradient deviation: distance of the clients' mean gradient from that of "
-    "BatchNorm on their merged batches, relative to it; what is below 0.001 stands at 0.001.",
+    "BatchNorm on their merged batches, with the same dropout masks, relative to it; what is below "
+    "0.001 stands at 0.001.",
 }
 _FLOOR = {"gradient_deviation": 1e-3}  # rounding, far below, would take most of the plot
 _SIZE = (3.1, 2.3)  # inches
