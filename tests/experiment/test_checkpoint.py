@@ -51,6 +51,7 @@ KINDS = {
     },
     "surveyed": {"strategies": ["hbn"], "algorithm": {"name": "fedavg", "lr": 0.05}},
     "diagnosed": {"strategies": ["fbn"], "algorithm": "dsgd", "diagnose": True},
+    "diagnosed in part": {"strategies": ["naive"], "participation": 0.5, "diagnose": True},
     "exchanged": {"strategies": ["fedtan"], "algorithm": "dsgd", "rounds": 6},
     "attacked": {
         "strategies": ["fbn"],

@@ -133,7 +133,8 @@ class Experiment(BaseModel):
     )
     diagnose: bool = Field(
         default=False,
-        description="record every round's drift, deviation and cost; trains client after client",
+        description="record every round's drift, deviation and variance of statistics, gradient "
+        "error (with the same dropout masks as the reference) and cost; trains client after client",
     )
     device: str = Field(default="cpu", description="'cpu', 'cuda', 'cuda:1', …")
     threads: int = Field(

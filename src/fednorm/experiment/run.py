@@ -95,13 +95,14 @@ def _rounds(prepared: Prepared, tally: Tally, start: Checkpoint | None) -> Itera
     experiment = prepared.experiment
     diagnosis = Diagnosis(prepared) if experiment.diagnose else None
     if diagnosis and start:
-        diagnosis.go_on(start.state, start.memories, tally.diagnostics)
+        diagnosis.go_on(start.state, start.memories, start.window)
     for result in prepared.rounds(Start(start.state, start.memories) if start else None):
         number = result.state.round
         due = number % experiment.evaluation_rounds == 0 or number == experiment.rounds
         evaluation = evaluate(prepared, result) if due else None
         diagnostics = diagnosis.of(result, gradient=due) if diagnosis else None
         tally.add(result, evaluation, diagnostics, sends=not prepared.entry.centralized)
+        tally.window = diagnosis.window if diagnosis else {}
         kept = replace(result, replies=())  # nobody needs them any more, and they are large
         del result
         yield kept
