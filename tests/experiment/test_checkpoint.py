@@ -38,6 +38,7 @@ SMALL = {
 KINDS = {
     "personal": {},
     "sampled": {"participation": 0.5},
+    "hardly sampled": {"clients": 8, "participation": 0.2, "evaluate": "global", "eval_every": 1},
     "global momentum": {
         "strategies": ["naive"],
         "algorithm": {"name": "fedavg", "momentum": 0.9, "momentum_state": "global"},
