@@ -104,7 +104,7 @@ def test_is_tested_globally_or_per_client(name):
     result = last(task, clients, 2)
     scores = score_clients(task, result.state, result.memories, clients, range(3))
     assert len(scores) == 3
-    assert all(0 <= s.accuracy <= 1 and s.examples == 5 for s in scores)
+    assert all(0 <= s.accuracy <= 1 and s.examples == 5 for s in scores.values())
     if not is_personal(task):
         x, y = clients.union(1)
         assert score_global(task, result.state, [(x, y)]).examples == 15

@@ -259,6 +259,23 @@ def test_dropout_is_no_deviation():
     assert gradients(examine(model, **SMALL))["fedtan", "exchanged"].deviation < 1e-10
 
 
+class Functional(nn.Module):
+    """A network that drops units without a layer for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.last(
+            functional.dropout(self.norm(self.first(x.flatten(1))), 0.5, self.training)
+        )
+
+
+def test_dropout_without_a_layer_is_no_deviation():
+    assert gradients(examine(Functional(), **SMALL))["fedtan", "exchanged"].deviation < 1e-10
+
+
 def test_dealing_again_keeps_samples_and_sizes():
     data = load("digits", 0)
     everyone = federation(data, "dirichlet_unbalanced=0.1", Plan(20), clients=6, seed=0)

@@ -6,6 +6,7 @@ from torch import nn
 
 import fednorm
 from fednorm.algorithms import algorithm
+from fednorm.core.messages import Memory
 from fednorm.core.task import export
 from fednorm.engines.adapt import adapt_statistics, newcomer
 from fednorm.experiment.load import ConfigError
@@ -68,6 +69,8 @@ def test_a_newcomer_starts_from_the_mean_of_the_trained():
     assert start["stem.1.num_batches_tracked"].dtype is torch.int64
     assert int(start["stem.1.num_batches_tracked"]) == 3
     assert newcomer({}).tensors == {}
+    with_one_that_kept_nothing = newcomer({**result.memories, 3: Memory()}).tensors
+    assert torch.equal(with_one_that_kept_nothing[key], start[key])
 
 
 def test_adaptation_is_tested_per_client_and_helps_shifted_clients():

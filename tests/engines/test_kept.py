@@ -41,6 +41,14 @@ def test_those_that_have_waited_longest_go_to_disk():
     assert not isinstance(kept.entries[0], Memory)
 
 
+def test_who_is_kept_is_known_without_reading(monkeypatch):
+    kept = Kept(limit=0).after({0: memory(0)})
+    assert len(files(kept)) == 1
+    monkeypatch.setattr(type(kept.entries[0]), "read", lambda _: 1 / 0)
+    assert 0 in kept
+    assert 1 not in kept
+
+
 def test_one_that_comes_back_is_in_memory_and_its_file_goes():
     each = size(memory(0))
     kept = Kept(limit=2 * each)

@@ -38,6 +38,7 @@ SMALL = {
 KINDS = {
     "personal": {},
     "sampled": {"participation": 0.5},
+    "hardly sampled": {"clients": 8, "participation": 0.2, "evaluate": "global", "eval_every": 1},
     "global momentum": {
         "strategies": ["naive"],
         "algorithm": {"name": "fedavg", "momentum": 0.9, "momentum_state": "global"},
@@ -51,6 +52,7 @@ KINDS = {
     },
     "surveyed": {"strategies": ["hbn"], "algorithm": {"name": "fedavg", "lr": 0.05}},
     "diagnosed": {"strategies": ["fbn"], "algorithm": "dsgd", "diagnose": True},
+    "diagnosed in part": {"strategies": ["naive"], "participation": 0.5, "diagnose": True},
     "exchanged": {"strategies": ["fedtan"], "algorithm": "dsgd", "rounds": 6},
     "attacked": {
         "strategies": ["fbn"],

@@ -43,6 +43,7 @@ BAD = [
     ({"model": "nowhere.at:all"}, "nowhere"),
     ({"data": {"name": "digits", "test": 5000}}, "test"),
     ({"dtype": "int8"}, "dtype = 'int8' is not valid"),
+    ({"evaluate": "local"}, "evaluate = 'local' is not valid: .*'auto', 'global' or 'clients'"),
 ]
 
 

@@ -2,8 +2,9 @@
 
 import json
 from dataclasses import replace
-from statistics import fmean, pvariance
+from statistics import fmean
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,29 +14,30 @@ import fednorm
 from fednorm.algorithms.dsgd import DSGD
 from fednorm.algorithms.fedavg import FedAvg
 from fednorm.cli import app
-from fednorm.core.messages import Rejected, Report, Running
+from fednorm.core.messages import Rejected, Reply, Report, Running
 from fednorm.core.moments import Moments
 from fednorm.engines import simulate
 from fednorm.experiment.compare import run_all
 from fednorm.experiment.diagnostics import (
-    WINDOW,
     Diagnosis,
     batch_statistics,
+    batch_vector,
     central_gradient,
     deviation,
     distance,
     drift,
     mean_gradient,
+    window_bytes,
 )
 from fednorm.experiment.load import build
 from fednorm.experiment.prepare import prepare
+from fednorm.experiment.window import WINDOW, mean_variance, move_window
 from support import Toy, nested_model, task_of
 
 KEYS = {
     "drift",
     "deviation",
-    "window_variance",
-    "deviation_window_variance",
+    "statistics_variance",
     "gradient_deviation",
     "bytes_up",
     "bytes_down",
@@ -134,7 +136,8 @@ def test_batch_statistics_are_recovered_from_running_ones_over_several_steps(mom
     start = Running(torch.zeros(channels), torch.zeros(channels), batches=2)
     before = replace(task.initial_state, running={path: start})
     report = Report(Moments(3.0, running, 2 * running), batches=5)
-    mean, var = batch_statistics(task, before, path, report)
+    reply = Reply(0, examples=1, update={}, buffers={}, stats={path: report})
+    mean, var = batch_statistics(task, before, path, reply)
     torch.testing.assert_close(mean, expected)
     torch.testing.assert_close(var, 2 * expected)
 
@@ -232,6 +235,52 @@ def test_the_gradient_of_fedtan_is_the_centralized_one_and_that_of_naive_is_not(
     assert min(wrong[1], wrong[3]) > 0.1
 
 
+class Dropping(nn.Module):
+    """Drops units by layers and by functions; `coin` draws once for the whole batch."""
+
+    def __init__(self, *, coin=False):
+        super().__init__()
+        self.coin = coin
+        self.first, self.norm, self.drop = nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Dropout(0.5)
+        self.second, self.last = nn.Linear(16, 12), nn.Linear(12, 10)
+        self.again = nn.BatchNorm1d(12)
+
+    def forward(self, x):
+        x = self.drop(self.norm(self.first(x.flatten(1))).relu())
+        x = nn.functional.dropout(self.again(self.second(x)), 0.25, self.training)
+        return self.last(x * torch.rand(()) if self.coin and self.training else x)
+
+
+@pytest.mark.parametrize("strategy", ["fedtan", "centralized"])
+@pytest.mark.parametrize("partition", ["gamma=0", "dirichlet_unbalanced=0.5"])
+def test_dropout_is_no_deviation_of_gradients(strategy, partition):
+    setting = {"model": Dropping(), "partition": partition, "algorithm": PLAIN, "batch": 40}
+    found = diagnosed(strategy, eval_every=1, **setting)
+    assert all(d["gradient_deviation"] <= 1e-10 for d in found)
+
+
+def test_dropout_is_no_deviation_of_gradients_as_users_run_it():
+    setting = {"clients": 6, "participation": 0.5, "dtype": "float32", "eval_every": 1}
+    model = {"name": "fbn_cnn", "dropout": 0.25}
+    exact = diagnosed("fedtan", model=model, rounds=2, **setting)
+    # Rounding turns some ReLUs and maxima the other way; other masks would be 0.4.
+    assert all(d["gradient_deviation"] <= 0.05 for d in exact)
+    naive = diagnosed("naive", model=model, rounds=2, **setting)
+    assert all(d["gradient_deviation"] > 0.1 for d in naive)
+
+
+def test_masks_of_the_reference_leave_the_run_as_it_is():
+    setting = {**QUICK, "model": Dropping(), "engine": "loop"}
+    on, off = (fednorm.compare(["fbn"], diagnose=d, **setting).runs[0] for d in (True, False))
+    assert on.history == off.history
+
+
+def test_a_model_that_draws_for_no_sample_has_no_gradient_deviation():
+    found = diagnosed("fedtan", model=Dropping(coin=True), eval_every=1)
+    assert [d["gradient_deviation"] for d in found] == [None] * 4
+    assert found[-1]["deviation"] > 0
+
+
 def test_one_machine_has_no_gradient_deviation_and_sends_nothing():
     last = diagnosed("centralized")[-1]
     assert last["gradient_deviation"] < 1e-9
@@ -266,21 +315,89 @@ def test_what_makes_no_sense_is_none(strategy, changes, absent):
 
 
 def test_stage_two_of_fixbn_has_no_drift():
-    found = diagnosed({"name": "fixbn", "freeze_round": 3}, rounds=WINDOW + 6, eval_every=50)
+    found = diagnosed({"name": "fixbn", "freeze_round": 3}, rounds=WINDOW + 6, eval_every=500)
     assert [d["drift"] > 0 for d in found[:3]] == [True] * 3
     assert [d["drift"] for d in found[3:]] == [0.0] * (WINDOW + 3)
-    assert found[5]["deviation_window_variance"] > 0
-    assert found[-1]["deviation_window_variance"] is None  # no report within the window
-    assert found[-1]["window_variance"] == 0
+    # What was seen before stays in the window for as long as that lasts.
+    assert found[2]["statistics_variance"] == found[WINDOW - 1]["statistics_variance"] > 0
+    assert found[WINDOW + 1]["statistics_variance"] is None  # one report is left of each client
 
 
-def test_windows_hold_the_last_twenty_rounds():
-    found = diagnosed("fbn", rounds=WINDOW + 5, eval_every=50)
-    assert found[0]["window_variance"] is None
-    for name, key in (("window_variance", "drift"), ("deviation_window_variance", "deviation")):
-        for end in (2, WINDOW, WINDOW + 5):
-            values = [d[key] for d in found[max(0, end - WINDOW) : end]]
-            assert found[end - 1][name] == pytest.approx(pvariance(values))
+def slow_variance(history, end, length):
+    """Return what numpy finds in a list of (round, client, vector), client by client."""
+    found = []
+    for client in {client for _, client, _ in history}:
+        rows = [v for t, c, v in history if c == client and end - length < t <= end]
+        if len(rows) > 1:
+            found.append(np.var(np.stack(rows), axis=0).sum())
+    return np.mean(found) if found else None
+
+
+@pytest.mark.parametrize(("name", "train"), [("naive", True), ("fbn", False)])
+def test_the_variance_of_statistics_is_that_of_each_clients_batches_over_a_window(name, train):
+    toy = Toy(sizes=(4, 7, 5), absent={2: (1,), 3: (1,), 5: (0, 1), 6: (1,), 7: (1,), 8: (1,)})
+    task = task_of(name, DSGD(lr=0.1))
+    before, history, window = task.initial_state, [], {}
+    for result in simulate.rounds(task, toy, 12):
+        number = result.state.round
+        for client in toy.participants(number):
+            x, _ = toy.batches(client, number).steps[0]
+            seen = seen_by_layers(plain_model(before, train=train), x)
+            vector = torch.cat([part for of_layer in seen.values() for part in of_layer])
+            history.append((number, client, vector.numpy()))
+        new = {reply.client: batch_vector(task, before, reply) for reply in result.replies}
+        window = move_window(window, number, new, length=4)
+        expected = slow_variance(history, number, 4)
+        assert mean_variance(window) == (expected and pytest.approx(expected, rel=1e-7))
+        before = result.state
+    assert sorted(window) == [0, 1, 2]
+    assert window[1].rounds.tolist() == [9, 10, 11, 12]
+
+
+def test_the_window_lasts_two_hundred_rounds_as_users_run_it():
+    setting = {"clients": 5, "participation": 0.4, "partition": "dirichlet_unbalanced=0.5"}
+    work = {"algorithm": {"name": "fedavg", "lr": 0.05}, "epochs": 1, "data": "patterns"}
+    values = {**setting, **work, "rounds": 212, "seeds": 1, "batch": 60, "eval_every": 1000}
+    experiment = build({**values, "strategies": ["naive"], "diagnose": True})
+    prepared = prepare(experiment, experiment.strategies[0], 0)
+    diagnosis, history = Diagnosis(prepared), []
+    for result in prepared.rounds():
+        for reply in result.replies:
+            vector = batch_vector(prepared.task, diagnosis.before, reply)
+            history.append((result.state.round, reply.client, vector.double().numpy()))
+        found = diagnosis.of(result, gradient=False)["statistics_variance"]
+        if result.state.round in {1, 2, 3, 199, 200, 201, 212}:
+            expected = slow_variance(history, result.state.round, 200)
+            assert found == (expected and pytest.approx(expected, rel=1e-9))
+    assert sum(len(seen.rounds) for seen in diagnosis.window.values()) == 400
+    held = sum(seen.vectors.nbytes for seen in diagnosis.window.values())
+    assert held == window_bytes(prepared)
+
+
+def test_a_large_mean_takes_no_digits_from_the_variance():
+    window = {}
+    for round_, value in enumerate((1.0, 2.0, 4.0), start=1):
+        window = move_window(window, round_, {3: torch.tensor([1e6 + value, 7.0])})
+    assert mean_variance(window) == pytest.approx(np.var([1, 2, 4]), rel=1e-12)
+
+
+def test_a_layer_that_reports_nothing_takes_no_part_in_the_variance():
+    values = {**QUICK, "strategies": ["fbn"], "diagnose": True}
+    prepared = prepare(experiment := build(values), experiment.strategies[0], 0)
+    result = next(prepared.rounds())
+    task, before, reply = prepared.task, prepared.task.initial_state, result.replies[0]
+    path = next(iter(reply.stats))
+    whole = batch_vector(task, before, reply)
+    silent = replace(reply, stats={p: r for p, r in reply.stats.items() if p != path})
+    partial = batch_vector(task, before, silent)
+    channels = len(before.running[path].mean)
+    assert partial[: 2 * channels].isnan().all()
+    assert torch.equal(partial[2 * channels :], whole[2 * channels :])
+    assert batch_vector(task, before, replace(reply, stats={})) is None
+    window = move_window({}, 1, {0: partial})
+    window = move_window(window, 2, {0: 3 * partial})
+    expected = np.var(np.stack([partial, 3 * partial])[:, 2 * channels :], axis=0).sum()
+    assert mean_variance(window) == pytest.approx(expected, rel=1e-6)
 
 
 def test_rejected_replies_do_not_count():

@@ -47,6 +47,10 @@ def test_an_experiment_gives_the_same_on_the_simulation_runtime(tmp_path):
     [
         ({"diagnose": True}, "cannot diagnose"),
         ({"unseen": 1}, "newcomers = 'initial'"),
+        ({"participation": 0.5}, "newcomers = 'initial'"),
+        ({"dropout": 0.1}, "newcomers = 'initial'"),
+        ({"evaluate": "global"}, "use evaluate = 'auto'"),
+        ({"strategies": ["fbn"], "evaluate": "global", "adapt": 0.5}, "use evaluate = 'auto'"),
     ],
 )
 def test_what_nodes_cannot_do_is_refused_before_the_first_round(values, message):

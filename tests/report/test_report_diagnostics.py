@@ -45,10 +45,12 @@ def test_the_section_shows_what_was_recorded_in_the_strategies_colours():
     assert "Gradient deviation" not in explanation(result)
 
 
-def test_all_three_are_drawn_where_they_are_known():
-    result = comparison(looked_at("fbn", gradient_deviation=0.3))
-    assert list(drawn(result)) == ["drift", "deviation", "gradient deviation"]
-    assert "Gradient deviation" in explanation(result)
+def test_all_are_drawn_where_they_are_known():
+    result = comparison(looked_at("fbn", gradient_deviation=0.3, statistics_variance=2.0))
+    titles = ["drift", "deviation", "variance of statistics", "gradient deviation"]
+    assert list(drawn(result)) == titles
+    assert "over the last 200 rounds" in explanation(result)
+    assert "with the same dropout masks" in explanation(result)
 
 
 @pytest.mark.parametrize("nothing", [None, 0.0, NAN])

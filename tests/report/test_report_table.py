@@ -1,6 +1,7 @@
 """The table, in the terminal and on the page."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -36,6 +37,20 @@ def test_the_worst_client_has_a_column_only_where_it_was_measured():
     assert "worst client %" not in columns(three_strategies())
     result = comparison(run("fbn", (0.8,)), personal("fedbn", (0.9, 0.5)))
     assert [row["worst client %"] for row in rows(result)] == ["–", "50.0"]
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_clients_that_have_not_trained_are_noted_where_there_are_some(width):
+    part = personal("fedbn", (0.9, 0.5))
+    last = replace(part.final, trained=0.9, untrained=0.5)
+    result = comparison(part, replace(part, strategy="silobn", history=(last,)))
+    note = "mean over clients (90.0 % trained, 50.0 % untrained)"
+    assert [row["note"] for row in rows(result)] == ["mean over clients", note]
+    assert note in page(result)
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(table(result))
+    assert all(word in capture.get() for word in note.split())
 
 
 def test_failures_are_noted_by_seed():

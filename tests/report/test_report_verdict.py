@@ -3,7 +3,7 @@
 import pytest
 
 from fednorm.report.verdict import caveats, verdict
-from report.report_cases import comparison, diverged, page, run
+from report.report_cases import CONFIG, comparison, diverged, page, personal, run
 
 VERDICTS = [
     ((), "Nothing was run."),
@@ -83,6 +83,19 @@ CAVEATS = [
         ["1 run was interrupted; what counts is the last evaluation before that."],
     ),
 ]
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "tested"),
+    [("auto", "each on its own test split."), ("global", "each on all test samples.")],
+)
+def test_what_personal_models_are_tested_on_is_said(evaluate, tested):
+    config = {**CONFIG, "evaluate": evaluate}
+    result = comparison(personal("fedbn", (0.9, 0.5)), config=config)
+    (sentence,) = caveats(result)
+    assert sentence.endswith(tested)
+    assert sentence in page(result)
+    assert f"In %, {tested[:-1].replace('each', 'each client')}, at the last" in page(result)
 
 
 @pytest.mark.parametrize(("runs", "expected"), CAVEATS)

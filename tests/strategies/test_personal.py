@@ -94,9 +94,11 @@ def test_each_client_is_tested_with_its_own_layers():
     clients = Toy()
     task = task_of("fedbn", algorithm("dsgd", lr=0.1))
     result = last(task, clients, 3)
-    losses = [s.loss for s in score_clients(task, result.state, result.memories, clients, range(3))]
+    own = score_clients(task, result.state, result.memories, clients, range(3))
+    losses = [score.loss for score in own.values()]
     swapped = {0: result.memories[1], 1: result.memories[0], 2: result.memories[2]}
-    other = [s.loss for s in score_clients(task, result.state, swapped, clients, range(3))]
+    others = score_clients(task, result.state, swapped, clients, range(3))
+    other = [score.loss for score in others.values()]
     assert losses[0] != other[0]
     assert losses[1] != other[1]
     assert losses[2] == other[2]

@@ -3,6 +3,7 @@
 The machine has ordinary BatchNorm in the network as the strategy converts it: where convolutions
 are standardised, its are too. The gradient is the update of `dsgd` without momentum, at the initial
 weights; the deviation is ‖mean over clients - machine‖ / ‖machine‖, in the mean over batches.
+Dropout layers are off; what else a model draws at random for its samples is the same on both sides.
 """
 
 import copy
@@ -26,6 +27,7 @@ from fednorm.doctor.findings import Gradient
 from fednorm.doctor.settled import settled
 from fednorm.engines.centralized import Merged
 from fednorm.engines.clients import Clients
+from fednorm.engines.masks import same_masks
 from fednorm.engines.simulate import rounds
 from fednorm.strategies.naive import Naive
 
@@ -42,7 +44,7 @@ GRADIENT = DSGD(lr=1.0, warmup=0)  # the update is the gradient itself
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
-    """Return a copy whose dropout drops nothing: each client would draw other masks."""
+    """Return a copy whose dropout layers drop nothing, since masks would blur small batches."""
     quiet = copy.deepcopy(model)
     for module in quiet.modules():
         if isinstance(module, _DropoutNd):
@@ -77,7 +79,9 @@ def deviation(task: Task, reference: Task, clients: Drawn) -> float | None:
     """Return the relative distance of the mean gradients, in the mean over the batches."""
     relative = []
     for step in clients.one_by_one():
-        central, mean = gradient(reference, Merged(step)), gradient(task, step)
+        with same_masks([step.batches(c, 1) for c in step.all()], reference.model):
+            central = gradient(reference, Merged(step))
+        mean = gradient(task, step)
         size = _norm(central)
         if not size:
             return None

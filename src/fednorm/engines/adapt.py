@@ -1,7 +1,7 @@
 """What a client can do at evaluation: fit statistics to its own data, without labels.
 
-A client that has never trained may do so too; where BatchNorm layers are personal it starts from
-the mean of the layers of those that have.
+A client that has not trained may do so too; where BatchNorm layers are personal it is tested with
+the mean of the layers of those that have, whether it has not yet taken part or never will.
 """
 
 from collections.abc import Iterable, Mapping
@@ -47,7 +47,8 @@ def adapt_statistics(task: Task, batches: Batches, share: float) -> None:
 
 def newcomer(memories: Mapping[ClientId, Memory]) -> Memory:
     """Return what a client without a memory starts from: the mean of those that have one."""
-    known = [memories[client].tensors for client in sorted(memories)]
+    kept = (memories[client].tensors for client in sorted(memories))
+    known = [tensors for tensors in kept if tensors]  # one that diverged may have none
     if not known:
         return Memory()
     return Memory(tensors={name: _mean(m[name] for m in known) for name in known[0]})

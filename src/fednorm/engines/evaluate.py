@@ -28,10 +28,10 @@ class Score:
 
 
 class Tested(Protocol):
-    """Where each client's own data comes from."""
+    """What each client is tested on, and where its own data comes from."""
 
     def test(self, client: ClientId) -> Iterable[Batch]:
-        """Return a client's own test split, in batches."""
+        """Return what a client is tested on, in batches."""
         ...
 
     def everything(self, client: ClientId) -> Batches:
@@ -74,16 +74,16 @@ def score_clients(
     clients: Iterable[ClientId],
     *,
     adapt: float = 0.0,
-) -> list[Score]:
-    """Test clients' models on the clients' own test splits, where they have one.
+) -> dict[ClientId, Score]:
+    """Test clients' models on the test samples that `data` gives them, where there are some.
 
     With `adapt`, each client first re-estimates the statistics on its own data, without labels.
     """
-    scores = []
+    scores = {}
     for client in clients:
         model = export(task, state, memories.get(client))
         if adapt:
             adapt_statistics(task, data.everything(client), adapt)
         if own := score(model, data.test(client), task.loss):
-            scores.append(own)
+            scores[client] = own
     return scores

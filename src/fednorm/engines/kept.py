@@ -74,6 +74,9 @@ class Kept(Mapping[ClientId, Memory]):
         entry = self.entries[client]
         return entry if isinstance(entry, Memory) else entry.read()
 
+    def __contains__(self, client: object) -> bool:  # without reading a file
+        return client in self.entries
+
     def __iter__(self) -> Iterator[ClientId]:
         return iter(self.entries)
 

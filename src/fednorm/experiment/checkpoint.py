@@ -1,10 +1,10 @@
 """A run on disk, so that it survives being killed.
 
-A checkpoint is one safetensors file: the tensors of the server and of the clients' memories, and in
-its header, as JSON, where they belong and what the run has recorded. Its name holds the SHA-256 of
-its content, so that a file that was cut off or altered is known by its name. It is written under
-another name, brought to the disk, and renamed. Nothing random is stored: every draw of a run
-follows from its seed, client, round and step.
+A checkpoint is one safetensors file: the tensors of the server, of the clients' memories and of
+diagnostics, and in its header, as JSON, where they belong and what the run has recorded. Its name
+holds the SHA-256 of its content, so that a file that was cut off or altered is known by its name.
+It is written under another name, brought to the disk, and renamed. Nothing random is stored: every
+draw of a run follows from its seed, client, round and step.
 """
 
 import contextlib
@@ -15,9 +15,10 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from hashlib import file_digest
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from fednorm.core.messages import Memory, Rejected, Running, ServerState
 from fednorm.core.types import ClientId
+from fednorm.experiment.window import Seen, Window
 
 KEPT = 2  # the newest so many; if the last one is damaged, there is the one before
 _ALIGNED = 8  # bytes
@@ -42,6 +44,7 @@ class Checkpoint:
     state: ServerState
     memories: Mapping[ClientId, Memory]
     record: Mapping[str, Any]  # what was measured so far; plain values
+    window: Window = field(default_factory=dict)  # which diagnostics go on with
 
 
 class DiskError(OSError):
@@ -85,6 +88,7 @@ def _write(file: BinaryIO, key: Mapping[str, Any], checkpoint: Checkpoint) -> No
         "key": key,
         "state": _flattened(checkpoint.state, note),
         "memories": {str(c): _flattened(m, note) for c, m in checkpoint.memories.items()},
+        "window": {str(c): _flattened(seen, note) for c, seen in checkpoint.window.items()},
         "record": dict(checkpoint.record),
     }
     starts = _starts(found)
@@ -111,8 +115,8 @@ def _write(file: BinaryIO, key: Mapping[str, Any], checkpoint: Checkpoint) -> No
         return ""
 
     _flattened(checkpoint.state, put)
-    for memory in checkpoint.memories.values():
-        _flattened(memory, put)
+    for kept in chain(checkpoint.memories.values(), checkpoint.window.values()):
+        _flattened(kept, put)
 
 
 @dataclass(frozen=True)
@@ -241,9 +245,11 @@ def _checkpoint(header: Mapping[str, Any], tensors: _Tensors) -> Checkpoint:
         int(client): Memory(**_restored(tree, tensors))
         for client, tree in header["memories"].items()
     }
-    return Checkpoint(
-        ServerState(**state, running=running, rejected=rejected), memories, header["record"]
-    )
+    window = {
+        int(client): Seen(**_restored(tree, tensors)) for client, tree in header["window"].items()
+    }
+    state = ServerState(**state, running=running, rejected=rejected)
+    return Checkpoint(state, memories, header["record"], window)
 
 
 def save_model(path: Path, tensors: Mapping[str, Tensor]) -> None:

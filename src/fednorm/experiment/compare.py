@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fednorm.experiment.config import Experiment
+from fednorm.experiment.diagnostics import window_bytes
 from fednorm.experiment.environment import environment
 from fednorm.experiment.job import Job, Saving, execute, locked
 from fednorm.experiment.memory import Needs, peak
@@ -60,7 +61,8 @@ def _check(experiment: Experiment, model: ModelSource | None, workers: int) -> N
     for entry in experiment.strategies:
         with peak() as found:
             prepared = prepare(experiment, entry, experiment.seeds[0], model)
-        needs.add(found.bytes, prepared.kept * experiment.clients, prepared.news())
+        news = prepared.news() + window_bytes(prepared)
+        needs.add(found.bytes, prepared.kept * experiment.clients, news)
         most = max(most, prepared.used(workers // at_once))
     needs.check(at_once * most)
 

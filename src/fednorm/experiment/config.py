@@ -77,8 +77,11 @@ class Experiment(BaseModel):
     eval_every: int | None = Field(
         default=None, ge=1, description="rounds between evaluations; about 60 in all if not given"
     )
-    evaluate: Literal["global", "clients"] = Field(
-        default="global", description="'clients' tests a global model on each client's split too"
+    evaluate: Literal["auto", "global", "clients"] = Field(
+        default="auto",
+        description="'auto' tests a global model on all test samples and personal ones each on its "
+        "client's split, 'global' personal ones on all test samples too, in the mean over "
+        "clients, 'clients' a global model on each client's split too",
     )
     adapt: float = Field(
         default=0.0,
@@ -92,8 +95,8 @@ class Experiment(BaseModel):
     )
     newcomers: Literal["average", "initial"] = Field(
         default="average",
-        description="personal layers of an unseen client: the mean of the trained ones, or as "
-        "they were at the start",
+        description="personal layers with which a client that has not trained is tested: the mean "
+        "of the trained ones, or as they were at the start",
     )
     attack: Annotated[Entry | None, BeforeValidator(_chosen)] = Field(
         default=None, description="what Byzantine clients do; none if not given"
@@ -134,7 +137,8 @@ class Experiment(BaseModel):
     )
     diagnose: bool = Field(
         default=False,
-        description="record every round's drift, deviation and cost; trains client after client",
+        description="record every round's drift, deviation and variance of statistics, gradient "
+        "error (with the same dropout masks as the reference) and cost; trains client after client",
     )
     device: str = Field(default="cpu", description="'cpu', 'cuda', 'cuda:1', …")
     threads: int = Field(

@@ -7,23 +7,27 @@ variances of all BatchNorm layers, S_i the statistics of client i's batches in a
 |---|---|
 | `drift` | ‖S(t+1) - S(t)‖₁ |
 | `deviation` | ‖S_i - S(t)‖₁, mean over the clients of the round |
-| `window_variance` | variance of the drift over the last 20 rounds |
-| `deviation_window_variance` | the same of the deviation |
+| `statistics_variance` | variance of S_i over the last 200 rounds, mean over the clients i |
 | `gradient_deviation` | ‖ḡ - g‖/‖g‖ of the clients' mean gradient ḡ; in rounds with an evaluation |
 | `bytes_up`, `bytes_down` | of one client, in the mean |
 | `exchanges` | there-and-back messages |
 
+A variance over rounds is that of each mean and variance of each channel, summed over all of them
+(the paper gives no norm): the mean squared distance of S_i from its mean over the window. A client
+counts that took part in two of these rounds or more.
+
 g is the gradient of one machine with ordinary BatchNorm on the merged batches of the round, at the
-same weights; under FedAvg, which weighs clients by all their samples, unequal clients deviate a
-little for that alone. A value is None where there is none: without shared statistics, in FixBN's
-stage II (no client reports), and for gradients of several steps or of models without BatchNorm.
+same weights, and with the same masks: dropout takes the same units from the same samples on both
+sides, so that it is no part of the deviation. Under FedAvg, which weighs clients by all their
+samples, unequal clients deviate a little for that alone. A value is None where there is none:
+without shared statistics, in FixBN's stage II (no client reports), and for gradients of several
+steps, of models without BatchNorm, or of models that draw random numbers which belong to no sample.
 """
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import sqrt
-from statistics import fmean, pvariance
+from math import nan, sqrt
+from statistics import fmean
 from typing import TypeAlias
 
 import torch
@@ -32,21 +36,22 @@ from torch import Tensor
 from fednorm.algorithms.dsgd import DSGD
 from fednorm.algorithms.fedavg import FedAvg
 from fednorm.core.combine import combined
-from fednorm.core.messages import Memory, Reply, Report, Running, ServerState
+from fednorm.core.merge import find_rate
+from fednorm.core.messages import Batches, Memory, Reply, Running, ServerState
 from fednorm.core.round import NonFiniteLossError, broadcast, client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId, Tensors
-from fednorm.engines.centralized import Merged
+from fednorm.engines.centralized import merged
 from fednorm.engines.clients import Clients
+from fednorm.engines.masks import UnmatchedDrawError, same_masks
 from fednorm.engines.simulate import Round
 from fednorm.experiment.prepare import Prepared
+from fednorm.experiment.window import WINDOW, Window, mean_variance, move_window
 from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.switch_norm import SwitchNorm
 from fednorm.strategies.naive import Naive
 
 Diagnostics: TypeAlias = dict[str, float | None]
-
-WINDOW = 20  # rounds
 
 
 class Diagnosis:
@@ -56,35 +61,27 @@ class Diagnosis:
         self.prepared = prepared
         self.before = prepared.task.initial_state
         self.memories: Mapping[ClientId, Memory] = {}
-        self.drifts: deque[float | None] = deque(maxlen=WINDOW)
-        self.deviations: deque[float | None] = deque(maxlen=WINDOW)
+        self.window: Window = {}
 
     def go_on(
-        self,
-        state: ServerState,
-        memories: Mapping[ClientId, Memory],
-        found: Sequence[Diagnostics],
+        self, state: ServerState, memories: Mapping[ClientId, Memory], window: Window
     ) -> None:
         """Look on from where a run stopped, after the rounds that were looked at."""
-        self.before, self.memories = state, memories
-        self.drifts.extend(one["drift"] for one in found)
-        self.deviations.extend(one["deviation"] for one in found)
+        self.before, self.memories, self.window = state, memories, window
 
     def of(self, result: Round, *, gradient: bool) -> Diagnostics:
         """Return what the next round shows; `gradient` asks for the gradient's deviation too."""
         task = self.prepared.task
         gone = {rejected.client for rejected in result.state.rejected}
         replies = [reply for reply in result.replies if reply.client not in gone]
-        moved = drift(task, self.before, result.state)
-        apart = deviation(task, self.before, replies)
-        self.drifts.append(moved)
-        self.deviations.append(apart)
+        new = {reply.client: batch_vector(task, self.before, reply) for reply in replies}
+        seen = {client: vector for client, vector in new.items() if vector is not None}
+        self.window = move_window(self.window, result.state.round, seen)
         sends = not self.prepared.entry.centralized  # one machine sends nothing to anybody
         found: Diagnostics = {
-            "drift": moved,
-            "deviation": apart,
-            "window_variance": _variance(self.drifts),
-            "deviation_window_variance": _variance(self.deviations),
+            "drift": drift(task, self.before, result.state),
+            "deviation": deviation(task, self.before, replies),
+            "statistics_variance": mean_variance(self.window),
             "gradient_deviation": self._gradient(replies) if gradient else None,
             "bytes_up": float(result.bytes_up * sends),
             "bytes_down": float(result.bytes_down * sends),
@@ -100,13 +97,11 @@ class Diagnosis:
         mean = mean_gradient(task, self.before, self.memories, replies)
         if mean is None:
             return None
-        central = central_gradient(task, self.before, self.prepared.federation)
+        # One machine draws for the merged batch as for that of one client.
+        alone = self.prepared.entry.centralized
+        clients = self.prepared.clients if alone else self.prepared.federation
+        central = central_gradient(task, self.before, clients)
         return None if central is None else distance(mean, central)
-
-
-def _variance(window: Iterable[float | None]) -> float | None:
-    values = [value for value in window if value is not None]
-    return pvariance(values) if len(values) > 1 else None
 
 
 def _shared(task: Task) -> list[str]:
@@ -128,7 +123,7 @@ def deviation(task: Task, before: ServerState, replies: Sequence[Reply]) -> floa
     paths = _shared(task)
     parts = [
         [
-            _apart(*batch_statistics(task, before, path, reply.stats[path]), before.running[path])
+            _apart(*batch_statistics(task, before, path, reply), before.running[path])
             for path in paths
             if path in reply.stats
         ]
@@ -143,19 +138,45 @@ def _apart(mean: Tensor, var: Tensor, shared: Running) -> float:
 
 
 def batch_statistics(
-    task: Task, before: ServerState, path: str, report: Report
+    task: Task, before: ServerState, path: str, reply: Reply
 ) -> tuple[Tensor, Tensor]:
     """Return mean and unbiased variance of a client's batches in a round, over its steps.
 
     With `statistics="average"` a client reports running statistics, which hold them in part.
     """
+    report = reply.stats[path].scaled(reply.examples)
     mean, var = report.moments.mean, report.moments.var
     if task.strategy.statistics == "pool":
         return mean, report.moments.unbiased_var
     shared, momentum = before.running[path], task.layout.sharing[path].momentum
-    steps = report.batches - shared.batches
-    rate = steps / report.batches if momentum is None else 1 - (1 - momentum) ** steps
+    rate = find_rate(shared, report.batches, momentum)
     return shared.mean + (mean - shared.mean) / rate, shared.var + (var - shared.var) / rate
+
+
+def batch_vector(task: Task, before: ServerState, reply: Reply) -> Tensor | None:
+    """Return a client's batch statistics of a round, layer after layer; None if it sends none.
+
+    In the place of a layer that reports nothing is NaN.
+    """
+    parts: list[Tensor] = []
+    for path in _shared(task):
+        shared = before.running[path]
+        mean, var = shared.mean * nan, shared.var * nan
+        if path in reply.stats:
+            mean, var = batch_statistics(task, before, path, reply)
+        parts += [mean.flatten(), var.flatten()]
+    vector = torch.cat(parts).cpu() if parts else torch.empty(0)
+    return None if vector.isnan().all() else vector
+
+
+def window_bytes(prepared: Prepared) -> int:
+    """Return how many bytes the window over the clients' batch statistics may take."""
+    experiment, task = prepared.experiment, prepared.task
+    if not experiment.diagnose:
+        return 0
+    running = [task.initial_state.running[path] for path in _shared(task)]
+    vector = sum(r.mean.nbytes + r.var.nbytes for r in running)
+    return vector * min(WINDOW, experiment.rounds) * len(prepared.clients.participants(1))
 
 
 def mean_gradient(
@@ -203,24 +224,33 @@ def _moves_along_the_gradient(algorithm: FedAvg) -> bool:
 def central_gradient(task: Task, before: ServerState, clients: Clients) -> Tensors | None:
     """Return the gradient of BatchNorm on the merged batches of the next round.
 
-    None if the layers are not BatchNorm's, if parameters are personal, so that there is no one
-    model, or if the loss is not finite.
+    It drops the units that the clients drop. None if the layers are not BatchNorm's, if parameters
+    are personal, so that there is no one model, if the loss is not finite, or if the model draws
+    random numbers that belong to no sample.
     """
     layers = [layer for layer in task.layout.norms.values() if isinstance(layer, FedBatchNorm)]
     mixing = any(isinstance(layer, SwitchNorm) for layer in layers)
     if not layers or mixing or task.layout.personal_parameters:
         return None
     central = replace(task, strategy=Naive(), algorithm=DSGD())
-    batches = Merged(clients).batches(0, before.round + 1)
+    number = before.round + 1
+    parts = [_first_step(clients.batches(c, number)) for c in clients.participants(number)]
+    batches = merged(parts)
     try:
-        reply, _ = client_round(central, broadcast(central, before), Memory(), batches)
-    except NonFiniteLossError:
+        with same_masks(parts, central.model):
+            reply, _ = client_round(central, broadcast(central, before), Memory(), batches)
+    except (NonFiniteLossError, UnmatchedDrawError):
         return None
     except ValueError:
         if len(next(iter(batches.steps))[1]) > 1:
             raise
         return None  # of one sample, a layer may get one value per channel, without variance
     return reply.update
+
+
+def _first_step(batches: Batches) -> Batches:
+    """Return the only batch of a round, made once."""
+    return replace(batches, steps=[next(iter(batches.steps))])
 
 
 def distance(gradient: Tensors, reference: Tensors) -> float | None:

@@ -69,7 +69,7 @@ class Remote:
 
     def scores(
         self, task: Task, state: ServerState, clients: Sequence[ClientId], adapt: float
-    ) -> list[Score]:
+    ) -> dict[ClientId, Score]:
         """Let clients test their models."""
         return self._connected().scores(task, state, clients, adapt)
 
@@ -96,10 +96,17 @@ def remote(experiment: Experiment, entry: StrategyEntry, seed: int, task: Task) 
             "engine 'flower' leaves data as its nodes hold them, so that an attack on data cannot "
             "be made there; use another engine."
         )
-    if experiment.unseen and is_personal(task) and experiment.newcomers == "average":
+    untrained = experiment.unseen or experiment.participation < 1 or experiment.dropout
+    if untrained and is_personal(task) and experiment.newcomers == "average":
         raise ValueError(
             "engine 'flower' leaves personal layers on their nodes, so that there is no mean of "
-            "them for unseen clients; use newcomers = 'initial'."
+            "them for clients that have not trained (unseen, participation, dropout); use "
+            "newcomers = 'initial'."
+        )
+    if experiment.evaluate == "global" and (is_personal(task) or experiment.adapt):
+        raise ValueError(
+            "engine 'flower' tests a client's own model on its node, which does not hold all test "
+            "samples; use evaluate = 'auto'."
         )
     build = partial(_simulated_site, experiment.model_dump_json())
     nodes = experiment.clients - experiment.unseen

@@ -43,6 +43,7 @@ def run_folder(folder: Path, entry: StrategyEntry, seed: int) -> Path:
 
 
 _NEUTRAL = {"personal_memory", "timeout"}  # these change no result
+_VERSION = 2  # raised when the same settings give other results than before
 
 
 def run_key(experiment: Experiment, entry: StrategyEntry, seed: int) -> dict[str, Any]:
@@ -52,7 +53,8 @@ def run_key(experiment: Experiment, entry: StrategyEntry, seed: int) -> dict[str
     unused = {key for key in later if getattr(experiment, key) == fields[key].default}
     left_out = _AXES | unused | _NEUTRAL
     settings = experiment.model_dump(mode="json", exclude=left_out)
-    return {"settings": settings, "strategy": entry.model_dump(mode="json"), "seed": seed}
+    chosen = entry.model_dump(mode="json")
+    return {"version": _VERSION, "settings": settings, "strategy": chosen, "seed": seed}
 
 
 def recorded(

@@ -1,6 +1,6 @@
 """What a run and a comparison return: plain values, ready for a table, a plot or JSON."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from math import isfinite, nan
 from statistics import fmean, pstdev
@@ -17,17 +17,21 @@ class Evaluation:
     """Accuracies are fractions.
 
     Where a strategy keeps personal parts there is no global model: `accuracy` is then the mean
-    over clients, each on its own test split.
+    over clients, each on its own test split or, with `evaluate = "global"`, on all test samples.
+    Clients that have not trained yet count as the others do, with the personal layers of newcomers.
     """
 
     round: int
     accuracy: float
     loss: float
     train_loss: float
-    per_client: tuple[float, ...] | None = None  # on each client's own test split
+    per_client: tuple[float, ...] | None = None
     worst: float | None = None
     weighted: float | None = None  # by the size of the clients' test splits
-    unseen: float | None = None  # mean over clients that never trained
+    # Of personal models, where some clients have not trained yet: means of these and of the others.
+    trained: float | None = None
+    untrained: float | None = None
+    unseen: float | None = None  # mean over clients that never train
     attack_success: float | None = None  # of a backdoor
 
     @classmethod
@@ -88,6 +92,8 @@ class Summary:
     spread: float  # standard deviation over seeds
     best: float | None  # mean of the best accuracies
     worst_client: float | None  # mean over seeds
+    trained: float | None  # mean over seeds; of clients that have trained, where some have not
+    untrained: float | None  # mean over seeds; of clients that have not
     attack_success: float | None  # mean over seeds
     runs: tuple[RunResult, ...]
 
@@ -113,6 +119,12 @@ class Comparison:
             "config": self.config,
             "runs": [run.to_json() for run in self.runs],
         }
+
+    @property
+    def tested_on(self) -> str:
+        """What clients' own models are tested on, in words."""
+        everywhere = self.config.get("evaluate") == "global"
+        return "all test samples" if everywhere else "its own test split"
 
     @property
     def metric(self) -> str:
@@ -141,14 +153,19 @@ def without_nan(value: Any) -> Any:
 def _summary(label: str, runs: tuple[RunResult, ...]) -> Summary:
     finals = [run.final for run in runs if run.final]
     accuracies = [final.accuracy for final in finals if isfinite(final.accuracy)]
-    worst = [final.worst for final in finals if final.worst is not None]
-    successes = [final.attack_success for final in finals if final.attack_success is not None]
     return Summary(
         strategy=label,
         accuracy=fmean(accuracies) if accuracies else None,
         spread=pstdev(accuracies) if accuracies else 0.0,
         best=fmean(r.best_accuracy or 0.0 for r in runs if r.history) if accuracies else None,
-        worst_client=fmean(worst) if worst else None,
-        attack_success=fmean(successes) if successes else None,
+        worst_client=_mean(final.worst for final in finals),
+        trained=_mean(final.trained for final in finals),
+        untrained=_mean(final.untrained for final in finals),
+        attack_success=_mean(final.attack_success for final in finals),
         runs=runs,
     )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

@@ -1,16 +1,19 @@
 """One run from the first round to the last, with its evaluations."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Protocol
 
 from fednorm.attacks import Backdoor
-from fednorm.core.messages import Memory, Rejected, ServerState
+from fednorm.core.messages import Batches, Memory, Rejected, ServerState
 from fednorm.core.round import NonFiniteLossError, NoUsableReplyError
 from fednorm.core.task import export
 from fednorm.core.types import ClientId
+from fednorm.data import Dataset
+from fednorm.data.federation import Federation
+from fednorm.data.look import Batch
 from fednorm.engines.adapt import newcomer
 from fednorm.engines.evaluate import Score, is_personal, score, score_clients, score_global
 from fednorm.engines.simulate import Round, Start
@@ -95,13 +98,14 @@ def _rounds(prepared: Prepared, tally: Tally, start: Checkpoint | None) -> Itera
     experiment = prepared.experiment
     diagnosis = Diagnosis(prepared) if experiment.diagnose else None
     if diagnosis and start:
-        diagnosis.go_on(start.state, start.memories, tally.diagnostics)
+        diagnosis.go_on(start.state, start.memories, start.window)
     for result in prepared.rounds(Start(start.state, start.memories) if start else None):
         number = result.state.round
         due = number % experiment.evaluation_rounds == 0 or number == experiment.rounds
         evaluation = evaluate(prepared, result) if due else None
         diagnostics = diagnosis.of(result, gradient=due) if diagnosis else None
         tally.add(result, evaluation, diagnostics, sends=not prepared.entry.centralized)
+        tally.window = diagnosis.window if diagnosis else {}
         kept = replace(result, replies=())  # nobody needs them any more, and they are large
         del result
         yield kept
@@ -153,24 +157,59 @@ def evaluate(prepared: Prepared, result: Round) -> Evaluation:
     task, data, experiment = prepared.task, prepared.data, prepared.experiment
     state = surveyed(task, result.state, result.memories, prepared.clients, _way(prepared))
     evaluation = Evaluation(state.round, 0.0, 0.0, result.train_loss)
+    start = _start(prepared, result.memories)
     if personal(prepared):
-        scores = _scores(prepared, state, result.memories, honest(prepared))
-        mean = (fmean(s.accuracy for s in scores), fmean(s.loss for s in scores))
-        evaluation = _per_client(evaluation, scores, *mean)
+        evaluation = _personal(prepared, evaluation, state, result.memories, start)
     else:
         found = score_global(task, state, data.test_batches())
         evaluation = replace(evaluation, accuracy=found.accuracy, loss=found.loss)
         if experiment.evaluate == "clients":
-            scores = _scores(prepared, state, {}, honest(prepared))
-            evaluation = _per_client(evaluation, scores, found.accuracy, found.loss)
-    success = attack_success(prepared, state, result.memories)
+            own = _scores(prepared, state, {}, honest(prepared))
+            evaluation = _per_client(evaluation, own.values(), found.accuracy, found.loss)
+    success = attack_success(prepared, state, result.memories, start)
     evaluation = replace(evaluation, attack_success=success)
     if not experiment.unseen:
         return evaluation
-    start = newcomer(result.memories) if experiment.newcomers == "average" else Memory()
     strangers = range(len(prepared.federation.all()), experiment.clients)
-    scores = _scores(prepared, state, dict.fromkeys(strangers, start), strangers)
-    return replace(evaluation, unseen=fmean(s.accuracy for s in scores) if scores else None)
+    met = _scores(prepared, state, dict.fromkeys(strangers, start), strangers)
+    return replace(evaluation, unseen=_mean_accuracy(met))
+
+
+def _start(prepared: Prepared, memories: Mapping[ClientId, Memory]) -> Memory:
+    """Return the personal layers with which a client that has not trained is tested."""
+    experiment = prepared.experiment
+    everyone = all(client in memories for client in range(experiment.clients))
+    if everyone or experiment.newcomers == "initial" or not prepared.task.layout.personal:
+        return Memory()
+    return newcomer(memories)
+
+
+def _personal(
+    prepared: Prepared,
+    evaluation: Evaluation,
+    state: ServerState,
+    memories: Mapping[ClientId, Memory],
+    start: Memory,
+) -> Evaluation:
+    """Test every honest client's model; one that has not trained yet has the layers of `start`."""
+    keeps = is_personal(prepared.task)
+    tested = honest(prepared)
+    new = [client for client in tested if keeps and client not in memories]
+    old = [client for client in tested if client not in new]
+    trained = _scores(prepared, state, memories, old)
+    if prepared.remote and prepared.experiment.newcomers == "average":
+        new = []  # layers stay on their nodes, so that there is no mean of them
+    untrained = _scores(prepared, state, dict.fromkeys(new, start), new)
+    scores = [score for _, score in sorted({**trained, **untrained}.items())]
+    mean = (fmean(s.accuracy for s in scores), fmean(s.loss for s in scores))
+    evaluation = _per_client(evaluation, scores, *mean)
+    if not untrained:
+        return evaluation
+    return replace(evaluation, trained=_mean_accuracy(trained), untrained=_mean_accuracy(untrained))
+
+
+def _mean_accuracy(scores: Mapping[ClientId, Score]) -> float | None:
+    return fmean(s.accuracy for s in scores.values()) if scores else None
 
 
 def honest(prepared: Prepared) -> list[ClientId]:
@@ -180,18 +219,23 @@ def honest(prepared: Prepared) -> list[ClientId]:
 
 
 def attack_success(
-    prepared: Prepared, state: ServerState, memories: Mapping[ClientId, Memory]
+    prepared: Prepared,
+    state: ServerState,
+    memories: Mapping[ClientId, Memory],
+    start: Memory,
 ) -> float | None:
     """Return how often a backdoor's patch makes the model see the attacker's class.
 
-    Where models are personal it is the mean over honest clients, each on all test images.
+    Where models are personal it is the mean over honest clients, each on all test images; one that
+    has not trained yet has the layers of `start`.
     """
     adversary, world = prepared.conditions.adversary, prepared.world
     attack = adversary.attack if adversary else None
     if not isinstance(attack, Backdoor) or world is None:
         return None
     task, data = prepared.task, prepared.data
-    own = [memories.get(c) for c in honest(prepared)] if personal(prepared) else [None]
+    tested: list[ClientId | None] = [*honest(prepared)] if personal(prepared) else [None]
+    own = (None if client is None else memories.get(client, start) for client in tested)
     models = (export(task, state, memory) for memory in own)
     scores = [score(m, attack.triggered(data.test_batches(), world), task.loss) for m in models]
     return fmean(found.accuracy for found in scores if found) if any(scores) else None
@@ -213,17 +257,35 @@ def _scores(
     prepared: Prepared,
     state: ServerState,
     memories: Mapping[ClientId, Memory],
-    clients: Iterable[ClientId],
-) -> list[Score]:
+    clients: Sequence[ClientId],
+) -> dict[ClientId, Score]:
     data, adapt = prepared.federation, prepared.experiment.adapt
-    trained = [client for client in clients if client in data.all()]
-    if prepared.remote and trained:  # their data and their memories are elsewhere
-        return prepared.remote.scores(prepared.task, state, trained, adapt)
-    return score_clients(prepared.task, state, memories, data, clients, adapt=adapt)
+    here = [client for client in clients if client in data.all()]
+    if prepared.remote and here:  # their data and their memories are elsewhere
+        return prepared.remote.scores(prepared.task, state, here, adapt)
+    everywhere = personal(prepared) and prepared.experiment.evaluate == "global"
+    tested = Everywhere(data, prepared.data) if everywhere else data
+    return score_clients(prepared.task, state, memories, tested, clients, adapt=adapt)
+
+
+@dataclass(frozen=True, slots=True)
+class Everywhere:
+    """Clients that are tested on all test samples, those that a global model is tested on."""
+
+    federation: Federation
+    data: Dataset
+
+    def test(self, client: ClientId) -> Iterable[Batch]:  # noqa: ARG002 (the same for all)
+        """Return all test samples, in batches."""
+        return self.data.test_batches()
+
+    def everything(self, client: ClientId) -> Batches:
+        """Return all of a client's training data once, in batches."""
+        return self.federation.everything(client)
 
 
 def _per_client(
-    evaluation: Evaluation, scores: list[Score], accuracy: float, loss: float
+    evaluation: Evaluation, scores: Collection[Score], accuracy: float, loss: float
 ) -> Evaluation:
     accuracies = tuple(s.accuracy for s in scores)
     examples = sum(s.examples for s in scores)

@@ -87,6 +87,6 @@ class Saves:
     def save(self, result: Round, tally: Tally) -> None:
         """Save now."""
         self.metrics.file.flush()
-        found = Checkpoint(result.state, result.memories, tally.record())
+        found = Checkpoint(result.state, result.memories, tally.record(), tally.window)
         checkpoint.save(self.folder, self.key, found)
         self.last = time.monotonic()

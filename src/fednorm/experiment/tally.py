@@ -2,18 +2,19 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from fednorm.engines.simulate import Round
 from fednorm.experiment.diagnostics import Diagnostics
 from fednorm.experiment.result import Evaluation, RunResult, Status
+from fednorm.experiment.window import Window
 
 
 @dataclass
 class Tally:
-    """What was measured so far; plain values, which a checkpoint can hold."""
+    """What was measured so far."""
 
     history: list[Evaluation] = field(default_factory=list)
     exchanges: list[int] = field(default_factory=list)
@@ -25,6 +26,7 @@ class Tally:
     repeated: int = 0
     before: float = 0.0  # seconds, until the run was last begun
     begun: float = field(default_factory=time.perf_counter)
+    window: Window = field(default_factory=dict)  # behind the diagnostics; tensors
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "Tally":
@@ -33,9 +35,9 @@ class Tally:
         return cls(**{**record, "history": history})
 
     def record(self) -> dict[str, Any]:
-        """Return what a checkpoint holds."""
-        values = asdict(self)
-        del values["begun"]
+        """Return what a checkpoint holds beside tensors: plain values."""
+        values = asdict(replace(self, window={}))
+        del values["begun"], values["window"]
         return {**values, "before": self.seconds}
 
     @property

@@ -16,13 +16,17 @@ from fednorm.report.plots import svg
 _TITLES = {
     "drift": "drift",
     "deviation": "deviation",
+    "statistics_variance": "variance of statistics",
     "gradient_deviation": "gradient deviation",
 }
 _MEANINGS = {
     "drift": "Drift: how far the shared statistics moved in a round, ‖S(t+1) − S(t)‖₁.",
     "deviation": "Deviation: how far the clients' batch statistics were from them, ‖S_i − S(t)‖₁.",
+    "statistics_variance": "Variance of statistics: how much each client's batch statistics S_i "
+    "varied over the last 200 rounds, summed over channels, mean over clients.",
     "gradient_deviation": "Gradient deviation: distance of the clients' mean gradient from that of "
-    "BatchNorm on their merged batches, relative to it; what is below 0.001 stands at 0.001.",
+    "BatchNorm on their merged batches, with the same dropout masks, relative to it; what is below "
+    "0.001 stands at 0.001.",
 }
 _FLOOR = {"gradient_deviation": 1e-3}  # rounding, far below, would take most of the plot
 _SIZE = (3.1, 2.3)  # inches

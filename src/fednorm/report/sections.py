@@ -214,9 +214,12 @@ def clients(story: Story) -> Iterator[str]:
     if listed:
         yield html.heading(2, f"{_metrics(story)} of each client")
         yield html.definitions(listed)
-        yield html.paragraph(
-            "caption", "In %, each client on its own test split, at the last evaluation."
-        )
+        told = [
+            [f"In %, each client on {panel.comparison.tested_on}, at the last evaluation."]
+            for panel in story.panels
+        ]
+        for sentence in _once(story, told):
+            yield html.paragraph("caption", sentence)
 
 
 def what_was_run(story: Story) -> Iterator[str]:

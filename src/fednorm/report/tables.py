@@ -140,6 +140,9 @@ def _mean(values: Iterable[float]) -> float | None:
 
 def _notes(summary: Summary, seeds: int) -> list[str]:
     notes = ["mean over clients"] if any(run.personal for run in summary.runs) else []
+    if summary.untrained is not None:
+        both = f"{percent(summary.trained)} % trained, {percent(summary.untrained)} % untrained"
+        notes = [f"mean over clients ({both})"]
     if len(summary.runs) < seeds:
         notes.append(f"{len(summary.runs)} of {seeds} seeds")
     alike: dict[str, list[RunResult]] = {}

@@ -26,7 +26,7 @@ def caveats(comparison: Comparison) -> list[str]:
         _stopped(comparison.runs),
         _interrupted(comparison.runs),
         _one_seed(comparison.runs),
-        _personal(summaries, comparison.metric),
+        _personal(comparison),
     )
     return [sentence for sentence in sentences if sentence]
 
@@ -133,11 +133,12 @@ def _one_seed(runs: Sequence[RunResult]) -> str:
     return "With one seed, small differences may be chance." if one else ""
 
 
-def _personal(summaries: Sequence[Summary], metric: str) -> str:
+def _personal(comparison: Comparison) -> str:
+    summaries = comparison.summaries()
     personal = [s.strategy for s in summaries if any(run.personal for run in s.runs)]
     if not personal:
         return ""
     return (
-        f"For {', '.join(personal)} there is no global model: {metric} is the mean over clients, "
-        "each on its own test split."
+        f"For {', '.join(personal)} there is no global model: {comparison.metric} is the mean over "
+        f"clients, each on {comparison.tested_on}."
     )

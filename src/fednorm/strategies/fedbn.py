@@ -6,7 +6,9 @@ Normalization", ICLR 2021, arXiv:2102.07623.
 Client: keeps γ, β and the running statistics of its BatchNorm layers for itself; the rest as in
 FedAvg.
 
-Server: averages the rest. There is no global model, so accuracy is measured per client.
+Server: averages the rest. There is no global model: every client's own is tested, on its own test
+split or, with `evaluate = "global"`, on all test samples. A client that has not trained yet is
+tested with the mean of the layers of those that have (`newcomers = "average"`).
 """
 
 from collections.abc import Mapping

@@ -137,15 +137,15 @@ class Link:
 
     def scores(
         self, task: Task, state: ServerState, clients: Iterable[ClientId], adapt: float
-    ) -> list[Score]:
+    ) -> dict[ClientId, Score]:
         """Let clients test their models on their own data."""
         content = wire.broadcast_records(broadcast(task, state), adapt=adapt)
-        scores = []
-        for found in self._call("evaluate", content, list(clients)).values():
+        scores = {}
+        for client, found in self._call("evaluate", content, list(clients)).items():
             values = {key: float(str(v)) for key, v in found[wire.METRICS].items()}
             if values:
                 examples = int(values["examples"])
-                scores.append(Score(values["accuracy"], values["loss"], examples))
+                scores[client] = Score(values["accuracy"], values["loss"], examples)
         return scores
 
     def _call(

@@ -84,7 +84,7 @@ def client_app(build: Build) -> ClientApp:
         state = _state(site, message)
         scores = score_clients(site.task, state, memories, site.data, [client], adapt=adapt)
         found = MetricRecord()
-        for score in scores:
+        for score in scores.values():
             found["accuracy"], found["loss"] = score.accuracy, score.loss
             found["examples"] = score.examples
         return _said(message, RecordDict({wire.METRICS: found}))
