@@ -35,15 +35,15 @@ def _statistics(task, reply, toy):
         said.append("means of the loss gradient")
     if reply.stats:
         pooled = task.strategy.statistics == "pool"
-        said.insert(0, "mean, variance, count" if pooled else "running mean and variance")
+        when = " of all its data before it trains" if task.strategy.measures else ""
+        said.insert(0, f"mean, variance, count{when}" if pooled else "running mean and variance")
     if task.strategy.survey != "never":
         received = broadcast(task, task.initial_state)
         seen = client_survey(
             task, received, Memory(), toy.everything(0), task.strategy.survey_rule()
         )
         assert seen.stats
-        when = "round" if task.strategy.survey == "rounds" else "evaluation"
-        said.append(f"mean, variance, count of all its data before each {when}")
+        said.append("mean, variance, count of all its data before each evaluation")
     if task.strategy.exchanges:
         said.append("batch mean, squared deviation and their gradients, in mid-step")
     return "; ".join(said) or "–"
