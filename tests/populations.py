@@ -88,8 +88,9 @@ def population(steps_of, weight_of, beta):
 
     `steps_of[i]` are the values (channels x values) that client i's layer saw, step by step; a
     value of step s of E weighs β(1-β)^(E-s). All values of client i together weigh `weight_of[i]`.
+    N is how many values were seen in a step, the mean over steps with these weights.
     """
-    values, weights = [], []
+    values, weights, seen = [], [], 0.0
     for steps, total in zip(steps_of, weight_of, strict=True):
         last = len(steps)
         own = [
@@ -99,7 +100,9 @@ def population(steps_of, weight_of, beta):
         own = torch.cat(own)
         weights.append(own / own.sum() * total)
         values.append(torch.cat(steps, 1))
-    return sum(weight_of), *weighted(torch.cat(values, 1), torch.cat(weights))
+        shares = [beta * (1 - beta) ** (last - s) for s in range(1, last + 1)]
+        seen += sum(a * x.shape[1] for a, x in zip(shares, steps, strict=True)) / sum(shares)
+    return seen, *weighted(torch.cat(values, 1), torch.cat(weights))
 
 
 def follow(mean, var, found, share):

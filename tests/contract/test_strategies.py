@@ -119,7 +119,7 @@ def test_message_sizes_are_those_of_the_tensors(name):
     running = list(received.running.values())
     moments = [report.moments for report in reply.stats.values()]
     down = sum(8 * (r.mean.numel() + r.var.numel()) for r in running) + 8 * len(running)
-    up = sum(8 * (m.mean.numel() + m.var.numel()) for m in moments) + 16 * len(moments)
+    up = sum(8 * (m.mean.numel() + m.var.numel()) for m in moments) + 24 * len(moments)
     assert bytes_down(received) == shared + down + 8
     assert bytes_up(reply) == shared + up + 8
 

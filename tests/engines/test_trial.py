@@ -196,7 +196,7 @@ def test_a_trial_leaves_the_task_as_it_was():
     task = task_of("naive", algorithm("dsgd"), model=model)
     export(task, task.initial_state)
     before = {key: value.clone() for key, value in task.model.state_dict().items()}
-    exact = trial.in_double(task)
+    exact = trial._in_double(task)
     assert {t.dtype for t in exact.initial_state.weights.values()} == {torch.float64}
     few = trial.Few(clients, [0, 2])
     assert "norm" not in next(rounds(exact, few, 1)).replies[0].stats

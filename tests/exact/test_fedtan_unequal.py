@@ -24,7 +24,7 @@ class Weighted(nn.Module):
         super().__init__()
         self.weight, self.bias, self.eps = plain.weight, plain.bias, plain.eps
         self.mean, self.var = plain.running_mean, plain.running_var
-        self.share = self.held = None  # the weight of each sample; how many samples they stand for
+        self.share = None  # the weight of each sample
 
     def forward(self, u):
         axes, view = [0, *range(2, u.dim())], (1, -1, *[1] * (u.dim() - 2))
@@ -32,7 +32,7 @@ class Weighted(nn.Module):
         c = self.share.view(-1, *[1] * (u.dim() - 1)) / values
         mean = (c * u).sum(axes)
         var = (c * (u - mean.view(view)) ** 2).sum(axes)
-        found = (self.held * values, mean.detach(), var.detach())
+        found = (len(u) * values, mean.detach(), var.detach())
         self.mean, self.var = follow(self.mean, self.var, found, BETA)
         normal = (u - mean.view(view)) / (var.view(view) + self.eps).sqrt()
         return normal * self.weight.view(view) + self.bias.view(view)
@@ -54,7 +54,7 @@ def central(model, clients, rounds, weight_decay=0.0):
         each = torch.tensor([b.examples / held for b in drawn], dtype=torch.float64) / sizes
         share = each.repeat_interleave(sizes)
         for layer in layers.values():
-            layer.share, layer.held = share, held
+            layer.share = share
         optimizer.zero_grad()
         (share * functional.cross_entropy(model(x), y, reduction="none")).sum().backward()
         optimizer.step()

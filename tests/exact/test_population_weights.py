@@ -315,5 +315,20 @@ def test_the_oracle_itself():
     """Weighted moments of two clients, by the law of total variance."""
     x, y = torch.tensor([[0.0, 2.0]]).double(), torch.tensor([[10.0, 10.0, 13.0]]).double()
     n, mean, var = population([[x], [y]], [6, 2], BETA)
-    assert (n, float(mean), float(var)) == pytest.approx((8, 3.5, 0.75 + 0.5 + 0.1875 * 100))
+    assert (n, float(mean), float(var)) == pytest.approx((5, 3.5, 0.75 + 0.5 + 0.1875 * 100))
     assert [float(v) for v in weighted(x, torch.tensor([1.0, 3.0]).double())] == [1.5, 0.75]
+
+
+@pytest.mark.parametrize("name", ["naive", "fbn", "fedtan", "feddna", "brn", "switchnorm"])
+def test_one_client_has_torchs_running_variance(name):
+    """Its correction by n/(n-1) asks for the values that were seen, not for the samples held."""
+    clients = Population(holds=(500,), batch=(5,), steps=(1,), shapes=((2,),))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 4)).double()
+    fields = {"strength": 0} if name == "feddna" else {"statistics": "pool"}
+    task = task_of(name, algorithm("fedavg", lr=LR), model=model, **fields)
+    got = last(task, clients, 1).state.running["0"]
+    plain = nn.BatchNorm1d(2).double()
+    plain(clients.batches(0, 1).steps[0][0])
+    torch.testing.assert_close(got.mean, plain.running_mean, rtol=0, atol=TIGHT)
+    torch.testing.assert_close(got.var, plain.running_var, rtol=0, atol=TIGHT)

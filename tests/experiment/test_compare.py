@@ -194,5 +194,4 @@ def test_every_strategy_runs_by_its_name():
     assert [r.status for r in comparison.runs] == ["finished"] * len(names)
     exchanges = {r.strategy: r.exchanges_per_round for r in comparison.runs}
     assert exchanges.pop("fedtan") == 3 * 6 + 1
-    assert exchanges.pop("hbn") == 2
     assert set(exchanges.values()) == {0, 1}

@@ -225,3 +225,17 @@ def test_bytes_on_the_wire_are_those_that_the_doctor_predicts(name):
 
 def _with(batches, steps):
     return type(batches)(batches.client, steps, batches.examples, batches.seed)
+
+
+def test_a_node_that_is_still_starting_is_asked_again():
+    grid = nodes("naive")
+    late, answer = set(grid.get_node_ids()), grid.send_and_receive
+
+    def starting(messages, *, timeout=None):
+        """Answer nobody who is asked for the first time."""
+        ready = [m for m in messages if m.metadata.dst_node_id not in late]
+        late.difference_update(m.metadata.dst_node_id for m in messages)
+        return answer(ready, timeout=timeout)
+
+    grid.send_and_receive = starting
+    assert linked(grid, timeout=30.0).nodes.keys() == set(CLIENTS.all())

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from fednorm.models import build
 from fednorm.nn.convert import ConversionError, federate
 from fednorm.nn.weight_std import RELU_GAMMA, StandardizedConv, StandardizedConv2d, standardize
+from fednorm.strategies import strategy
 from support import nested_model
 
 CONVS = [nn.Conv1d, nn.Conv2d, nn.Conv3d]
@@ -207,3 +209,30 @@ def test_what_would_be_lost_is_refused_by_name(layer, message):
 
 def test_a_subclass_that_only_has_another_name_is_taken():
     assert standardize(Renamed(2, 2, 3), **GN_WS).replaced[0].before == "Renamed"
+
+
+def head_behind_norms():
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 1), nn.Flatten()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [("gn_ws", {}), ("dualbn", {}), ("naive", {"weight_standardization": True})],
+)
+def test_convolutions_behind_the_last_norm_stay_as_they_are(name, fields):
+    """Nothing would undo their scale, nor take their bias out."""
+    plain = head_behind_norms()
+    converted = strategy(name, **fields).convert(plain).model
+    assert isinstance(converted[0], StandardizedConv)
+    assert type(converted[3]) is nn.Conv2d
+    x = torch.randn(2, 4, 5, 5)
+    torch.testing.assert_close(converted[3](x), plain[3](x))
+
+
+def test_a_segmentation_networks_classifier_is_not_standardised():
+    model = build("deeplabv3plus", (3, 32, 32), 5, 0)
+    convs = [(p, m) for p, m in model.named_modules() if isinstance(m, nn.Conv2d)]
+    path, _ = convs[-1]
+    assert type(strategy("gn_ws").convert(model).model.get_submodule(path)) is nn.Conv2d

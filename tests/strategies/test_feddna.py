@@ -34,7 +34,7 @@ def clients_of(counts, channels=4, spread=1.0, seed=0):
 
 
 def shares(moments):
-    counts = torch.tensor([m.count for m in moments], dtype=torch.float64)
+    counts = torch.tensor([m.mass for m in moments], dtype=torch.float64)
     return counts / counts.sum()
 
 
@@ -128,7 +128,7 @@ def test_an_outlying_client_weighs_less_than_its_share(shift, counts, strength):
 def test_counts_keep_their_sum_and_follow_the_clients_order(counts, spread, strength, order):
     moments = clients_of(counts, spread=spread)
     weighted = reweighted(moments, strength, 10)
-    assert sum(m.count for m in weighted) == pytest.approx(sum(counts))
+    assert sum(m.mass for m in weighted) == pytest.approx(sum(counts))
     for before, after in zip(moments, weighted, strict=True):
         assert after.mean is before.mean
         assert after.var is before.var
@@ -136,7 +136,7 @@ def test_counts_keep_their_sum_and_follow_the_clients_order(counts, spread, stre
     order.shuffle(turn)
     turned = reweighted([moments[i] for i in turn], strength, 10)
     for i, m in zip(turn, turned, strict=True):
-        assert m.count == pytest.approx(weighted[i].count, rel=1e-6, abs=1e-9)
+        assert m.mass == pytest.approx(weighted[i].mass, rel=1e-6, abs=1e-9)
 
 
 def test_units_do_not_matter():
@@ -149,27 +149,27 @@ def test_units_do_not_matter():
 def test_finite_without_variance_and_alone():
     mean, zero = torch.tensor([1.0, -2.0]), torch.zeros(2)
     (alone,) = reweighted([Moments(5.0, mean, zero)], 1.0, 10)
-    assert alone.count == 5
+    assert alone.mass == 5
     same = reweighted([Moments(5.0, mean, zero), Moments(3.0, mean, zero)], 1.0, 10)
-    assert [m.count for m in same] == pytest.approx([5, 3])
+    assert [m.mass for m in same] == pytest.approx([5, 3])
     # Dead on one client, alive on the others, and far apart in units of BatchNorm's epsilon.
     mixed = [Moments(5.0, mean, zero), Moments(5.0, mean + 1e4, zero), Moments(5.0, mean, zero + 1)]
     # Strong enough to let every factor underflow, were they not relative to the nearest client.
     for strength in (1.0, 1e6):
-        assert sum(m.count for m in reweighted(mixed, strength, 10)) == pytest.approx(15)
+        assert sum(m.mass for m in reweighted(mixed, strength, 10)) == pytest.approx(15)
 
 
 def test_an_empty_client_has_no_say():
     empty = [*clients_of((4, 6)), Moments.empty(torch.zeros(4, dtype=torch.float64))]
     weighted = reweighted(empty, 1.0, 10)
-    assert weighted[2].count == 0
-    assert [m.count for m in weighted[:2]] == [m.count for m in reweighted(empty[:2], 1.0, 10)]
+    assert weighted[2].mass == 0
+    assert [m.mass for m in weighted[:2]] == [m.mass for m in reweighted(empty[:2], 1.0, 10)]
     nobody = reweighted([empty[2], empty[2]], 1.0, 10)
-    assert [m.count for m in nobody] == [0, 0]
+    assert [m.mass for m in nobody] == [0, 0]
     # Even if nobody is as near to the pooled distribution as the client without a value.
     mean, zero = torch.full((4,), 9.0, dtype=torch.float64), empty[2].var
     apart = [Moments(5.0, -mean, zero), Moments(5.0, mean, zero), empty[2]]
-    assert [m.count for m in reweighted(apart, 1e6, 1)] == pytest.approx([5, 5, 0])
+    assert [m.mass for m in reweighted(apart, 1e6, 1)] == pytest.approx([5, 5, 0])
 
 
 @pytest.mark.parametrize("kind", ["dsgd", "fedavg"])

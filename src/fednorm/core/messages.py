@@ -30,12 +30,13 @@ class Report:
     `statistics="average"` they are the client's own running statistics. `batches` is the layer's
     counter after the round: an integer, carried as the maximum.
 
-    A client says how many values the layer sees per example, and the server multiplies that by the
-    weight of the client's update: statistics and weights are averages over the same population.
+    A client says of how many samples the values are. The server multiplies the values per sample by
+    the weight of the client's update: statistics and weights are averages over one population.
     """
 
-    moments: Moments  # their count is that of values per example
+    moments: Moments
     batches: int
+    samples: float = 1.0  # that the moments are of
     more: tuple[Moments, ...] = ()  # of further calls, if a step uses the layer more than once
 
     @property
@@ -43,9 +44,12 @@ class Report:
         """The moments of each call of the layer in a step."""
         return (self.moments, *self.more)
 
-    def scaled(self, examples: float) -> Self:
-        """Return the report of so many examples: counts become numbers of values."""
-        first, *more = (moments.scaled(examples) for moments in self.calls)
+    def weighed(self, examples: float) -> Self:
+        """Return the report of a client whose update weighs so many examples."""
+        first, *more = (
+            replace(moments, weight=examples * moments.count / self.samples)
+            for moments in self.calls
+        )
         return replace(self, moments=first, more=tuple(more))
 
 
@@ -139,7 +143,7 @@ def _size(tensors: Iterable[Tensor]) -> int:
 def report_bytes(stats: Mapping[str, Report]) -> int:
     """Return the payload of reported statistics in bytes."""
     moments = [moments for report in stats.values() for moments in report.calls]
-    numbers = len(moments) + len(stats)  # counts and counters
+    numbers = len(moments) + 2 * len(stats)  # counts, counters and samples
     return _size(t for m in moments for t in (m.mean, m.var)) + _INTEGER * numbers
 
 

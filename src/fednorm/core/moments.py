@@ -6,7 +6,7 @@ data would have computed: the law of total variance.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Self
 
@@ -25,6 +25,13 @@ class Moments:
     count: float
     mean: Tensor
     var: Tensor
+    # In a pool, if that is not the count: values may stand for a population that is larger.
+    weight: float | None = field(default=None, repr=False)
+
+    @property
+    def mass(self) -> float:
+        """What these moments weigh in a pool."""
+        return self.count if self.weight is None else self.weight
 
     @classmethod
     def of(cls, values: Tensor) -> Self:
@@ -99,8 +106,9 @@ def pool(moments: Sequence[Moments], aggregate: Aggregator = weighted_mean) -> M
     """Merge the clients' moments by the law of total variance.
 
     The variance of the whole is the variance within clients plus the variance between their
-    means. With the weighted mean this is exact. With a robust rule A it is
-    `A(var) + A((mean - A(mean))²)`, and each client counts as much as the median of them says.
+    means. With the weighted mean this is exact, and moments weigh as much as they say; their counts
+    are added, because an unbiased variance asks how many values were seen. With a robust rule A it
+    is `A(var) + A((mean - A(mean))²)`, and each client counts as much as the median of them says.
 
     >>> pool([Moments.of(torch.tensor([[0.0], [2.0]])), Moments.of(torch.tensor([[4.0], [6.0]]))])
     Moments(count=4.0, mean=tensor([3.]), var=tensor([5.]))
@@ -110,7 +118,7 @@ def pool(moments: Sequence[Moments], aggregate: Aggregator = weighted_mean) -> M
         return (present or list(moments))[0]
     means = torch.stack([m.mean for m in present])
     counts = [m.count for m in present]
-    weights = torch.tensor(counts, dtype=torch.float64)
+    weights = torch.tensor([m.mass for m in present], dtype=torch.float64)
     mean = aggregate(means, weights)
     within = aggregate(torch.stack([m.var for m in present]), weights)
     between = aggregate((means - mean) ** 2, weights)

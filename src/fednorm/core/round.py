@@ -249,7 +249,7 @@ def _merged(task: Task, state: ServerState, path: str, replies: Sequence[Reply])
     return task.strategy.merge(
         state.running[path],
         Merge(
-            reports=[reply.stats[path].scaled(reply.examples) for reply in heard],
+            reports=[reply.stats[path].weighed(reply.examples) for reply in heard],
             examples=[reply.examples for reply in heard],
             aggregate=task.aggregate_statistics,
             layer=task.layout.sharing[path],

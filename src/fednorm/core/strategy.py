@@ -51,7 +51,7 @@ class Merge:
     """What the server hands to a strategy for one layer: who reported, and how to combine."""
 
     reports: Sequence[Report]
-    examples: Sequence[int]  # one for each report, whose counts are numbers of values
+    examples: Sequence[int]  # one for each report, whose moments say what they weigh
     aggregate: Aggregator
     layer: NormLayer
 

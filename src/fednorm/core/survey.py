@@ -71,7 +71,7 @@ def _adopted(task: Task, state: ServerState, path: str, surveyed: Sequence[Surve
     if not enough(task.aggregate_statistics, len(heard)):
         return state.running[path]
     merge = Merge(
-        reports=[s.stats[path].scaled(s.examples) for s in heard],
+        reports=[s.stats[path].weighed(s.examples) for s in heard],
         examples=[s.examples for s in heard],
         aggregate=task.aggregate_statistics,
         layer=task.layout.sharing[path],

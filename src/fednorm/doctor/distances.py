@@ -34,13 +34,10 @@ def surveyed(task: Task, clients: Drawn) -> dict[str, list[Moments]]:
     """Return what each client's layers saw, by layer."""
     received = broadcast(task, task.initial_state)
     seen = [
-        client_survey(task, received, Memory(), clients.everything(c), rules.surveyed)
+        client_survey(task, received, Memory(), clients.everything(c), rules.surveyed).stats
         for c in clients.all()
     ]
-    return {
-        path: [_exact(one.stats[path].scaled(one.examples).moments) for one in seen]
-        for path in seen[0].stats
-    }
+    return {path: [_exact(stats[path].moments) for stats in seen] for path in seen[0]}
 
 
 def _exact(moments: Moments) -> Moments:

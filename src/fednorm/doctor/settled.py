@@ -52,7 +52,7 @@ def settled(task: Task, clients: Drawn) -> Task:
         torch.autograd.grad(loss, list(task.layout.shared.values()), allow_unused=True)
         for path, layer in task.layout.sharing.items():
             if (report := layer.report("pool")) is not None:
-                reports[path].append(report.scaled(len(y)))
+                reports[path].append(report)
     running = {
         path: _adopted(before, reports[path]) if reports[path] else before
         for path, before in state.running.items()

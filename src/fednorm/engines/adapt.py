@@ -30,16 +30,14 @@ def adapt_statistics(task: Task, batches: Batches, share: float) -> None:
         layer.begin(rule, Session(), path)
     start_training(task)
     with own_randomness(batches.seed, task.model):
-        samples = 0
         for x, _ in batches.steps:
             task.model(x)
-            samples += len(x)
     task.model.eval()
     for layer in layers.values():
         old, report = layer.running(), layer.report("pool")
         if old is None or report is None or not report.moments.var.numel():
             continue
-        own = report.scaled(samples).moments
+        own = report.moments
         mean = torch.lerp(old.mean, own.mean, share)
         var = torch.lerp(old.var, own.unbiased_var, share)
         layer.load(Running(mean, var, old.batches))

@@ -144,7 +144,7 @@ def batch_statistics(
 
     With `statistics="average"` a client reports running statistics, which hold them in part.
     """
-    report = reply.stats[path].scaled(reply.examples)
+    report = reply.stats[path]
     mean, var = report.moments.mean, report.moments.var
     if task.strategy.statistics == "pool":
         return mean, report.moments.unbiased_var

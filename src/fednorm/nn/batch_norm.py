@@ -91,9 +91,10 @@ class Round:
         var = torch.lerp(log.moments.var, batch.var, share)
         log.moments = replace(log.moments, mean=mean, var=var)
 
-    def reports(self) -> list[Moments]:
-        """Return the moments of each call; their count is that of values per example."""
-        return [log.moments.scaled(1 / log.samples if log.samples else 0.0) for log in self.logs]
+    def report(self, batches: int) -> Report:
+        """Return the moments of each call, with the layer's counter after the round."""
+        first, *more = (log.moments for log in self.logs)
+        return Report(first, batches, self.logs[0].samples or 1.0, tuple(more))
 
 
 _PLAIN = Round(rules.batch, Session(), "")  # a layer that has taken part in no round is BatchNorm
@@ -160,8 +161,7 @@ class FedBatchNorm(NormLayer, _BatchNorm):
             return None
         mean, var, batches = self.tracked()
         if log.watched or (statistics == "pool" and log.logs):
-            first, *more = log.reports()
-            return Report(first, int(batches) + log.watched, tuple(more))
+            return log.report(int(batches) + log.watched)
         mean, var = mean.clone(), var.clone()
         if log.logs:  # the rule kept the shared statistics fixed meanwhile
             left = 1 - sum(one.mass for one in log.logs)

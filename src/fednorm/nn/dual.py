@@ -7,6 +7,7 @@ ones of the round before, and reports its own part of the new ones.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -57,9 +58,8 @@ class BackwardMeans(NormLayer):
         """Return the means of this round; they have no variance."""
         if not self.round.logs:
             return None
-        (moments,) = self.round.reports()
-        bare = Moments(moments.count, moments.mean, moments.mean.new_empty(0))
-        return Report(bare, int(self.batches))
+        report = self.round.report(int(self.batches))
+        return replace(report, moments=replace(report.moments, var=self.means.new_empty(0)))
 
     def running(self) -> Running | None:
         """Return a copy of the shared means."""

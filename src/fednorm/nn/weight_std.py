@@ -15,6 +15,7 @@ from typing import cast
 
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils import parametrize
 
@@ -73,6 +74,7 @@ class StandardizedConv3d(StandardizedConv, nn.Conv3d):
     """Conv3d with standardised kernels."""
 
 
+_NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 _STANDARDIZED: dict[type[_ConvNd], type[StandardizedConv]] = {
     nn.Conv1d: StandardizedConv1d,
     nn.Conv2d: StandardizedConv2d,
@@ -81,7 +83,13 @@ _STANDARDIZED: dict[type[_ConvNd], type[StandardizedConv]] = {
 
 
 def standardize(
-    model: nn.Module, *, scale_by_fan_in: bool, eps: float, gain: bool, bias: bool
+    model: nn.Module,
+    *,
+    scale_by_fan_in: bool,
+    eps: float,
+    gain: bool,
+    bias: bool,
+    before_norms: bool = False,
 ) -> Conversion:
     """Return a copy of `model` whose convolutions standardise their kernels.
 
@@ -96,6 +104,9 @@ def standardize(
         gain: multiply each kernel by γ = √(2/(1-1/π)), which makes up for the ReLU before it, and
             by a learnable parameter `gain` that starts at 1.
         bias: add the convolution's own bias; False ignores it, the parameter stays in place.
+        before_norms: leave convolutions alone that no normalization layer comes after, in the order
+            in which a model names its layers, such as the classifier of a segmentation network:
+            there nothing would undo the scale of a standardised kernel.
 
     >>> plain, settings = nn.Conv2d(3, 4, 5), {"eps": 1e-6, "gain": False, "bias": True}
     >>> conv = standardize(plain, scale_by_fan_in=True, **settings).model
@@ -105,9 +116,7 @@ def standardize(
     model = copy_model(model)
     standard = Standard(scale_by_fan_in=scale_by_fan_in, eps=eps, bias=bias)
     replaced = []
-    for path, layer in model.named_modules():
-        if not isinstance(layer, _ConvNd) or isinstance(layer, _ConvTransposeNd):
-            continue
+    for path, layer in _convolutions(model, before_norms=before_norms):
         before, after = type(layer).__name__, _standardized_type(path, layer)
         # The layer keeps everything it has (tensors, hooks, flags); only its forward pass changes.
         layer.__class__ = after
@@ -118,6 +127,18 @@ def standardize(
             converted.gain = nn.Parameter(ones, requires_grad=layer.weight.requires_grad)
         replaced.append(Replacement(path, before, after.__name__))
     return Conversion(model, tuple(replaced))
+
+
+def _convolutions(model: nn.Module, *, before_norms: bool) -> list[tuple[str, _ConvNd]]:
+    """Return the convolutions; if asked for and known, only those that a norm comes after."""
+    found, followed = [], 0
+    for path, layer in model.named_modules():
+        if isinstance(layer, _ConvNd) and not isinstance(layer, _ConvTransposeNd):
+            found.append((path, layer))
+        elif isinstance(layer, _NORMS):
+            followed = len(found)
+    # A model that names all its norms first says nothing about what comes after what.
+    return found[:followed] if before_norms and followed else found
 
 
 def _standardized_type(path: str, layer: _ConvNd) -> type[StandardizedConv]:

@@ -35,8 +35,19 @@ def require_batch_norm(conversion: Conversion, strategy: object, model: nn.Modul
 
 
 def with_standardized_weights(conversion: Conversion) -> Conversion:
-    """Standardise convolutions as `dualbn` does: (w-mean)/√(var·fan_in+1e-6), without bias."""
-    standard = standardize(conversion.model, scale_by_fan_in=True, eps=1e-6, gain=False, bias=False)
+    """Standardise convolutions as `dualbn` does: (w-mean)/√(var·fan_in+1e-6), without bias.
+
+    A BatchNorm layer that comes after a convolution takes its bias out; those that none comes after
+    stay as they are.
+    """
+    standard = standardize(
+        conversion.model,
+        scale_by_fan_in=True,
+        eps=1e-6,
+        gain=False,
+        bias=False,
+        before_norms=True,
+    )
     both = conversion.replaced + standard.replaced
     return replace(conversion, model=standard.model, replaced=both)
 

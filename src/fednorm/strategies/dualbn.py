@@ -78,7 +78,7 @@ class DualBN(Strategy):
         if not isinstance(merge.layer, BackwardMeans):
             return follow(previous, merge)
         means = torch.stack([r.moments.mean for r in merge.reports])
-        counts = torch.tensor([r.moments.count for r in merge.reports], dtype=torch.float64)
+        weights = torch.tensor([r.moments.mass for r in merge.reports], dtype=torch.float64)
         rate = find_rate(previous, merge.batches, self.backward_momentum)
-        pooled = merge.aggregate(means, counts)
+        pooled = merge.aggregate(means, weights)
         return Running(torch.lerp(previous.mean, pooled, rate), previous.var, merge.batches)

@@ -23,7 +23,7 @@ one that is several deviations away in most channels nothing at all; `strength=0
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -77,22 +77,24 @@ class FedDNA(BatchNormStrategy):
 
 
 def reweighted(moments: Sequence[Moments], strength: float, iterations: int) -> list[Moments]:
-    """Return the same moments with importance in their counts, whose sum stays what it was.
+    """Return the same moments with importance in their weights, whose sum stays what it was.
 
     >>> here, there = torch.zeros(1), torch.full((1,), 2.0)
     >>> three = [Moments(4.0, mean, torch.ones(1)) for mean in (here, here, there)]
-    >>> [round(m.count, 1) for m in reweighted(three, strength=1.0, iterations=10)]
+    >>> [round(m.mass, 1) for m in reweighted(three, strength=1.0, iterations=10)]
     [4.9, 4.9, 2.2]
     """
-    counts = torch.tensor([m.count for m in moments], dtype=torch.float64)
+    masses = torch.tensor([m.mass for m in moments], dtype=torch.float64)
     weighted = list(moments)
-    for _ in range(iterations if counts.count_nonzero() > 1 else 0):
+    for _ in range(iterations if masses.count_nonzero() > 1 else 0):
         distance = divergence(moments, pool(weighted))
         # Only differences count: the nearest client gets 1, so that not all can underflow.
-        further = (distance - distance[counts > 0].min()).clamp_min(0)
+        further = (distance - distance[masses > 0].min()).clamp_min(0)
         factors = torch.exp(-strength * further)
-        factors *= counts.sum() / (counts * factors).sum()
-        weighted = [m.scaled(float(f)) for m, f in zip(moments, factors, strict=True)]
+        factors *= masses.sum() / (masses * factors).sum()
+        weighted = [
+            replace(m, weight=m.mass * float(f)) for m, f in zip(moments, factors, strict=True)
+        ]
     return weighted
 
 

@@ -4,7 +4,8 @@ Qiao, Wang, Liu, Shen and Yuille, "Micro-Batch Training with Batch-Channel Norma
 Standardization", 2019, arXiv:1903.10520; GroupNorm: Wu and He, 2018, arXiv:1803.08494.
 
 Client: normalises each group of channels of each sample by its own moments, and convolves with
-kernels standardised to mean 0 and variance 1 per output channel, (w - mean)/√(var + 1e-6).
+kernels standardised to mean 0 and variance 1 per output channel, (w - mean)/√(var + 1e-6), but for
+convolutions that no normalization layer comes after.
 
 Server: averages everything, the kernels as they were before standardisation; there are no
 statistics. γ and β of the replaced layers are kept.
@@ -31,7 +32,14 @@ class GnWs(GN):
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy with GroupNorm layers and standardised convolutions."""
         norms = super().convert(model)
-        convs = standardize(norms.model, scale_by_fan_in=False, eps=EPS, gain=False, bias=True)
+        convs = standardize(
+            norms.model,
+            scale_by_fan_in=False,
+            eps=EPS,
+            gain=False,
+            bias=True,
+            before_norms=True,
+        )
         if not convs.replaced:
             raise ValueError(
                 f"GnWs needs convolutions, but {type(model).__name__} has none; choose 'gn'."

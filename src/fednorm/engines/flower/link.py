@@ -41,12 +41,15 @@ class Link:
     seed: int
     timeout: float  # seconds for an answer
     nodes: dict[ClientId, int] = field(default_factory=dict)
-    known: set[int] = field(default_factory=set)
+    asked: set[int] = field(default_factory=set)  # nodes that were asked for their partition
+    answered: set[int] = field(default_factory=set)
 
     def connect(self, clients: Sequence[ClientId]) -> None:
         """Wait until there is a node for each client, or until the time is up."""
         until = time.monotonic() + self.timeout
         while True:
+            # A node may still be starting when it is first asked: until it answers, ask it again.
+            self.asked &= self.answered
             self._look(clients)
             missing = [client for client in clients if client not in self.nodes]
             if not missing:
@@ -60,17 +63,18 @@ class Link:
 
     def _look(self, clients: Iterable[ClientId]) -> None:
         """Ask nodes that are new for their partition; those without one get a free client."""
-        new = [node for node in self.grid.get_node_ids() if node not in self.known]
+        new = [node for node in self.grid.get_node_ids() if node not in self.asked]
         content = RecordDict({wire.HEADER: ConfigRecord({"version": wire.VERSION})})
         found: dict[int, int] = {}
         messages = [Message(content, node, "query.who") for node in new]
         for reply in self.grid.send_and_receive(messages, timeout=_ASKED) if new else ():
+            self.answered.add(reply.metadata.src_node_id)
             try:
                 said = wire.header(wire.content(reply))
                 found[reply.metadata.src_node_id] = int(str(said["partition"]))
             except WireError as error:
                 log.warning("node %d cannot be used: %s", reply.metadata.src_node_id, error)
-        self.known |= set(new)
+        self.asked |= set(new)
         wanted = set(clients)
         self.nodes |= {client: node for node, client in found.items() if client in wanted}
         free = sorted(wanted - self.nodes.keys())

@@ -2,9 +2,9 @@
 
 Weights travel as one array each, under the names of the `state_dict`. Statistics have a record of
 their own, in which all layers stand one after the other: `mean` and `var` hold the channels of
-all layers, `sizes` how many belong to which, `batches` the counters and `count` the values per
-example. A layer that is called more than once in a step stands there once for each call. What is
-not expected is refused by name.
+all layers, `sizes` how many belong to which, `batches` the counters, `count` the counts of values
+and `samples` of how many samples they are. A layer that is called more than once in a step stands
+there once for each call. What is not expected is refused by name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -67,12 +67,13 @@ def _shaped(found: Tensor, like: Tensor) -> Tensor:
 
 def reports(record: RecordDict, stats: Mapping[str, Report]) -> list[str]:
     """Put reported statistics into a record; return the layers in their order, once a call."""
-    calls = [(path, report.batches, m) for path, report in stats.items() for m in report.calls]
+    calls = [(path, report, m) for path, report in stats.items() for m in report.calls]
     if calls:
         record[STATISTICS] = _statistics(
             [moments for _, _, moments in calls],
             count=torch.tensor([moments.count for _, _, moments in calls], dtype=torch.float64),
-            batches=torch.tensor([batches for _, batches, _ in calls]),
+            samples=torch.tensor([report.samples for _, report, _ in calls], dtype=torch.float64),
+            batches=torch.tensor([report.batches for _, report, _ in calls]),
         )
     return [path for path, _, _ in calls]
 
@@ -84,10 +85,11 @@ def read_reports(
     if not layers:
         return {}
     found = tensors(_arrays(record, STATISTICS))
-    split = _split(found, layers, ("count", "batches"))
-    counts, batches = found["count"].tolist(), found["batches"].tolist()
+    columns = ("count", "samples", "batches")
+    split = _split(found, layers, columns)
+    numbers = zip(*(found[column].tolist() for column in columns), strict=True)
     read: dict[str, Report] = {}
-    for path, pair, count, seen in zip(layers, split, counts, batches, strict=True):
+    for path, pair, (count, samples, seen) in zip(layers, split, numbers, strict=True):
         if path not in like:
             raise WireError(f"statistics are of layer {path!r}, which the model does not share.")
         own = like[path]
@@ -98,7 +100,7 @@ def read_reports(
         moments = Moments(float(count), mean, var)
         before = read.get(path)
         if before is None:
-            read[path] = Report(moments, int(seen))
+            read[path] = Report(moments, int(seen), float(samples))
         else:
             read[path] = replace(before, more=(*before.more, moments))
     return read
