@@ -61,13 +61,14 @@ def test_personal_tensors_differ_between_clients(name, step):
             assert not torch.equal(first[key], second[key]), key
 
 
-def test_fedbn_equals_training_with_own_layers():
-    """Oracle: per-client plain models; only tensors outside BatchNorm are averaged."""
-    clients = Toy(sizes=(4, 6))
-    task = task_of("fedbn", algorithm("fedavg", lr=0.1))
+@pytest.mark.parametrize("name", PERSONAL)
+def test_is_training_with_own_tensors(name):
+    """Oracle: per-client plain models, of which only what is not personal is averaged."""
+    clients = Toy(sizes=(4, 6), steps=2)
+    task = task_of(name, algorithm("fedavg", lr=0.1))
     result = last(task, clients, 4)
     models = [nested_model() for _ in range(2)]
-    personal = keys(models[0], *PERSONAL["fedbn"])
+    personal = keys(models[0], *PERSONAL[name])
     for round_ in range(1, 5):
         states = []
         for client, model in enumerate(models):

@@ -7,6 +7,8 @@ Client: as the base strategy; the classifier, the last linear layer, sees the di
 vector and not its length.
 
 Server: as the base strategy.
+
+Deviation: the classifier keeps its bias, which the paper's formula does not have.
 """
 
 from dataclasses import dataclass, field

@@ -19,8 +19,9 @@ of a client's own, so there is a global model.
 
 Deviations from the authors' code, which measures one batch of 64 samples and reports the mixed
 statistics in training as well: here it is all data of a client and its inputs, which learns faster.
-The first measurement sets the shared statistics instead of following from 0 and 1, which with a
-momentum of 0.002 would take some thousand rounds to forget.
+A test asks all clients, not those of the last round; the authors' server averages α for a client's
+first round, here it starts from 0. The first measurement sets the shared statistics instead of
+following from 0 and 1, which with a momentum of 0.002 would take some thousand rounds to forget.
 """
 
 from dataclasses import dataclass

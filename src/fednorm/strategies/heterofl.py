@@ -10,6 +10,10 @@ through the model, batch by batch; the running statistics are the average over a
 of the batches' means and variances, as torch's BatchNorm with momentum=None would have them. The
 switch `statistics="pool"` merges the moments of all values by the law of total variance instead.
 
+Deviation: the authors' code passes shuffled batches of all training data through the model, which a
+server does not have; here, as in their text, a batch is one client's. Where clients differ, theirs
+contains the variance between clients, which "pool" contains and "average" does not.
+
 Only the normalization of HeteroFL is here, not its clients with models of different widths.
 """
 
