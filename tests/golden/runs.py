@@ -1,0 +1,101 @@
+"""Small runs whose numbers must not change by a change of the code's form alone.
+
+`python tests/golden/runs.py` writes them anew, which a change of behaviour may need; its commit
+says why. On another processor torch may round otherwise: there the numbers must be near.
+"""
+
+import hashlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+import fednorm
+
+RECORD = Path(__file__).with_name("runs.json")
+SMALL = {"name": "resnet", "widths": [4, 6]}
+LOCAL = {"algorithm": {"name": "fedavg", "lr": 0.05}, "steps": 3, "partition": "dirichlet=0.3"}
+
+RUNS = {
+    "naive in lockstep": {"strategies": ["naive"], "engine": "lockstep"},
+    "fbn in cohorts": {"strategies": ["fbn"], "model": SMALL, "engine": "cohort", **LOCAL},
+    "fixbn in the loop": {
+        "strategies": [{"name": "fixbn", "freeze_round": 3, "statistics": "pool"}],
+        "engine": "loop",
+        **LOCAL,
+    },
+    "dualbn with unequal clients": {
+        "strategies": ["dualbn"],
+        "model": SMALL,
+        **LOCAL,
+        "partition": "dirichlet_unbalanced=1.0",
+    },
+    "naive, one local epoch of unequal clients": {
+        "strategies": [{"name": "naive", "statistics": "pool"}],
+        **LOCAL,
+        "partition": "dirichlet_unbalanced=1.0",
+        "steps": None,
+        "epochs": 1,
+    },
+    "fedtan side by side": {
+        "strategies": ["fedtan"],
+        "model": SMALL,
+        "engine": "meeting",
+        **LOCAL,
+        "steps": 2,
+    },
+    "fedbn, half of the clients": {"strategies": ["fedbn"], "participation": 0.5, **LOCAL},
+    "hbn": {"strategies": ["hbn"], "model": SMALL, **LOCAL},
+    "heterofl with Adam": {
+        "strategies": ["heterofl"],
+        **LOCAL,
+        "algorithm": {"name": "fedavg", "lr": 0.01, "optimizer": "adam"},
+    },
+    "fbn, attacked and defended": {
+        "strategies": ["fbn"],
+        "byzantine": 1,
+        "attack": "sign_flip",
+        "attack_target": "statistics",
+        "aggregate_statistics": "nnm > median",
+        "partition": "gamma=0",
+    },
+    "fedwon, clipped": {"strategies": [{"name": "fedwon", "clip": 0.01}], "model": SMALL, **LOCAL},
+    "centralized": {"strategies": ["centralized"], "model": SMALL, **LOCAL},
+}
+
+
+def processor():
+    """Return what decides how torch rounds."""
+    return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def run(name):
+    """Return losses and accuracies of a run, and a hash of its final weights."""
+    settings = {k: v for k, v in RUNS[name].items() if v is not None}
+    with tempfile.TemporaryDirectory() as folder:
+        result = fednorm.compare(
+            out=folder, clients=5, rounds=6, seeds=[1], eval_every=2, dtype="float64", **settings
+        ).runs[0]
+        if result.status != "finished":
+            raise RuntimeError(f"{name}: {result.status}: {result.error}")
+        (saved,) = Path(folder).glob("runs/*/model.safetensors")
+        tensors = load_file(saved)
+    digest = hashlib.sha256()
+    for key in sorted(tensors):
+        digest.update(key.encode() + tensors[key].contiguous().numpy().tobytes())
+    return {
+        "loss": [entry.loss for entry in result.history],
+        "train_loss": [entry.train_loss for entry in result.history],
+        "accuracy": [entry.accuracy for entry in result.history],
+        "weights": digest.hexdigest(),
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    record = {"processor": processor(), "runs": {name: run(name) for name in RUNS}}
+    RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    sys.stdout.write(f"{len(RUNS)} runs in {RECORD}\n")
