@@ -16,8 +16,7 @@ at least, the other with one at most (the shortcut). A model that cannot be trac
 by part. The classifier is the linear layer outside the branches that the model registers last.
 
 Deviations: biases stand where BatchNorm stood, shortcuts included, none right before a convolution;
-the classifier's bias learns at the full rate (their code, by its name, at a tenth); layers start by
-their fan-in (their code: fan-out).
+the classifier's bias learns at the full rate (their code: a tenth); fan-in (their code: fan-out).
 """
 
 import copy
