@@ -16,7 +16,7 @@ from fednorm.core.moments import Moments
 from fednorm.core.round import broadcast, client_round, server_round
 from fednorm.core.survey import Surveyed, client_survey, server_survey
 from fednorm.core.task import export
-from fednorm.doctor.drawn import Drawn
+from fednorm.doctor.fixed_batches import Drawn
 from fednorm.doctor.settled import settled
 from fednorm.engines import lockstep
 from fednorm.engines.adapt import adapt_statistics

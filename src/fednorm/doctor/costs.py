@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from fednorm.core.round import broadcast
 from fednorm.core.task import Task
-from fednorm.doctor.drawn import Drawn
 from fednorm.doctor.findings import Cost
+from fednorm.doctor.fixed_batches import Drawn
 from fednorm.engines.evaluate import is_personal
 from fednorm.engines.simulate import Round, rounds
 from fednorm.engines.survey import survey

@@ -22,8 +22,8 @@ from fednorm.core.aggregator import weighted_mean
 from fednorm.core.task import Task
 from fednorm.core.types import Tensors
 from fednorm.doctor.costs import REFUSALS, Patient, reason, task_of
-from fednorm.doctor.drawn import Drawn
 from fednorm.doctor.findings import Gradient
+from fednorm.doctor.fixed_batches import Drawn
 from fednorm.doctor.settled import settled
 from fednorm.engines.centralized import Merged
 from fednorm.engines.clients import Clients

@@ -7,10 +7,10 @@ import torch
 from fednorm.core.task import Task
 from fednorm.data import Dataset
 from fednorm.data.federation import Federation, federation
+from fednorm.doctor.client_shift import distances
 from fednorm.doctor.costs import REFUSALS, Patient, reason
-from fednorm.doctor.distances import distances
-from fednorm.doctor.drawn import Drawn, deal_again, draw
 from fednorm.doctor.findings import Clients
+from fednorm.doctor.fixed_batches import Drawn, deal_again, draw
 from fednorm.doctor.gradients import GRADIENT, gradients, without_dropout
 from fednorm.experiment.config import Experiment
 from fednorm.strategies.naive import Naive

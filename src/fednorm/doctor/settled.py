@@ -17,7 +17,7 @@ from fednorm.core.layer import Session
 from fednorm.core.messages import Memory, Report, Running
 from fednorm.core.moments import pool
 from fednorm.core.task import Task, load, start_training
-from fednorm.doctor.drawn import Drawn
+from fednorm.doctor.fixed_batches import Drawn
 from fednorm.engines.centralized import Merged
 from fednorm.nn import rules
 from fednorm.nn.batch_norm import FedBatchNorm

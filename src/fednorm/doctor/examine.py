@@ -6,14 +6,14 @@ from torch import nn
 
 from fednorm.core.registry import UnknownNameError
 from fednorm.data import Dataset
-from fednorm.doctor.advice import advise
 from fednorm.doctor.cautions import cautions
 from fednorm.doctor.costs import REFUSALS, Patient, costs, reason
-from fednorm.doctor.drawn import random_clients
 from fednorm.doctor.facts import Facts
 from fednorm.doctor.findings import Layer, Model, State
+from fednorm.doctor.fixed_batches import random_clients
 from fednorm.doctor.layers import layers, state
 from fednorm.doctor.measure import measure
+from fednorm.doctor.recommend import advise
 from fednorm.doctor.report import Report
 from fednorm.doctor.subject import is_source, network, samples
 from fednorm.experiment.config import Experiment

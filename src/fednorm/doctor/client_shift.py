@@ -14,8 +14,8 @@ from fednorm.core.moments import Moments, pool
 from fednorm.core.round import broadcast
 from fednorm.core.survey import client_survey
 from fednorm.core.task import Task
-from fednorm.doctor.drawn import Drawn
 from fednorm.doctor.findings import Distance
+from fednorm.doctor.fixed_batches import Drawn
 from fednorm.nn import rules
 
 # A channel whose deviation is smaller than so many times its mean is constant up to rounding.
