@@ -20,10 +20,10 @@ from fednorm.data import load
 from fednorm.data.batches import Plan
 from fednorm.data.federation import federation
 from fednorm.doctor import examine, save, show
-from fednorm.doctor.advice import THRESHOLDS
-from fednorm.doctor.drawn import deal_again, draw
-from fednorm.doctor.layers import layers
-from fednorm.doctor.numbers import count, number, percent
+from fednorm.doctor.fixed_batches import deal_again, draw
+from fednorm.doctor.layers import find_layers
+from fednorm.doctor.recommend import THRESHOLDS
+from fednorm.doctor.render import count, number, percent
 from fednorm.engines.simulate import rounds
 from fednorm.engines.survey import survey
 from fednorm.experiment.load import ConfigError
@@ -108,7 +108,7 @@ class Wild(nn.Module):
     ],
 )
 def test_places_are_found_in_chains(model, places):
-    found = layers(nn.Sequential(*model), torch.randn(2, *SHAPE))
+    found = find_layers(nn.Sequential(*model), torch.randn(2, *SHAPE))
     assert [layer.place for layer in found] == places
 
 

@@ -16,8 +16,8 @@ from fednorm.core.moments import Moments
 from fednorm.core.round import broadcast, client_round, server_round
 from fednorm.core.survey import Surveyed, client_survey, server_survey
 from fednorm.core.task import export
-from fednorm.doctor.drawn import Drawn
-from fednorm.doctor.settled import settled
+from fednorm.doctor.fixed_batches import FixedBatches
+from fednorm.doctor.gradients import converge_statistics
 from fednorm.engines import lockstep
 from fednorm.engines.adapt import adapt_statistics
 from fednorm.engines.centralized import Merged
@@ -231,7 +231,7 @@ def test_adaptation_leaves_it_alone():
 def test_the_doctors_survey_leaves_it_alone():
     task = task_of("dualbn", STEP, model=half_frozen())
     steps = {client: CLIENTS.batches(client, 1).steps for client in CLIENTS.all()}
-    found = settled(task, Drawn(steps)).initial_state.running
+    found = converge_statistics(task, FixedBatches(steps)).initial_state.running
     for path, running in task.initial_state.running.items():
         assert torch.equal(found[path].mean, running.mean) == path.startswith(FROZEN)
 

@@ -1,41 +1,131 @@
-"""What a person would want to be warned of: one function for each, and the numbers it rests on."""
+"""Warnings about a model and its setting: one check each, with the numbers it rests on."""
 
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from fednorm.doctor import layer_cautions as of_layers
-from fednorm.doctor.facts import Facts
-from fednorm.doctor.findings import Caution
-from fednorm.doctor.numbers import count, number, percent, some
+from fednorm.doctor.findings import Caution, Examination
+from fednorm.doctor.render import count, list_names, number, percent
 
 # Clients that take part in fewer rounds than this share are called rarely sampled.
 RARE = 0.5
 
-Check: TypeAlias = Callable[[Facts], Caution | None]
+Check: TypeAlias = Callable[[Examination], Caution | None]
 
 
-def batch_of_one(facts: Facts) -> Caution | None:
-    """BatchNorm cannot take the variance of one value."""
-    batch = facts.experiment.batch
-    single = None if facts.clients is None else facts.clients.left_out
-    if not facts.single_valued or not (batch == 1 if single is None else single):
+def check_no_batch_norm(exam: Examination) -> Caution | None:
+    """Warn of a model without BatchNorm: strategies have nothing to change."""
+    if exam.batch_norms:
         return None
-    needing = [c.strategy for c in facts.costs if c.needs_batch_statistics]
-    who = f"{len(single)} clients ({some(single)})" if single else "all clients"
+    refusing = exam.refusing
+    return Caution(
+        "no_batch_norm",
+        f"0 of {len(exam.layers)} normalization layers are BatchNorm: {len(refusing)} of "
+        f"{len(exam.costs)} strategies refuse the model ({list_names(refusing)}), and any other "
+        "changes nothing in how it normalises; 'none' trains it as it is.",
+        {"layers": len(exam.layers), "refusing": refusing},
+    )
+
+
+def check_server_optimizer(exam: Examination) -> Caution | None:
+    """Warn of a server optimiser, which must not step along statistics."""
+    names = exam.state.statistic_tensors
+    if not names:
+        return None
+    return Caution(
+        "server_optimizer",
+        f"{len(names)} tensors ({list_names(names)}; {count(exam.state.statistics)} B) are running "
+        "statistics: a server optimiser that steps along them as if they were weights can make "
+        "variances negative. fednorm merges them apart from the weights; a loop of your own must.",
+        {"tensors": len(names), "bytes": exam.state.statistics},
+    )
+
+
+def check_no_running_statistics(exam: Examination) -> Caution | None:
+    """Warn of layers that normalise by the batch in evaluation, too."""
+    paths = [layer.path for layer in exam.batch_norms if not layer.tracks]
+    if not paths:
+        return None
+    refusing = exam.refusing
+    return Caution(
+        "no_running_statistics",
+        f"{len(paths)} of {len(exam.batch_norms)} BatchNorm layers ({list_names(paths)}) track no "
+        "running statistics, so they normalise by the batch in evaluation, too; "
+        f"{len(refusing)} strategies refuse the model.",
+        {"layers": paths, "refusing": refusing},
+    )
+
+
+def check_tied(exam: Examination) -> Caution | None:
+    """Warn of layers whose statistics mix several places of the network."""
+    layers = [layer for layer in exam.batch_norms if layer.calls > 1 or layer.paths > 1]
+    if not layers:
+        return None
+    listed = [f"{x.path}: {x.paths} paths, {x.calls} calls" for x in layers]
+    return Caution(
+        "tied",
+        f"{len(layers)} BatchNorm layers are used in several places ({list_names(listed)}); "
+        "one set of statistics stands for inputs that may differ.",
+        {"layers": {x.path: {"paths": x.paths, "calls": x.calls} for x in layers}},
+    )
+
+
+def check_not_reached(exam: Examination) -> Caution | None:
+    """Warn of layers that no batch reaches."""
+    paths = [layer.path for layer in exam.batch_norms if not layer.calls]
+    if not paths:
+        return None
+    return Caution(
+        "not_reached",
+        f"{len(paths)} of {len(exam.batch_norms)} BatchNorm layers ({list_names(paths)}) do not "
+        "run in a forward pass; their statistics stay as they are.",
+        {"layers": paths},
+    )
+
+
+def check_group_counts(exam: Examination) -> Caution | None:
+    """Warn of numbers of groups that do not divide a layer's channels."""
+    odd: dict[str, dict[str, int]] = {}
+    for entry in exam.experiment.strategies:
+        groups = getattr(exam.experiment.make_strategy(entry), "groups", None)
+        if isinstance(groups, int):
+            uneven = {x.path: x.channels for x in exam.batch_norms if x.channels % groups}
+            odd |= {f"{entry.name} with {groups} groups": uneven} if uneven else {}
+    if not odd:
+        return None
+    parts = [
+        f"{name}: {list_names([f'{path} has {channels}' for path, channels in uneven.items()])}"
+        for name, uneven in odd.items()
+    ]
+    return Caution(
+        "group_counts",
+        f"GroupNorm groups do not divide the channels ({'; '.join(parts)}); set strategy.groups "
+        "to a common divisor, or strategy.fit=true.",
+        {"strategies": odd},
+    )
+
+
+def check_batch_of_one(exam: Examination) -> Caution | None:
+    """Warn of batches with one value per channel, which has no variance."""
+    batch = exam.experiment.batch
+    single = None if exam.clients is None else exam.clients.left_out
+    if not exam.single_valued or not (batch == 1 if single is None else single):
+        return None
+    needing = [c.strategy for c in exam.costs if c.needs_batch_statistics]
+    who = f"{len(single)} clients ({list_names(single)})" if single else "all clients"
     return Caution(
         "batch_of_one",
         f"with batch = {batch}, {who} would train on a batch of 1 sample, of which "
-        f"{len(facts.single_valued)} BatchNorm layers get one value per channel, without variance: "
-        f"{len(needing)} strategies refuse such a run ({some(needing)}).",
+        f"{len(exam.single_valued)} BatchNorm layers get one value per channel, without variance: "
+        f"{len(needing)} strategies refuse such a run ({list_names(needing)}).",
         {"batch": batch, "clients": None if single is None else list(single), "refusing": needing},
     )
 
 
-def rarely_sampled(facts: Facts) -> Caution | None:
-    """Personal layers learn only when their client takes part."""
-    taking_part, trained = facts.taking_part
-    share, rounds = taking_part / trained, facts.experiment.rounds
-    personal = [c for c in facts.costs if c.personal_bytes]
+def check_rarely_sampled(exam: Examination) -> Caution | None:
+    """Warn of personal layers, which learn only when their client takes part."""
+    taking_part, trained = exam.taking_part
+    share, rounds = taking_part / trained, exam.experiment.rounds
+    personal = [c for c in exam.costs if c.personal_bytes]
     if not personal or share >= RARE:
         return None
     listed = [f"{c.strategy} ({count(c.personal_bytes)} B)" for c in personal]
@@ -50,34 +140,34 @@ def rarely_sampled(facts: Facts) -> Caution | None:
     )
 
 
-def needs_rounds(facts: Facts) -> Caution | None:
-    """Some strategies change at a share of all rounds."""
-    names = [c.strategy for c in facts.costs if c.needs_rounds]
+def check_needs_rounds(exam: Examination) -> Caution | None:
+    """Warn of strategies that change at a share of all rounds."""
+    names = [c.strategy for c in exam.costs if c.needs_rounds]
     if not names:
         return None
     return Caution(
         "needs_rounds",
-        f"{some(names)} must know the number of rounds before the first one "
-        f"(rounds = {facts.experiment.rounds} here).",
-        {"strategies": names, "rounds": facts.experiment.rounds},
+        f"{list_names(names)} must know the number of rounds before the first one "
+        f"(rounds = {exam.experiment.rounds} here).",
+        {"strategies": names, "rounds": exam.experiment.rounds},
     )
 
 
 CHECKS: tuple[Check, ...] = (
-    of_layers.no_batch_norm,
-    batch_of_one,
-    rarely_sampled,
-    of_layers.server_optimizer,
-    needs_rounds,
-    of_layers.no_running_statistics,
-    of_layers.tied,
-    of_layers.not_reached,
-    of_layers.group_counts,
+    check_no_batch_norm,
+    check_batch_of_one,
+    check_rarely_sampled,
+    check_server_optimizer,
+    check_needs_rounds,
+    check_no_running_statistics,
+    check_tied,
+    check_not_reached,
+    check_group_counts,
 )
 
 
-def cautions(facts: Facts) -> Iterator[Caution]:
+def find_cautions(exam: Examination) -> Iterator[Caution]:
     """Yield every warning that applies."""
     for check in CHECKS:
-        if (caution := check(facts)) is not None:
+        if (caution := check(exam)) is not None:
             yield caution

@@ -1,4 +1,4 @@
-"""What a round of every strategy costs, measured by running one on random data."""
+"""What one round of every strategy costs a client, measured by running it on random data."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -7,18 +7,19 @@ from torch import Tensor, nn
 
 from fednorm.core.round import broadcast
 from fednorm.core.task import Task
-from fednorm.doctor.drawn import Drawn
 from fednorm.doctor.findings import Cost
+from fednorm.doctor.fixed_batches import FixedBatches
 from fednorm.engines.evaluate import is_personal
 from fednorm.engines.simulate import Round, rounds
 from fednorm.engines.survey import survey
 from fednorm.experiment.config import Experiment
 
+# How a model and a strategy that do not fit each other say so.
 REFUSALS = (ValueError, TypeError, RuntimeError, IndexError, ArithmeticError)
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
+class ExaminedModel:
     """A model and the setting in which it is examined."""
 
     model: nn.Module
@@ -26,35 +27,37 @@ class Patient:
     named: bool = True  # whether the model is the experiment's
 
 
-def reason(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return the message of an error as one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def costs(patient: Patient, clients: Drawn) -> tuple[Cost, ...]:
-    """Return the cost of every strategy of the experiment."""
-    return tuple(_cost(patient, entry.name, clients) for entry in patient.experiment.strategies)
-
-
-def task_of(patient: Patient, name: str) -> Task:
-    """Return the task that a run of the experiment would have."""
-    experiment = patient.experiment
+def build_task(examined: ExaminedModel, name: str) -> Task:
+    """Return the task that a run of the experiment with the named strategy would have."""
+    experiment = examined.experiment
     (entry,) = (e for e in experiment.strategies if e.name == name)
     strategy = experiment.make_strategy(entry)
     algorithm = experiment.make_algorithm(strategy)
-    return Task.build(patient.model, strategy, algorithm, rounds=experiment.rounds)
+    return Task.build(examined.model, strategy, algorithm, rounds=experiment.rounds)
 
 
-def _cost(patient: Patient, name: str, clients: Drawn) -> Cost:
+def measure_costs(examined: ExaminedModel, clients: FixedBatches) -> tuple[Cost, ...]:
+    """Return the cost of every strategy of the experiment."""
+    return tuple(
+        _measure_cost(examined, entry.name, clients) for entry in examined.experiment.strategies
+    )
+
+
+def _measure_cost(examined: ExaminedModel, name: str, clients: FixedBatches) -> Cost:
     try:
-        task = task_of(patient, name)
+        task = build_task(examined, name)
         (result,) = rounds(task, clients, 1)
-        return _measured(name, task, result, clients)
+        return _read_cost(name, task, result, clients)
     except REFUSALS as error:
-        return Cost(name, refused=reason(error))
+        return Cost(name, refused=describe_error(error))
 
 
-def _measured(name: str, task: Task, result: Round, clients: Drawn) -> Cost:
+def _read_cost(name: str, task: Task, result: Round, clients: FixedBatches) -> Cost:
     asked = None
     if task.strategy.survey == "evaluation":
         asked = survey(task, result.state, result.memories, clients, clients.all())[1]
@@ -67,15 +70,15 @@ def _measured(name: str, task: Task, result: Round, clients: Drawn) -> Cost:
         measures=task.strategy.measures,
         survey_bytes_up=asked.bytes_up if asked else None,
         survey_bytes_down=asked.bytes_down if asked else None,
-        personal_bytes=_size(kept.tensors.values()),
-        momentum_bytes=_size(kept.optimizer.values()),
+        personal_bytes=_count_bytes(kept.tensors.values()),
+        momentum_bytes=_count_bytes(kept.optimizer.values()),
         global_model=not is_personal(task),
         needs_rounds=_needs_rounds(task),
         needs_batch_statistics=task.strategy.needs_batch_statistics,
     )
 
 
-def _size(tensors: Iterable[Tensor]) -> int:
+def _count_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 

@@ -1,10 +1,21 @@
-"""What an examination finds, part by part, as values."""
+"""What an examination finds: its parts as values, and the report that holds them.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+`Report.to_json` is the file that `fednorm doctor --json` writes; its keys are the fields here.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from fednorm.experiment.config import Experiment
+from fednorm.experiment.load import ConfigError
+
 Place: TypeAlias = Literal["convolution", "linear", "activation", "other", "not reached"]
+# Where the statistics come from with which a gradient is measured.
+Statistics: TypeAlias = Literal["batch", "exchanged", "start", "surveyed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +111,7 @@ class Gradient:
     """How far a strategy's mean gradient is from that of one machine."""
 
     strategy: str
-    statistics: Literal["batch", "exchanged", "start", "surveyed"]
+    statistics: Statistics
     deviation: float | None = None
     alike: float | None = None  # with the samples dealt to the clients at random
     excess: float | None = None
@@ -128,3 +139,76 @@ class Recommendation:
     strategy: str | None
     reasons: tuple[str, ...]
     thresholds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What is known of a model and its setting, for warnings and the recommendation."""
+
+    experiment: Experiment
+    layers: Sequence[Layer]
+    state: State
+    costs: Sequence[Cost]
+    clients: Clients | None  # None if there is no data
+
+    @property
+    def batch_norms(self) -> list[Layer]:
+        """The BatchNorm layers."""
+        return [layer for layer in self.layers if layer.batch_norm]
+
+    @property
+    def single_valued(self) -> list[Layer]:
+        """The BatchNorm layers that have one value per channel of a sample."""
+        return [layer for layer in self.batch_norms if layer.values == 1]
+
+    @property
+    def refusing(self) -> list[str]:
+        """The strategies that refuse the model."""
+        return [cost.strategy for cost in self.costs if cost.refused]
+
+    @property
+    def taking_part(self) -> tuple[int, int]:
+        """How many clients take part in a round, and of how many."""
+        trained = self.experiment.clients - self.experiment.unseen
+        return max(1, round(self.experiment.participation * trained)), trained
+
+    def cost(self, strategy: str) -> Cost | None:
+        """Return the cost of a strategy that is registered and takes the model."""
+        found = [c for c in self.costs if c.strategy == strategy and not c.refused]
+        return found[0] if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What will happen to a model in federated learning, in numbers."""
+
+    schema: int
+    model: Model
+    layers: tuple[Layer, ...]
+    state: State
+    strategies: tuple[Cost, ...]
+    warnings: tuple[Caution, ...]
+    clients: Clients | None
+    recommendation: Recommendation
+
+    def to_json(self) -> str:
+        """Return the report as JSON; what is not a finite number is null."""
+        return json.dumps(
+            _replace_non_finite(asdict(self)), indent=2, ensure_ascii=False, allow_nan=False
+        )
+
+
+def _replace_non_finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _replace_non_finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replace_non_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def save(report: Report, path: Path) -> None:
+    """Write a report as JSON."""
+    try:
+        path.write_text(report.to_json() + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{str(path)!r} cannot be written: {error.strerror}.") from None

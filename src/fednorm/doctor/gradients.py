@@ -4,34 +4,40 @@ The machine has ordinary BatchNorm in the network as the strategy converts it: w
 are standardised, its are too. The gradient is the update of `dsgd` without momentum, at the initial
 weights; the deviation is ‖mean over clients - machine‖ / ‖machine‖, in the mean over batches.
 Dropout layers are off; what else a model draws at random for its samples is the same on both sides.
+
+Strategies that share statistics are measured twice: with the statistics of the first round, and
+with those to which they converge while the weights stay fixed.
 """
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
 from fednorm.algorithms.dsgd import DSGD
 from fednorm.core.aggregator import weighted_mean
-from fednorm.core.task import Task
+from fednorm.core.layer import Session
+from fednorm.core.messages import Memory, Report, Running
+from fednorm.core.moments import pool
+from fednorm.core.task import Task, load, start_training
 from fednorm.core.types import Tensors
-from fednorm.doctor.costs import REFUSALS, Patient, reason, task_of
-from fednorm.doctor.drawn import Drawn
-from fednorm.doctor.findings import Gradient
-from fednorm.doctor.settled import settled
+from fednorm.doctor.costs import REFUSALS, ExaminedModel, build_task, describe_error
+from fednorm.doctor.findings import Gradient, Statistics
+from fednorm.doctor.fixed_batches import FixedBatches
 from fednorm.engines.centralized import Merged
 from fednorm.engines.clients import Clients
 from fednorm.engines.masks import same_masks
 from fednorm.engines.simulate import rounds
+from fednorm.nn import rules
+from fednorm.nn.batch_norm import FedBatchNorm
+from fednorm.nn.dual import BackwardMeans
 from fednorm.strategies.naive import Naive
-
-Statistics: TypeAlias = Literal["batch", "exchanged", "start", "surveyed"]
 
 # What is measured: strategies with a global model, and where the statistics come from.
 MEASURED: Mapping[str, tuple[Statistics, ...]] = {
@@ -43,7 +49,7 @@ MEASURED: Mapping[str, tuple[Statistics, ...]] = {
 GRADIENT = DSGD(lr=1.0, warmup=0)  # the update is the gradient itself
 
 
-def without_dropout(model: nn.Module) -> nn.Module:
+def disable_dropout(model: nn.Module) -> nn.Module:
     """Return a copy whose dropout layers drop nothing, since masks would blur small batches."""
     quiet = copy.deepcopy(model)
     for module in quiet.modules():
@@ -52,36 +58,40 @@ def without_dropout(model: nn.Module) -> nn.Module:
     return quiet
 
 
-def gradients(patient: Patient, clients: Drawn, alike: Drawn) -> tuple[Gradient, ...]:
+def measure_gradients(
+    examined: ExaminedModel, clients: FixedBatches, alike: FixedBatches
+) -> tuple[Gradient, ...]:
     """Return the deviation of each measured strategy that is registered."""
-    names = [entry.name for entry in patient.experiment.strategies if entry.name in MEASURED]
-    return tuple(g for name in names for g in _gradients(patient, name, clients, alike))
+    names = [entry.name for entry in examined.experiment.strategies if entry.name in MEASURED]
+    return tuple(g for name in names for g in _measure_strategy(examined, name, clients, alike))
 
 
-def _gradients(patient: Patient, name: str, clients: Drawn, alike: Drawn) -> list[Gradient]:
+def _measure_strategy(
+    examined: ExaminedModel, name: str, clients: FixedBatches, alike: FixedBatches
+) -> list[Gradient]:
     found: list[Gradient] = []
     try:
-        task = replace(task_of(patient, name), algorithm=GRADIENT)
-        reference = Task.build(task.strategy.convert(patient.model).model, Naive(), GRADIENT)
+        task = replace(build_task(examined, name), algorithm=GRADIENT)
+        reference = Task.build(task.strategy.convert(examined.model).model, Naive(), GRADIENT)
         for statistics in MEASURED[name]:
-            started = settled(task, clients) if statistics == "surveyed" else task
-            measured = deviation(started, reference, clients)
-            chance = deviation(task, reference, alike) if statistics == "batch" else None
+            started = converge_statistics(task, clients) if statistics == "surveyed" else task
+            measured = measure_deviation(started, reference, clients)
+            chance = measure_deviation(task, reference, alike) if statistics == "batch" else None
             excess = None if measured is None or chance is None else measured - chance
             found.append(Gradient(name, statistics, measured, chance, excess))
     except REFUSALS as error:
         missing = MEASURED[name][len(found) :]
-        found += [Gradient(name, s, refused=reason(error)) for s in missing]
+        found += [Gradient(name, s, refused=describe_error(error)) for s in missing]
     return found
 
 
-def deviation(task: Task, reference: Task, clients: Drawn) -> float | None:
+def measure_deviation(task: Task, reference: Task, clients: FixedBatches) -> float | None:
     """Return the relative distance of the mean gradients, in the mean over the batches."""
     relative = []
-    for step in clients.one_by_one():
+    for step in clients.split_steps():
         with same_masks([step.batches(c, 1) for c in step.all()], reference.model):
-            central = gradient(reference, Merged(step))
-        mean = gradient(task, step)
+            central = compute_gradient(reference, Merged(step))
+        mean = compute_gradient(task, step)
         size = _norm(central)
         if not size:
             return None
@@ -89,7 +99,7 @@ def deviation(task: Task, reference: Task, clients: Drawn) -> float | None:
     return fmean(relative)
 
 
-def gradient(task: Task, clients: Clients) -> dict[str, Tensor]:
+def compute_gradient(task: Task, clients: Clients) -> dict[str, Tensor]:
     """Return the mean gradient of a round from the task's initial state."""
     (result,) = rounds(task, clients, 1)
     weights = torch.tensor([reply.examples for reply in result.replies], dtype=torch.float64)
@@ -102,3 +112,55 @@ def gradient(task: Task, clients: Clients) -> dict[str, Tensor]:
 
 def _norm(tensors: Tensors) -> float:
     return math.sqrt(sum(float(t.square().sum()) for t in tensors.values()))
+
+
+def converge_statistics(task: Task, clients: FixedBatches) -> Task:
+    """Return the task with the shared statistics that many rounds at fixed weights would give.
+
+    One machine with all clients' batches measures them: those of the forward pass, and the means
+    of the backward pass if the strategy shares these, too. They belong together, because the input
+    of every layer is what the layers before it make of all clients' samples.
+    """
+    state = task.initial_state
+    load(task, state, Memory())
+    start_training(task)
+    reports: dict[str, list[Report]] = {path: [] for path in task.layout.sharing}
+    for x, y in Merged(clients).batches(0, 1).steps:
+        for path, layer in task.layout.norms.items():
+            layer.begin(record_both_passes, Session(), path)
+        loss = task.loss(task.model(x), y)
+        torch.autograd.grad(loss, list(task.layout.shared.values()), allow_unused=True)
+        for path, layer in task.layout.sharing.items():
+            if (report := layer.report("pool")) is not None:
+                reports[path].append(report)
+    running = {
+        path: _pool_reports(before, reports[path]) if reports[path] else before
+        for path, before in state.running.items()
+    }
+    return replace(task, initial_state=replace(state, running=running))
+
+
+def record_both_passes(layer: FedBatchNorm, x: Tensor) -> Tensor:
+    """Normalise with the batch's own statistics; record the moments, forward and backward."""
+    layer.record(x)
+    y = rules.untracked(layer, x)
+    means = getattr(layer, "backward_means", None)
+    if isinstance(means, BackwardMeans) and y.requires_grad:
+        normalised = functional.batch_norm(x.detach(), None, None, training=True, eps=layer.eps)
+
+        def note(gradient: Tensor) -> None:
+            means.record(gradient, normalised)
+
+        y.register_hook(note)  # type: ignore[no-untyped-call]  # torch's own
+    return y
+
+
+def _pool_reports(before: Running, reports: Sequence[Report]) -> Running:
+    """Return the statistics of all batches together."""
+    moments = [report.moments for report in reports]
+    if before.var.numel():
+        pooled = pool(moments)
+        return replace(before, mean=pooled.mean, var=pooled.unbiased_var)
+    # Backward means have no variance to pool.
+    counts = torch.tensor([m.count for m in moments], dtype=torch.float64)
+    return replace(before, mean=weighted_mean(torch.stack([m.mean for m in moments]), counts))

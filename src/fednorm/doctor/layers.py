@@ -1,56 +1,68 @@
-"""The normalization layers of a model, found by type, and what its tensors are."""
+"""The normalization layers of a model, found by type: where they stand, and what they hold.
 
+A layer's place is what made its input. One forward pass tells: hooks see which modules run and what
+they return, and below them every operation is seen as well, so that `functional.relu` counts as an
+activation like `nn.ReLU`. What returns its input unchanged (views, Identity, Dropout in evaluation)
+makes nothing.
+"""
+
+import copy
 import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules import activation
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.conv import _ConvNd
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fednorm.core.layout import kinds
 from fednorm.core.types import Kind
-from fednorm.doctor.findings import Layer, State
-from fednorm.doctor.places import Call, calls
+from fednorm.doctor.findings import Layer, Place, State
 
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 _CHANNEL = 2  # dimensions of [samples, channels]
+_ACTIVATIONS = tuple(
+    getattr(activation, name) for name in activation.__all__ if name != "MultiheadAttention"
+)
+_TYPES: tuple[tuple[tuple[type[nn.Module], ...], Place], ...] = (
+    ((_ConvNd,), "convolution"),
+    ((nn.Linear, nn.Bilinear), "linear"),
+    (_ACTIVATIONS, "activation"),
+)
+_aten = torch.ops.aten
+_OPERATIONS: Mapping[Any, Place] = {
+    _aten.convolution: "convolution",
+    **dict.fromkeys((_aten.addmm, _aten.mm, _aten.linear), "linear"),
+    **dict.fromkeys(
+        (
+            *(_aten.relu, _aten.relu_, _aten.hardtanh, _aten.hardtanh_, _aten.leaky_relu),
+            *(_aten.leaky_relu_, _aten.elu, _aten.elu_, _aten.gelu, _aten.silu, _aten.silu_),
+            *(_aten.mish, _aten.mish_, _aten.hardswish, _aten.hardswish_, _aten.softplus),
+            *(_aten.sigmoid, _aten.sigmoid_, _aten.tanh, _aten.tanh_, _aten._prelu_kernel),  # noqa: SLF001 (torch's own name of it)
+        ),
+        "activation",
+    ),
+}
 
 
-def layers(model: nn.Module, x: Tensor) -> tuple[Layer, ...]:
+def find_layers(model: nn.Module, x: Tensor) -> tuple[Layer, ...]:
     """Return the normalization layers, in the order of the model, and where they stand."""
-    called = calls(model, x)
+    calls = trace_calls(model, x)
     everywhere = [m for _, m in model.named_modules(remove_duplicate=False)]
     return tuple(
-        _layer(path, module, called[path], everywhere.count(module))
+        _describe_layer(path, module, calls[path], everywhere.count(module))
         for path, module in model.named_modules()
         if isinstance(module, _NORMS)
     )
 
 
-def _layer(path: str, module: nn.Module, called: list[Call], paths: int) -> Layer:
-    first = called[0] if called else None
-    return Layer(
-        path=path,
-        paths=paths,
-        type=type(module).__name__,
-        batch_norm=isinstance(module, _BatchNorm),
-        channels=_channels(module),
-        place=first.made.place if first else "not reached",
-        after=first.made.by if first else "",
-        calls=len(called),
-        values=math.prod(first.shape[_CHANNEL:]) if first else 0,
-        tracks=isinstance(module, _NormBase) and module.running_mean is not None,
-    )
-
-
-def _channels(module: nn.Module) -> int:
-    if isinstance(module, _NormBase):
-        return module.num_features
-    if isinstance(module, nn.GroupNorm):
-        return module.num_channels
-    shape = module.normalized_shape
-    return math.prod(shape) if isinstance(shape, tuple) else 0
-
-
-def state(model: nn.Module) -> State:
+def measure_state(model: nn.Module) -> State:
     """Return the size of a model's tensors, by kind; a tied tensor counts once."""
     kind_of = kinds(model)
     seen: set[int] = set()
@@ -71,3 +83,128 @@ def state(model: nn.Module) -> State:
         counters=sizes[Kind.COUNTER],
         statistic_tensors=tuple(statistics),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What made a tensor."""
+
+    place: Place
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a layer."""
+
+    origin: Origin  # of its input
+    shape: tuple[int, ...]  # of its input
+
+
+_INPUT = Origin("other", "the input")
+
+
+def trace_calls(model: nn.Module, x: Tensor) -> dict[str, list[Call]]:
+    """Return the calls of every module in one forward pass, by the module's first path."""
+    model = copy.deepcopy(model).eval()
+    trace = _Trace()
+    with _hooks(model, trace), torch.no_grad(), torch.random.fork_rng(), _Operations(trace):
+        model(x)
+    return {path: trace.calls.get(module, []) for path, module in model.named_modules()}
+
+
+def _describe_layer(path: str, module: nn.Module, calls: list[Call], paths: int) -> Layer:
+    first = calls[0] if calls else None
+    return Layer(
+        path=path,
+        paths=paths,
+        type=type(module).__name__,
+        batch_norm=isinstance(module, _BatchNorm),
+        channels=_count_channels(module),
+        place=first.origin.place if first else "not reached",
+        after=first.origin.by if first else "",
+        calls=len(calls),
+        values=math.prod(first.shape[_CHANNEL:]) if first else 0,
+        tracks=isinstance(module, _NormBase) and module.running_mean is not None,
+    )
+
+
+def _count_channels(module: nn.Module) -> int:
+    if isinstance(module, _NormBase):
+        return module.num_features
+    if isinstance(module, nn.GroupNorm):
+        return module.num_channels
+    shape = module.normalized_shape
+    return math.prod(shape) if isinstance(shape, tuple) else 0
+
+
+@dataclass(slots=True)
+class _Trace:
+    """The origin of each tensor, by the address of its memory."""
+
+    origins: dict[int, Origin] = field(default_factory=dict)
+    alive: list[Tensor] = field(default_factory=list)  # so that no address is used again
+    calls: dict[nn.Module, list[Call]] = field(default_factory=dict)
+
+    def find(self, tensor: Tensor) -> Origin:
+        return self.origins.get(_address(tensor), _INPUT)
+
+    def note(self, tensor: Tensor, origin: Origin) -> None:
+        self.origins[_address(tensor)] = origin
+        self.alive.append(tensor)
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _list_tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
+    """Notes what every operation makes."""
+
+    def __init__(self, trace: _Trace) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
+        self.trace = trace
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        del types
+        given = {_address(tensor) for tensor in _list_tensors((args, kwargs))}
+        result = func(*args, **(kwargs or {}))
+        origin = Origin(_OPERATIONS.get(func.overloadpacket, "other"), str(func.overloadpacket))
+        for tensor in _list_tensors(result):
+            if func._schema.is_mutable or _address(tensor) not in given:  # noqa: SLF001 (torch has no other way)
+                self.trace.note(tensor, origin)
+        return result
+
+
+@contextmanager
+def _hooks(model: nn.Module, trace: _Trace) -> Iterator[None]:
+    entered: dict[nn.Module, list[Origin]] = {}
+
+    def before(module: nn.Module, given: tuple[Any, ...]) -> None:
+        for tensor in _list_tensors(given)[:1]:
+            call = Call(trace.find(tensor), tuple(tensor.shape))
+            trace.calls.setdefault(module, []).append(call)
+            entered.setdefault(module, []).append(call.origin)
+
+    def after(module: nn.Module, given: tuple[Any, ...], result: Any) -> None:
+        del given
+        start = entered[module].pop() if entered.get(module) else None
+        place = next((p for types, p in _TYPES if isinstance(module, types)), None)
+        for tensor in _list_tensors(result):
+            if trace.find(tensor) is not start and (place or not list(module.children())):
+                origin = Origin(place or trace.find(tensor).place, type(module).__name__)
+                trace.note(tensor, origin)
+
+    handles = [m.register_forward_pre_hook(before) for m in model.modules()]
+    handles += [m.register_forward_hook(after) for m in model.modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,4 +1,4 @@
-"""Clients whose batches are drawn beforehand, so that every measurement sees the very same ones."""
+"""Clients whose batches are drawn once, so that every measurement sees the same samples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ TAG = 601
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class FixedBatches:
     """Clients with the same batches in every round."""
 
     steps: Mapping[ClientId, Sequence[Batch]]
@@ -40,13 +40,16 @@ class Drawn:
         """Return a client's batches."""
         return self.batches(client, 0)
 
-    def one_by_one(self) -> list["Drawn"]:
+    def split_steps(self) -> list["FixedBatches"]:
         """Return the clients with their first batch only, with their second only, and so on."""
         count = len(next(iter(self.steps.values())))
-        return [Drawn({c: [own[step]] for c, own in self.steps.items()}) for step in range(count)]
+        return [
+            FixedBatches({client: [own[step]] for client, own in self.steps.items()})
+            for step in range(count)
+        ]
 
 
-def random_clients(data: Dataset, seed: int, clients: int = 2) -> Drawn:
+def draw_random(data: Dataset, seed: int, clients: int = 2) -> FixedBatches:
     """Return clients with one batch of two random samples each, shaped as those of the data."""
     generator = torch.Generator().manual_seed(seed + TAG)
 
@@ -55,27 +58,27 @@ def random_clients(data: Dataset, seed: int, clients: int = 2) -> Drawn:
         y = torch.randint(data.classes, (2, *data.y.shape[1:]), generator=generator)
         return x.to(data.look.device, data.look.dtype), y.to(data.look.device)
 
-    return Drawn({client: [batch()] for client in range(clients)})
+    return FixedBatches({client: [batch()] for client in range(clients)})
 
 
-def draw(federation: Federation, count: int) -> Drawn:
+def draw(federation: Federation, count: int) -> FixedBatches:
     """Return the clients of a federation with `count` batches each, as in its first round."""
     longer = replace(federation, plan=Plan(federation.plan.batch, steps=count))
-    return Drawn({c: list(longer.batches(c, 1).steps) for c in federation.all()})
+    return FixedBatches({c: list(longer.batches(c, 1).steps) for c in federation.all()})
 
 
-def deal_again(drawn: Drawn, seed: int) -> Drawn:
+def deal_again(clients: FixedBatches, seed: int) -> FixedBatches:
     """Deal the same samples to the same clients at random; batches keep their sizes.
 
-    What is still seen between clients then is the chance of small batches.
+    The differences between clients that remain are the chance of small batches.
     """
-    dealt = [batch for own in drawn.steps.values() for batch in own]
+    dealt = [batch for own in clients.steps.values() for batch in own]
     x, y = torch.cat([x for x, _ in dealt]), torch.cat([y for _, y in dealt])
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed + TAG)).to(y.device)
     batches = iter(torch.split(order, [len(y) for _, y in dealt]))
-    return Drawn(
+    return FixedBatches(
         {
             client: [(x[picked], y[picked]) for _, picked in zip(own, batches, strict=False)]
-            for client, own in drawn.steps.items()
+            for client, own in clients.steps.items()
         }
     )

@@ -1,23 +1,28 @@
-"""The report for the terminal."""
+"""The report for the terminal, and how its numbers are written.
+
+Tables and sentences write numbers alike, so that a reader finds those of a sentence in the tables.
+"""
 
 from collections.abc import Iterator, Sequence
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fednorm.doctor.findings import Clients, Cost, State
-from fednorm.doctor.grid import grid
-from fednorm.doctor.numbers import MISSING, count, number, percent
-from fednorm.doctor.report import Report
+from fednorm.doctor.findings import Clients, Cost, Report, State
+
+MISSING = "–"
+_SHOWN = 4  # names in a list
+_TEXT = {"layer", "type", "place", "strategy", "statistics", "kind", "keeps", "note"}
 
 
 def show(report: Report) -> Group:
     """Return the whole report."""
-    return Group(*_parts(report))
+    return Group(*_render_parts(report))
 
 
-def _parts(report: Report) -> Iterator[RenderableType]:
+def _render_parts(report: Report) -> Iterator[RenderableType]:
     model = report.model
     algorithm = ", ".join(f"{key} {value}" for key, value in model.algorithm.items())
     yield Text(f"{model.name}: {model.type}, {count(model.parameters)} parameters", style="bold")
@@ -26,11 +31,11 @@ def _parts(report: Report) -> Iterator[RenderableType]:
         f"algorithm {algorithm}; seed {model.seed}\n"
     )
     if report.layers:
-        yield from _spaced(_layers(report))
-    yield from _spaced(_state(report.state))
-    yield from _spaced(_strategies(report.strategies))
+        yield from _add_space(_tabulate_layers(report))
+    yield from _add_space(_tabulate_state(report.state))
+    yield from _add_space(_tabulate_costs(report.strategies))
     if report.clients:
-        yield from _clients(report.clients)
+        yield from _render_clients(report.clients)
     yield Text("Warnings", style="bold")
     yield from (Text(f"- {caution.text}") for caution in report.warnings)
     advice = report.recommendation
@@ -38,12 +43,12 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     yield from (Text(f"- {reason}") for reason in advice.reasons)
 
 
-def _spaced(table: Table) -> Iterator[RenderableType]:
+def _add_space(table: Table) -> Iterator[RenderableType]:
     yield table
     yield Text()
 
 
-def _layers(report: Report) -> Table:
+def _tabulate_layers(report: Report) -> Table:
     rows = [
         [
             *(x.path or "(the model)", x.type),
@@ -53,10 +58,10 @@ def _layers(report: Report) -> Table:
         for x in report.layers
     ]
     columns = ["layer", "type", "channels", "values", "place", "calls"]
-    return grid("Normalization layers, and what they directly follow", columns, rows)
+    return make_table("Normalization layers, and what they directly follow", columns, rows)
 
 
-def _state(state: State) -> Table:
+def _tabulate_state(state: State) -> Table:
     sizes = {
         "weights": state.weights,
         "affine": state.affine,
@@ -64,31 +69,31 @@ def _state(state: State) -> Table:
         "counters": state.counters,
     }
     rows = [[k, count(v), percent(v / state.total if state.total else 0)] for k, v in sizes.items()]
-    return grid("State", ["kind", "bytes", "share"], rows)
+    return make_table("State", ["kind", "bytes", "share"], rows)
 
 
-def _strategies(costs: Sequence[Cost]) -> Table:
+def _tabulate_costs(costs: Sequence[Cost]) -> Table:
     rows = [
         [
             cost.strategy,
             count(cost.exchanges),
             count(cost.bytes_up),
             count(cost.bytes_down),
-            _kept(cost),
-            "; ".join(_notes(cost)),
+            _list_kept(cost),
+            "; ".join(_list_notes(cost)),
         ]
         for cost in costs
     ]
     columns = ["strategy", "exchanges", "bytes up", "bytes down", "keeps", "note"]
-    return grid("One round of one client", columns, rows)
+    return make_table("One round of one client", columns, rows)
 
 
-def _kept(cost: Cost) -> str:
+def _list_kept(cost: Cost) -> str:
     kept = {"personal": cost.personal_bytes, "momentum": cost.momentum_bytes}
     return "\n".join(f"{count(v)} B {k}" for k, v in kept.items() if v) or MISSING
 
 
-def _notes(cost: Cost) -> Iterator[str]:
+def _list_notes(cost: Cost) -> Iterator[str]:
     if cost.refused:
         yield f"refuses: {cost.refused}"
     if cost.measures:
@@ -104,7 +109,7 @@ def _notes(cost: Cost) -> Iterator[str]:
         yield "must know the number of rounds"
 
 
-def _clients(clients: Clients) -> Iterator[RenderableType]:
+def _render_clients(clients: Clients) -> Iterator[RenderableType]:
     left = f"; {len(clients.left_out)} left out" if clients.left_out else ""
     yield Text(
         f"Clients: {clients.data}, {clients.partition}, {clients.clients} clients{left}, "
@@ -114,12 +119,12 @@ def _clients(clients: Clients) -> Iterator[RenderableType]:
     if clients.unmeasured:
         yield Text(f"not measured: {clients.unmeasured}\n")
         return
-    yield from _spaced(_distances(clients))
-    yield from _spaced(_gradients(clients))
+    yield from _add_space(_tabulate_distances(clients))
+    yield from _add_space(_tabulate_gradients(clients))
 
 
-def _distances(clients: Clients) -> Table:
-    return grid(
+def _tabulate_distances(clients: Clients) -> Table:
+    return make_table(
         "Layers",
         ["layer", "|Δmean|/σ", "σ²ᵢ/σ²", "min", "max", "bias", "alike", "excess"],
         [
@@ -133,8 +138,8 @@ def _distances(clients: Clients) -> Table:
     )
 
 
-def _gradients(clients: Clients) -> Table:
-    return grid(
+def _tabulate_gradients(clients: Clients) -> Table:
+    return make_table(
         "Gradient against that of one machine",
         ["strategy", "statistics", "deviation", "alike", "excess", "note"],
         [
@@ -147,3 +152,66 @@ def _gradients(clients: Clients) -> Table:
             for g in clients.gradients
         ],
     )
+
+
+def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table; columns of text are left-justified, numbers are not."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=0,
+    )
+    for column in columns:
+        # A number that is broken would be read as another number.
+        text = column in _TEXT
+        table.add_column(
+            column,
+            justify="left" if text else "right",
+            no_wrap=column != "note",
+            overflow="fold",
+        )
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def number(value: float | None) -> str:
+    """Write a ratio with three digits.
+
+    >>> number(0.12345), number(1.5e-16), number(None)
+    ('0.123', '1.5e-16', '–')
+    """
+    return MISSING if value is None else f"{value:.3g}"
+
+
+def percent(fraction: float | None) -> str:
+    """Write a fraction in per cent.
+
+    >>> percent(0.98765), percent(0.00123)
+    ('98.8 %', '0.123 %')
+    """
+    return MISSING if fraction is None else f"{100 * fraction:.3g} %"
+
+
+def count(value: float | None) -> str:
+    """Write a number of bytes or of other things, to the last digit.
+
+    >>> count(44426.0), count(None)
+    ('44,426', '–')
+    """
+    return MISSING if value is None else f"{value:,.0f}"
+
+
+def list_names(names: Sequence[object]) -> str:
+    """List names, or the first of many.
+
+    >>> list_names(["a", "b"]), list_names(range(9))
+    ('a, b', '0, 1, 2, 3 and 5 more')
+    """
+    listed = ", ".join(str(name) for name in names[:_SHOWN])
+    more = len(names) - _SHOWN
+    return f"{listed} and {more} more" if more > 0 else listed

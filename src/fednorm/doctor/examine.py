@@ -1,0 +1,176 @@
+"""Examine a model: its layers and every strategy on random data, and the clients on theirs."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from fednorm.core.registry import UnknownNameError
+from fednorm.data import Dataset, load
+from fednorm.doctor.cautions import find_cautions
+from fednorm.doctor.client_shift import measure_clients
+from fednorm.doctor.costs import REFUSALS, ExaminedModel, describe_error, measure_costs
+from fednorm.doctor.findings import Examination, Layer, Model, Report, State
+from fednorm.doctor.fixed_batches import draw_random
+from fednorm.doctor.layers import find_layers, measure_state
+from fednorm.doctor.recommend import recommend
+from fednorm.experiment.config import Experiment
+from fednorm.experiment.environment import threads
+from fednorm.experiment.load import ConfigError, build
+from fednorm.experiment.prepare import ModelSource
+from fednorm.models import build as build_model
+from fednorm.nn.copies import copy_model
+from fednorm.strategies import STRATEGIES
+
+SCHEMA = 1
+CLASSES = 10  # where only the shape of a sample is given
+
+
+def examine(
+    model: str | dict[str, Any] | ModelSource,
+    *,
+    shape: tuple[int, ...] | None = None,
+    classes: int | None = None,
+    batches: int = 4,
+    seed: int = 0,
+    **settings: Any,
+) -> Report:
+    """Say in numbers what will happen to a model in federated learning.
+
+    Args:
+        model: a name, "package.module:function", an `nn.Module`, or a function that returns one.
+        shape: of one sample, if there is no data; otherwise that of the default data set.
+        classes: how many, if there is no data.
+        batches: of each client, on which the clients are measured.
+        seed: of data, partition, initial weights and random samples.
+        settings: any key of the schema. With `data` or `partition`, the clients are measured.
+
+    >>> report = examine("mlp", shape=(4,), classes=3)
+    >>> [layer.place for layer in report.layers], report.recommendation.strategy
+    (['activation', 'activation'], None)
+    """
+    named = not is_source(model)
+    experiment = _build_experiment({"seeds": [seed], **settings}, model if named else None)
+    measured = "data" in settings or "partition" in settings
+    if measured and (shape or classes):
+        raise ConfigError("shape and classes come from the data; give either these or the data.")
+    if batches < 1:
+        raise ConfigError(f"batches must be at least 1, not {batches}.")
+    try:
+        data = load_samples(experiment, shape, classes)
+        network = build_network(experiment, data, model)
+        examined = ExaminedModel(network, experiment, named)
+        state = measure_state(network)
+    except UnknownNameError:
+        raise
+    except (*REFUSALS, AssertionError) as error:  # torch asserts that a device can be used
+        raise ConfigError(describe_error(error)) from error
+    with threads(experiment.threads):
+        return _examine(examined, data, state, batches if measured else None)
+
+
+def _build_experiment(settings: dict[str, Any], model: Any) -> Experiment:
+    if "strategies" in settings:
+        raise ConfigError("every strategy is examined; leave 'strategies' out.")
+    values = {**settings, "strategies": list(STRATEGIES)}
+    return build(values if model is None else {**values, "model": model})
+
+
+def _examine(examined: ExaminedModel, data: Dataset, state: State, batches: int | None) -> Report:
+    model, experiment = examined.model, examined.experiment
+    layers = _find_layers(model, data)
+    single = any(layer.batch_norm and layer.values == 1 for layer in layers)
+    samples = 2 if single else 1  # one value has no variance
+    exam = Examination(
+        experiment=experiment,
+        layers=layers,
+        state=state,
+        costs=measure_costs(examined, draw_random(data, experiment.seeds[0])),
+        clients=measure_clients(examined, data, batches, samples=samples) if batches else None,
+    )
+    return Report(
+        schema=SCHEMA,
+        model=_describe_model(examined, data),
+        layers=layers,
+        state=state,
+        strategies=tuple(exam.costs),
+        warnings=tuple(find_cautions(exam)),
+        clients=exam.clients,
+        recommendation=recommend(exam),
+    )
+
+
+def _find_layers(model: nn.Module, data: Dataset) -> tuple[Layer, ...]:
+    try:
+        return find_layers(model, data.look.plain(data.x[:2], data.y[:2])[0])
+    except REFUSALS as error:
+        raise ConfigError(
+            f"the model cannot be run on samples of shape {data.shape}: {describe_error(error)} "
+            "Give the shape of a sample (--shape 3,32,32) or other data."
+        ) from error
+
+
+def _describe_model(examined: ExaminedModel, data: Dataset) -> Model:
+    model, experiment = examined.model, examined.experiment
+    return Model(
+        name=experiment.model.name if examined.named else type(model).__name__,
+        type=type(model).__name__,
+        shape=data.shape,
+        classes=data.classes,
+        dtype=experiment.dtype,
+        parameters=sum(p.numel() for p in model.parameters()),
+        algorithm=experiment.algorithm.model_dump(),
+        batch=experiment.batch,
+        participation=experiment.participation,
+        rounds=experiment.rounds,
+        seed=experiment.seeds[0],
+    )
+
+
+def read_shape(text: str) -> tuple[int, ...]:
+    """Read the shape of a sample.
+
+    >>> read_shape("3,32,32")
+    (3, 32, 32)
+    """
+    try:
+        shape = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise ConfigError(
+            f"a shape is positive whole numbers such as 3,32,32 or 64, but got {text!r}."
+        )
+    return shape
+
+
+def is_source(model: object) -> bool:
+    """Return whether a model is given as an object, not by its name."""
+    return isinstance(model, nn.Module) or callable(model)
+
+
+def load_samples(
+    experiment: Experiment, shape: tuple[int, ...] | None, classes: int | None
+) -> Dataset:
+    """Return the data, or samples of the given shape in its place."""
+    seed, dtype = experiment.seeds[0], getattr(torch, experiment.dtype)
+    data = load(experiment.data.name, seed, **experiment.data.fields)
+    if shape or classes:
+        labels = torch.arange(classes or CLASSES)
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(len(labels), *(shape or data.shape), generator=generator)
+        data = Dataset("random", x, labels, x, labels, len(labels))
+    return data.to(experiment.device, dtype)
+
+
+def build_network(experiment: Experiment, data: Dataset, source: Any) -> nn.Module:
+    """Return a copy of the model, in the number format and on the device of the data."""
+    entry, model = experiment.model, source
+    if not is_source(source):
+        seed = experiment.seeds[0]
+        model = build_model(entry.name, data.shape, data.classes, seed, **entry.fields)
+    elif not isinstance(source, nn.Module):
+        model = source()
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"a model must be a torch.nn.Module, but got {type(model).__name__}.")
+    return copy_model(model).to(data.look.device, data.look.dtype)

@@ -1,0 +1,277 @@
+"""Which strategy to use, and why: rules in order, each with the numbers that it rests on.
+
+The first rule that applies decides. Every reason carries numbers that the report shows. `alike`
+below is the same measurement with the samples dealt to the clients at random: small batches differ
+by chance, and no strategy is to blame for that.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from fednorm.doctor.findings import Examination, Gradient, Recommendation
+from fednorm.doctor.render import count, list_names, number, percent
+
+# Plain averaging may lose this much more of a layer's variance than it would of clients alike.
+MOST_BIAS = 0.01
+# The gradient of `naive` may deviate by this much more than it would for clients alike.
+MOST_DEVIATION = 0.05
+# Personal layers are advised where at least this share of the clients takes part in a round.
+LEAST_SHARE = 0.5
+# `dualbn` sends more than `fbn`: it must be closer to one machine by this much to be worth it.
+LEAST_GAIN = 0.05
+
+THRESHOLDS = {
+    "most_bias": MOST_BIAS,
+    "most_deviation": MOST_DEVIATION,
+    "least_share": LEAST_SHARE,
+    "least_gain": LEAST_GAIN,
+}
+
+Rule: TypeAlias = Callable[[Examination], Recommendation | None]
+
+
+def _give(strategy: str | None, *reasons: str) -> Recommendation:
+    return Recommendation(strategy, tuple(r for r in reasons if r), THRESHOLDS)
+
+
+def recommend_without_batch_norm(exam: Examination) -> Recommendation | None:
+    """Recommend `none` without BatchNorm: there is nothing to choose."""
+    return None if exam.batch_norms else _give("none", describe_no_batch_norm(exam))
+
+
+def recommend_without_data(exam: Examination) -> Recommendation | None:
+    """Recommend nothing without data."""
+    return None if exam.clients else _give(None, describe_missing_data(exam))
+
+
+def recommend_naive(exam: Examination) -> Recommendation | None:
+    """Recommend `naive` if clients differ no more than by chance."""
+    if exam.cost("naive") is None or _has_single_batches(exam) or exceeds_limits(exam) is not False:
+        return None
+    return _give("naive", *describe_naive(exam), describe_cost(exam, "naive"))
+
+
+def recommend_personal_layers(exam: Examination) -> Recommendation | None:
+    """Recommend `fedbn` if each client is tested on its own data and often takes part."""
+    taking_part, trained = exam.taking_part
+    tested = exam.experiment.evaluate == "clients"
+    if not tested or taking_part / trained < LEAST_SHARE or _has_single_batches(exam):
+        return None
+    if exam.cost("fedbn") is None:
+        return None
+    return _give(
+        "fedbn",
+        *describe_naive(exam),
+        describe_personal_layers(exam),
+        describe_cost(exam, "fedbn"),
+    )
+
+
+def recommend_shared_statistics(exam: Examination) -> Recommendation | None:
+    """Recommend `fbn` or `dualbn` if it brings the gradient closer to one machine's."""
+    naive = find_deviation(exam, "naive", "batch")
+    found = {g.strategy: g for g in _list_surveyed(exam)}
+    if not found:
+        return None
+    best = min(found.values(), key=lambda g: g.deviation or 0.0)
+    if naive is not None and (best.deviation or 0.0) >= naive:
+        return None
+    if best.strategy == "dualbn" and "fbn" in found:
+        gain = (found["fbn"].deviation or 0.0) - (best.deviation or 0.0)
+        best = best if gain >= LEAST_GAIN else found["fbn"]
+    return _give(
+        best.strategy,
+        *describe_naive(exam),
+        describe_surveyed(exam),
+        describe_placement(exam) if best.strategy == "dualbn" else "",
+        describe_cost(exam, best.strategy),
+        describe_fedtan(exam),
+    )
+
+
+def recommend_for_single_samples(exam: Examination) -> Recommendation | None:
+    """Recommend what needs no batch statistics if some clients have batches of one."""
+    for name in ("fbn", "gn", "ln", "none"):
+        if _has_single_batches(exam) and exam.cost(name) is not None:
+            return _give(name, describe_single_batches(exam), describe_cost(exam, name))
+    return None
+
+
+def recommend_remaining(exam: Examination) -> Recommendation | None:
+    """Recommend `fixbn`, whose second half has frozen statistics, or else no statistics."""
+    for name in ("fixbn", "gn", "ln", "none"):
+        if exam.cost(name) is not None:
+            reasons = [*describe_naive(exam), describe_no_gain(exam), describe_cost(exam, name)]
+            return _give(name, *reasons)
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    recommend_without_batch_norm,
+    recommend_without_data,
+    recommend_naive,
+    recommend_personal_layers,
+    recommend_shared_statistics,
+    recommend_for_single_samples,
+    recommend_remaining,
+)
+
+
+def recommend(exam: Examination) -> Recommendation:
+    """Return what the first rule that applies says."""
+    found = (rule(exam) for rule in RULES)
+    return next((advice for advice in found if advice), _give(None, describe_refusals(exam)))
+
+
+def exceeds_limits(exam: Examination) -> bool | None:
+    """Return whether `naive` exceeds a limit, or None if that was not measured."""
+    clients = exam.clients
+    gradient = find_gradient(exam, "naive", "batch")
+    if clients is None or gradient is None or gradient.excess is None:
+        return None
+    biases = [layer.excess for layer in clients.layers if layer.excess is not None]
+    return gradient.excess >= MOST_DEVIATION or any(bias >= MOST_BIAS for bias in biases)
+
+
+def _has_single_batches(exam: Examination) -> bool:
+    return bool(exam.clients and exam.clients.left_out)
+
+
+def _list_surveyed(exam: Examination) -> list[Gradient]:
+    found = [find_gradient(exam, name, "surveyed") for name in ("fbn", "dualbn")]
+    return [g for g in found if g and g.deviation is not None and exam.cost(g.strategy)]
+
+
+def find_gradient(exam: Examination, strategy: str, statistics: str) -> Gradient | None:
+    """Return a measured gradient."""
+    measured = exam.clients.gradients if exam.clients else ()
+    found = [g for g in measured if (g.strategy, g.statistics) == (strategy, statistics)]
+    return found[0] if found else None
+
+
+def find_deviation(exam: Examination, strategy: str, statistics: str) -> float | None:
+    """Return a measured deviation."""
+    found = find_gradient(exam, strategy, statistics)
+    return found.deviation if found else None
+
+
+def describe_no_batch_norm(exam: Examination) -> str:
+    """Say that there is nothing to choose."""
+    return (
+        f"0 of {len(exam.layers)} normalization layers are BatchNorm, so there is nothing to "
+        f"mend; {len(exam.refusing)} of {len(exam.costs)} strategies refuse the model."
+    )
+
+
+def describe_missing_data(exam: Examination) -> str:
+    """Say what is missing."""
+    return (
+        f"how far the clients are apart in the {len(exam.batch_norms)} BatchNorm layers decides, "
+        "and it is not known; give --data and --partition."
+    )
+
+
+def describe_refusals(exam: Examination) -> str:
+    """Say how many strategies refuse the model."""
+    return f"{len(exam.refusing)} of {len(exam.costs)} strategies refuse the model."
+
+
+def describe_naive(exam: Examination) -> list[str]:
+    """Compare what `naive` does with its limits."""
+    said = []
+    layers = [x for x in (exam.clients.layers if exam.clients else ()) if x.excess is not None]
+    if layers:
+        worst = max(layers, key=lambda x: x.excess or 0.0)
+        said.append(
+            f"plain averaging lacks {percent(worst.bias)} of the variance in layer "
+            f"{worst.path!r}, the worst, and {percent(worst.bias_alike)} for clients alike: an "
+            f"excess of {percent(worst.excess)}, {_compare(worst.excess, MOST_BIAS)} "
+            f"{percent(MOST_BIAS)}."
+        )
+    found = find_gradient(exam, "naive", "batch")
+    if found and found.excess is not None:
+        said.append(
+            f"the gradient of naive deviates by {number(found.deviation)}, and by "
+            f"{number(found.alike)} for clients alike: an excess of {number(found.excess)}, "
+            f"{_compare(found.excess, MOST_DEVIATION)} {number(MOST_DEVIATION)}."
+        )
+    elif found and found.refused:
+        said.append(f"naive cannot be measured: {found.refused}")
+    return said
+
+
+def _compare(value: float | None, limit: float) -> str:
+    return "under" if (value or 0.0) < limit else "not under"
+
+
+def describe_personal_layers(exam: Examination) -> str:
+    """Say why personal layers fit."""
+    taking_part, trained = exam.taking_part
+    cost = exam.cost("fedbn")
+    kept = cost.personal_bytes if cost else None
+    return (
+        f"every client is tested on its own data (evaluate = clients), and {taking_part} of "
+        f"{trained} take part in a round ({percent(taking_part / trained)}, at least "
+        f"{percent(LEAST_SHARE)}); {count(kept)} B stay on each client."
+    )
+
+
+def describe_surveyed(exam: Examination) -> str:
+    """Compare the gradients with surveyed statistics."""
+    measured = {name: find_deviation(exam, name, "surveyed") for name in ("fbn", "dualbn")}
+    listed = [f"{number(d)} ({name})" for name, d in measured.items() if d is not None]
+    gain = f"; dualbn is taken if it is closer by {number(LEAST_GAIN)}" if len(listed) > 1 else ""
+    return f"with surveyed statistics, gradients deviate by {' and '.join(listed)}{gain}."
+
+
+def describe_no_gain(exam: Examination) -> str:
+    """Say why shared statistics were not chosen."""
+    naive = find_deviation(exam, "naive", "batch")
+    listed = [
+        f"{name} {number(d)}"
+        for name in ("fbn", "dualbn")
+        if (d := find_deviation(exam, name, "surveyed")) is not None
+    ]
+    if not listed:
+        return "neither fbn nor dualbn could be measured on this model."
+    return f"shared statistics come no closer than naive ({number(naive)}): {list_names(listed)}."
+
+
+def describe_placement(exam: Examination) -> str:
+    """Say where BatchNorm stands."""
+    after = sum(layer.place == "convolution" for layer in exam.batch_norms)
+    return (
+        f"{after} of {len(exam.batch_norms)} BatchNorm layers directly follow a convolution; "
+        "convolutions are what dualbn standardises, so that statistics of the round before hold."
+    )
+
+
+def describe_single_batches(exam: Examination) -> str:
+    """Say which clients have batches of one."""
+    left_out = exam.clients.left_out if exam.clients else ()
+    return (
+        f"{len(left_out)} of {exam.taking_part[1]} clients ({list_names(left_out)}) have batches "
+        f"of 1 sample (batch = {exam.experiment.batch}), which rules out all strategies that "
+        "normalise by the batch."
+    )
+
+
+def describe_cost(exam: Examination, strategy: str) -> str:
+    """Say what a strategy sends."""
+    cost = exam.cost(strategy)
+    if cost is None:
+        return ""
+    rounds = ", and must know the number of rounds" if cost.needs_rounds else ""
+    return (
+        f"{strategy} sends {count(cost.bytes_up)} B up and {count(cost.bytes_down)} B down per "
+        f"client and round, in {cost.exchanges} exchange{'s' if cost.exchanges != 1 else ''}"
+        f"{rounds}."
+    )
+
+
+def describe_fedtan(exam: Examination) -> str:
+    """Say what the exact method would cost."""
+    cost, found = exam.cost("fedtan"), find_deviation(exam, "fedtan", "exchanged")
+    if cost is None or found is None:
+        return ""
+    return f"fedtan deviates by {number(found)}, at {cost.exchanges} exchanges a round."
