@@ -18,9 +18,9 @@ from fednorm.nn.batch_norm import (
     FedSyncBatchNorm,
 )
 from fednorm.nn.copies import copy_model
+from fednorm.nn.custom_layers import dress, peel
 from fednorm.nn.errors import ConversionError
 from fednorm.nn.hooks import move_hooks
-from fednorm.nn.outer import dress, peel
 from fednorm.nn.removed import Removed
 from fednorm.nn.sample_norm import SampleNorm
 
@@ -42,7 +42,8 @@ def replace(model: nn.Module, make: Make) -> Conversion:
 
     `make` is given a layer of exactly one of torch's types, or of this library's where the model
     was converted before. It returns the layer itself, with another class, or another module. What
-    a user's class adds to torch's is put back after that, or the layer is refused: see `outer.py`.
+    a user's class adds to torch's is put back after that, or the layer is refused: see
+    `custom_layers.py`.
 
     A new module gets the training flag and the hooks of the layer. A layer that is used in several
     places is converted once and stays shared.
