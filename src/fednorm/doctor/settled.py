@@ -21,7 +21,7 @@ from fednorm.doctor.drawn import Drawn
 from fednorm.engines.centralized import Merged
 from fednorm.nn import rules
 from fednorm.nn.batch_norm import FedBatchNorm
-from fednorm.nn.dual import BackwardMeans
+from fednorm.nn.dual_norm import BackwardMeans
 
 
 def observed(layer: FedBatchNorm, x: Tensor) -> Tensor:
