@@ -17,7 +17,7 @@ from fednorm.experiment.compare import run_all
 from fednorm.experiment.load import ConfigError, build
 from fednorm.experiment.prepare import prepare
 from fednorm.models import build as network
-from fednorm.nn.wide import widen
+from fednorm.nn.stacked_model import widen
 from fednorm.strategies import STRATEGIES
 from support import CLASSES, SHAPE, Toy, task_of
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 from fednorm.algorithms import algorithm
 from fednorm.core.exchange import Solo
 from fednorm.core.layer import Session
-from fednorm.nn.exchanged import _Place, _Synchronised
+from fednorm.nn.sync_norm import _Place, _Synchronised
 from support import Toy, assert_same_state, last, nested_model, task_of
 
 LR, ROUNDS = 0.05, 20

@@ -10,7 +10,7 @@ from fednorm.doctor import examine
 from fednorm.engines import cohort, lockstep, simulate
 from fednorm.experiment.diagnostics import central_gradient
 from fednorm.experiment.load import ConfigError
-from fednorm.nn.outputs import single_values
+from fednorm.nn.forward_probe import note_single_values
 from fednorm.strategies import STRATEGIES
 from support import Toy, assert_same_state, last, nested_model, task_of
 
@@ -121,7 +121,7 @@ def test_layers_that_do_not_train_are_not_noted():
     model = with_dense_norm()
     for training, expected in ((True, ["4"]), (False, [])):
         model[4].train(training)
-        with single_values(model) as noted:
+        with note_single_values(model) as noted:
             try:
                 model(torch.randn(1, 1, 8, 8))
             except ValueError:

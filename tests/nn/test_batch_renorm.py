@@ -12,7 +12,7 @@ from torch.nn import functional
 from fednorm import strategy
 from fednorm.algorithms import algorithm
 from fednorm.core.layer import Session
-from fednorm.nn.batch_renorm import corrections, renormalised
+from fednorm.nn.batch_renorm import compute_corrections, make_renorm_rule
 from fednorm.nn.convert import federate
 from support import Toy, assert_same_state, last, nested_model, task_of
 
@@ -36,7 +36,7 @@ def batch(shape, seed=1):
 
 
 def begun(layer, r_max, d_max, statistics="average"):
-    layer.begin(renormalised(r_max, d_max, statistics), Session(), "site")
+    layer.begin(make_renorm_rule(r_max, d_max, statistics), Session(), "site")
     return layer
 
 
@@ -88,7 +88,7 @@ def test_value_and_gradients_are_those_of_the_formula(shape, size, r_max, d_max,
 def test_gradcheck_where_both_corrections_are_at_their_bounds():
     """There r and d do not depend on the input, so the true gradient is the one wanted."""
     layer, x = layer_of(nn.BatchNorm2d, 3), batch((4, 3, 2, 2))
-    r, d = corrections(layer, x, 1.05, 0.01)
+    r, d = compute_corrections(layer, x, 1.05, 0.01)
     assert set(r.tolist()) <= {1.05, 1 / 1.05}
     assert set(d.abs().tolist()) == {0.01}
     begun(layer, 1.05, 0.01, "pool")
@@ -100,7 +100,9 @@ def test_gradcheck_where_both_corrections_are_at_their_bounds():
 
 
 def test_no_gradient_through_the_corrections():
-    r, d = corrections(layer_of(nn.BatchNorm1d, 3), batch((4, 3)).requires_grad_(), 3.0, 5.0)
+    r, d = compute_corrections(
+        layer_of(nn.BatchNorm1d, 3), batch((4, 3)).requires_grad_(), 3.0, 5.0
+    )
     assert not r.requires_grad
     assert not d.requires_grad
 

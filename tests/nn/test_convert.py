@@ -11,8 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fednorm import strategy
 from fednorm.core.layer import NormLayer
 from fednorm.nn.batch_norm import FedBatchNorm
-from fednorm.nn.convert import ConversionError, federate
-from fednorm.nn.sample_norm import SampleNorm
+from fednorm.nn.convert import ConversionError, SampleNorm, federate
 from fednorm.strategies import STRATEGIES
 from support import nested_model
 

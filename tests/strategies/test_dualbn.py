@@ -14,7 +14,7 @@ from fednorm.core.messages import Running
 from fednorm.core.moments import Moments
 from fednorm.experiment.load import build
 from fednorm.nn.convert import federate
-from fednorm.nn.dual import BackwardMeans, _Dual, with_backward_means
+from fednorm.nn.dual_norm import BackwardMeans, _Dual, add_backward_means
 from fednorm.nn.weight_std import StandardizedConv, standardize
 from fednorm.strategies import strategy
 from support import Toy, last, nested_model, task_of
@@ -198,7 +198,7 @@ def test_a_faulty_backward_mean_is_rejected_like_a_statistic():
 def test_layers_without_statistics_are_refused():
     model = nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False))
     with pytest.raises(TypeError, match="tracks no running statistics"):
-        with_backward_means(model, momentum=0.1, backward_momentum=0.1)
+        add_backward_means(model, momentum=0.1, backward_momentum=0.1)
     assert federate(model).replaced
 
 

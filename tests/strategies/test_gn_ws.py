@@ -7,7 +7,7 @@ from torch import nn
 from fednorm import strategy
 from fednorm.algorithms import algorithm
 from fednorm.engines.centralized import Merged
-from fednorm.nn.sample_norm import SampleNorm
+from fednorm.nn.convert import SampleNorm
 from fednorm.nn.weight_std import StandardizedConv2d
 from support import Toy, last, nested_model, task_of
 

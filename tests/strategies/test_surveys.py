@@ -11,7 +11,7 @@ from fednorm.algorithms import algorithm
 from fednorm.core.task import export
 from fednorm.engines.survey import surveyed
 from fednorm.nn.batch_norm import FedBatchNorm
-from fednorm.nn.hybrid import hybrid, with_mixing
+from fednorm.nn.hybrid_norm import add_mixing, normalize_hybrid
 from support import Toy, last, nested_model, task_of
 
 STEP = algorithm("dsgd", lr=0.05)
@@ -76,17 +76,17 @@ def test_hbn_with_a_at_its_ends(shape):
         plain.bias.uniform_(-1, 1)
         plain.running_mean.uniform_(-1, 1)
         plain.running_var.uniform_(0.5, 2)
-    layer = with_mixing(plain).model
+    layer = add_mixing(plain).model
     assert isinstance(layer, FedBatchNorm)
     x = torch.randn(shape, dtype=torch.float64)
     layer.mixing.alpha.data.fill_(-1e4)
-    torch.testing.assert_close(hybrid(layer, x), plain.eval()(x))
+    torch.testing.assert_close(normalize_hybrid(layer, x), plain.eval()(x))
     layer.mixing.alpha.data.fill_(1e4)
-    torch.testing.assert_close(hybrid(layer, x), plain.train()(x))
+    torch.testing.assert_close(normalize_hybrid(layer, x), plain.train()(x))
 
 
 def test_hbn_gradient_against_the_explicit_formula():
-    layer = with_mixing(nn.BatchNorm1d(2, affine=False).double()).model
+    layer = add_mixing(nn.BatchNorm1d(2, affine=False).double()).model
     layer.running_var.fill_(2.0)
     alpha = torch.tensor([0.3, -0.7], dtype=torch.float64)
 
@@ -101,7 +101,7 @@ def test_hbn_gradient_against_the_explicit_formula():
     free = alpha.clone().requires_grad_()
     layer.mixing.alpha.data.copy_(alpha)
     weight = torch.randn(5, 2, dtype=torch.float64)
-    (hybrid(layer, x) * weight).sum().backward()
+    (normalize_hybrid(layer, x) * weight).sum().backward()
     (formula(z, free) * weight).sum().backward()
     torch.testing.assert_close(x.grad, z.grad)
     torch.testing.assert_close(layer.mixing.alpha.grad, free.grad)

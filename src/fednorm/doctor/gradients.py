@@ -36,7 +36,7 @@ from fednorm.engines.masks import same_masks
 from fednorm.engines.simulate import rounds
 from fednorm.nn import rules
 from fednorm.nn.batch_norm import FedBatchNorm
-from fednorm.nn.dual import BackwardMeans
+from fednorm.nn.dual_norm import BackwardMeans
 from fednorm.strategies.naive import Naive
 
 # What is measured: strategies with a global model, and where the statistics come from.

@@ -1,7 +1,7 @@
 """Small models: several clients with weights of their own in one set of tensor operations.
 
 For a small model the cost of a step is the cost of calling its operations, not of their arithmetic.
-A cohort is a few clients side by side in a wide model (`nn/wide.py`), trained by the very
+A cohort is a few clients side by side in a wide model (`nn/stacked_model.py`), trained by the very
 `client_round` that trains one: the update of each is its part of the wide update. Equal to the
 loop within rounding. Where it does not apply, `fits` says so, after trying.
 """
@@ -25,8 +25,7 @@ from fednorm.data.federation import interleaved
 from fednorm.engines import trial
 from fednorm.engines.clients import train_client
 from fednorm.engines.lockstep import is_random
-from fednorm.nn import outputs
-from fednorm.nn.wide import repeated, widen
+from fednorm.nn.stacked_model import count_activations, repeat_for_clients, widen
 
 Trained = list[tuple[Reply, Memory]]
 # Measured on a CPU: above so many values that a client's step puts out, nothing is gained.
@@ -131,10 +130,14 @@ class Cohort:
 def _wide(received: Broadcast, count: int) -> Broadcast:
     return replace(
         received,
-        weights={name: repeated(t, count) for name, t in received.weights.items()},
-        momentum={name: repeated(t, count) for name, t in received.momentum.items()},
+        weights={name: repeat_for_clients(t, count) for name, t in received.weights.items()},
+        momentum={name: repeat_for_clients(t, count) for name, t in received.momentum.items()},
         running={
-            path: Running(repeated(r.mean, count, -1), repeated(r.var, count, -1), r.batches)
+            path: Running(
+                repeat_for_clients(r.mean, count, -1),
+                repeat_for_clients(r.var, count, -1),
+                r.batches,
+            )
             for path, r in received.running.items()
         },
     )
@@ -244,7 +247,7 @@ def _cut(same: list[Batches], size: int) -> Iterable[list[Batches]]:
 def size(task: Task, batches: Sequence[Batches]) -> int:
     """Return how many clients a cohort should have: 1 for a model that is not small."""
     x, _ = next(iter(batches[0].steps))
-    values = max(1, outputs.values(task.model, x))
+    values = max(1, count_activations(task.model, x))
     return min(_LARGEST, _TOGETHER // values, len(batches)) if values <= _SMALL else 1
 
 

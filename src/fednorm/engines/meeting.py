@@ -32,7 +32,7 @@ from fednorm.core.types import ClientId
 from fednorm.engines import trial
 from fednorm.engines.clients import train_client, train_in_turn
 from fednorm.nn.copies import copy_model
-from fednorm.nn.outputs import values
+from fednorm.nn.stacked_model import count_activations
 
 _COPIES = 4  # of the parameters: weights, gradients, momentum, update
 
@@ -179,7 +179,7 @@ class Meeting:
         """Return how many bytes these clients hold at once, roughly."""
         if self.sample is None:
             x, _ = next(iter(batches[0].steps))
-            self.sample = values(self.task.model, x) * x.element_size() / len(x)
+            self.sample = count_activations(self.task.model, x) * x.element_size() / len(x)
         parameters = sum(p.numel() * p.element_size() for p in self.task.model.parameters())
         samples = sum(_length(own) for own in batches)
         return round(samples * self.sample) + len(batches) * _COPIES * parameters

@@ -35,7 +35,7 @@ from fednorm.experiment.environment import has_bfloat16
 from fednorm.experiment.load import ConfigError
 from fednorm.models import MODELS, build
 from fednorm.nn.copies import copy_model
-from fednorm.nn.outputs import single_values
+from fednorm.nn.forward_probe import note_single_values
 
 if TYPE_CHECKING:
     from fednorm.experiment.flower import Remote
@@ -283,7 +283,7 @@ def _layer_without_variance(prepared: Prepared, client: ClientId, *, trains: boo
     task, state = prepared.task, prepared.task.initial_state
     x, y = next(iter(prepared.federation.everything(client).steps))
     one = Batches(client, [(x[:1], y[:1])], examples=1)
-    with single_values(task.model) as layers, contextlib.suppress(Exception):
+    with note_single_values(task.model) as layers, contextlib.suppress(Exception):
         if trains:
             client_round(task, broadcast(task, state), Memory(), one)
         else:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fednorm.nn.batch_norm import FedBatchNorm
 
 
-def renormalised(r_max: float, d_max: float, statistics: Statistics) -> NormRule:
+def make_renorm_rule(r_max: float, d_max: float, statistics: Statistics) -> NormRule:
     """Return the rule with r in [1/r_max, r_max] and d in [-d_max, d_max].
 
     With "average" the running statistics follow as in torch; with "pool" they stay fixed and the
@@ -27,7 +27,7 @@ def renormalised(r_max: float, d_max: float, statistics: Statistics) -> NormRule
     """
 
     def rule(layer: FedBatchNorm, x: Tensor) -> Tensor:
-        r, d = corrections(layer, x, r_max, d_max)
+        r, d = compute_corrections(layer, x, r_max, d_max)
         # γ(x̂·r + d) + β is BatchNorm with γ·r and β + γ·d: one call of torch's own kernel.
         weight, bias = (r, d) if layer.weight is None else (layer.weight * r, layer.weight * d)
         if layer.bias is not None:  # torch has layers with γ alone
@@ -49,7 +49,7 @@ def renormalised(r_max: float, d_max: float, statistics: Statistics) -> NormRule
     return rule
 
 
-def corrections(
+def compute_corrections(
     layer: FedBatchNorm, x: Tensor, r_max: float, d_max: float
 ) -> tuple[Tensor, Tensor]:
     """Return r and d of a batch, per channel: constants for the gradient.

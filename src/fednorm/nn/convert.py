@@ -1,4 +1,8 @@
-"""Replaces the BatchNorm layers in a copy of a model, and says what it replaced."""
+"""Replace the BatchNorm layers in a copy of a model, and report each replacement.
+
+A layer becomes FedBatchNorm, which follows a rule (`federate`); SampleNorm, which is GroupNorm,
+LayerNorm or InstanceNorm (`to_sample_norm`); or a copy of its input (`remove`).
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace as with_fields
@@ -9,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednorm.core.strategy import Conversion, Replacement
-from fednorm.nn import held
 from fednorm.nn.batch_norm import (
     FedBatchNorm,
     FedBatchNorm1d,
@@ -17,14 +20,21 @@ from fednorm.nn.batch_norm import (
     FedBatchNorm3d,
     FedSyncBatchNorm,
 )
-from fednorm.nn.copies import copy_model
+from fednorm.nn.copies import copy_model, move_hooks
+from fednorm.nn.custom_layers import restore_subclass, strip_subclass
 from fednorm.nn.errors import ConversionError
-from fednorm.nn.hooks import move_hooks
-from fednorm.nn.outer import dress, peel
-from fednorm.nn.removed import Removed
-from fednorm.nn.sample_norm import SampleNorm
+from fednorm.nn.module_refs import list_skipped_layers, replace_references
 
-__all__ = ["ConversionError", "Make", "federate", "remove", "replace", "to_sample_norm"]
+__all__ = [
+    "ConversionError",
+    "Make",
+    "Removed",
+    "SampleNorm",
+    "federate",
+    "remove",
+    "replace",
+    "to_sample_norm",
+]
 
 Make: TypeAlias = Callable[[str, _BatchNorm], nn.Module]
 
@@ -38,11 +48,12 @@ _FEDERATED: dict[type[_BatchNorm], type[FedBatchNorm]] = {
 
 
 def replace(model: nn.Module, make: Make) -> Conversion:
-    """Return a copy of `model` in which `make(path, layer)` stands for every BatchNorm layer.
+    """Return a copy of `model` in which `make(path, layer)` replaces every BatchNorm layer.
 
     `make` is given a layer of exactly one of torch's types, or of this library's where the model
     was converted before. It returns the layer itself, with another class, or another module. What
-    a user's class adds to torch's is put back after that, or the layer is refused: see `outer.py`.
+    a user's class adds to torch's is put back after that, or the layer is refused: see
+    `custom_layers.py`.
 
     A new module gets the training flag and the hooks of the layer. A layer that is used in several
     places is converted once and stays shared.
@@ -53,16 +64,18 @@ def replace(model: nn.Module, make: Make) -> Conversion:
     replaced = []
     for path, layer in list(_batch_norms(root)):
         where, before = path or "(the model itself)", type(layer).__name__
-        outer = peel(where, layer)
+        stripped = strip_subclass(where, layer)
         affine = {"γ": layer.weight, "β": layer.bias}
         made[layer] = new = make(where, layer)
         if new is not layer:
             move_hooks(layer, new.train(layer.training))
-        dress(where, outer, layer, new)
-        replaced.append(Replacement(path, before, type(new).__name__, _dropped(affine, new)))
-    held.exchange(root, {old: new for old, new in made.items() if new is not old})
+        restore_subclass(where, stripped, layer, new)
+        note = _describe_dropped(affine, new)
+        replaced.append(Replacement(path, before, type(new).__name__, note))
+    replace_references(root, {old: new for old, new in made.items() if new is not old})
     converted = root["model"]
-    return Conversion(converted, tuple(replaced), held.kept(converted, set(made.values())))
+    skipped = list_skipped_layers(converted, set(made.values()))
+    return Conversion(converted, tuple(replaced), skipped)
 
 
 def _batch_norms(root: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
@@ -80,18 +93,18 @@ def _refuse_compiled(model: nn.Module) -> None:
             )
 
 
-def _dropped(affine: Mapping[str, Tensor | None], new: nn.Module) -> str:
+def _describe_dropped(affine: Mapping[str, Tensor | None], new: nn.Module) -> str:
     """Say which of γ and β the new module does not have, neither as they are nor as copies."""
     there = list(new.parameters())
     lost = [
         symbol
         for symbol, old in affine.items()
-        if old is not None and not any(p is old or _equal(p, old) for p in there)
+        if old is not None and not any(p is old or _are_equal(p, old) for p in there)
     ]
     return f"{' and '.join(lost)} {'is' if len(lost) == 1 else 'are'} dropped" if lost else ""
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
+def _are_equal(one: Tensor, other: Tensor) -> bool:
     alike = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
     return alike and not one.is_meta and torch.equal(one, other)
 
@@ -119,6 +132,24 @@ def federate(
         return layer
 
     return replace(model, make)
+
+
+class SampleNorm(nn.GroupNorm):
+    """GroupNorm that refuses to normalise a single value, which would erase its input.
+
+    One group is LayerNorm over all of a sample; as many groups as channels is InstanceNorm.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's own name)
+        """Normalise each group of channels of each sample."""
+        values = input[0].numel() // self.num_groups
+        if values <= 1:
+            raise ValueError(
+                f"{self.num_groups} groups on input of shape {tuple(input.shape)} leave one value "
+                "per group, and normalising a single value always gives 0; "
+                "use fewer groups (strategy 'gn' or 'ln')."
+            )
+        return super().forward(input)
 
 
 def to_sample_norm(model: nn.Module, groups: int | None, *, fit: bool = False) -> Conversion:
@@ -152,6 +183,18 @@ def to_sample_norm(model: nn.Module, groups: int | None, *, fit: bool = False) -
     conversion = replace(model, make)
     replaced = [with_fields(r, note=r.note or fitted.get(r.path, "")) for r in conversion.replaced]
     return with_fields(conversion, replaced=tuple(replaced))
+
+
+class Removed(nn.Identity):
+    """The identity, as a copy.
+
+    A normalization layer never returns its own input, so what follows it may work in place; the
+    input itself may be needed elsewhere, as in a residual block.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's own name)
+        """Return a copy of the input."""
+        return input.clone()
 
 
 def remove(model: nn.Module) -> Conversion:

@@ -1,10 +1,11 @@
-"""Copies of models, which are refused where a copy would silently be another model.
+"""Copy models and move their hooks; refuse a copy that would silently be another model.
 
-Conversions, cohorts and processes all train copies. `copy.deepcopy` keeps the hooks of modules and
-drops those of tensors, and it cannot copy a lazy layer that has no shape yet.
+Conversions, stacked models and processes all train copies. `copy.deepcopy` keeps the hooks of
+modules and drops those of tensors, and it cannot copy a lazy layer that has no shape yet.
 """
 
 import copy
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -47,3 +48,23 @@ def refuse_uncopyable(model: nn.Module) -> None:
                 "model's forward pass, on a tensor computed there: `w = self.weight.view_as("
                 "self.weight); w.register_hook(...)`."
             )
+
+
+def move_hooks(old: nn.Module, new: nn.Module) -> None:
+    """Give the hooks of one module to its replacement."""
+    vars(new).update(_call_hooks(old))
+
+
+def drop_hooks(module: nn.Module) -> None:
+    """Remove the hooks of a module and of all its submodules."""
+    for part in module.modules():
+        vars(part).update(_call_hooks(nn.Identity()))
+
+
+def _call_hooks(module: nn.Module) -> dict[str, Any]:
+    """Return the hooks around forward and backward passes, by torch's name for each kind."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if "hook" in name and ("forward" in name or "backward" in name)
+    }

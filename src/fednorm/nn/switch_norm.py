@@ -9,9 +9,9 @@ A layer keeps all that BatchNorm has, and gains the keys `mean_mix` and `var_mix
 
 | rule | running statistics | reports |
 |---|---|---|
-| `switched` | follow as in torch | the client's running statistics |
-| `switched_recorded` | stay fixed | the moments of its input |
-| `switched_surveyed` | stay fixed | the moments of all it sees in a survey |
+| `normalize_switched` | follow as in torch | the client's running statistics |
+| `normalize_switched_recorded` | stay fixed | the moments of its input |
+| `normalize_switched_surveyed` | stay fixed | the moments of all it sees in a survey |
 """
 
 import math
@@ -36,14 +36,15 @@ from fednorm.nn.batch_norm import (
     FedSyncBatchNorm,
     Round,
 )
+from fednorm.nn.errors import ConversionError
 
 _Pair: TypeAlias = tuple[Tensor, Tensor]  # mean and variance
 _PARTS = 3  # instance, layer, batch: in this order in the mixing weights
 
 
-def switched(layer: "SwitchNorm", x: Tensor) -> Tensor:
+def normalize_switched(layer: "SwitchNorm", x: Tensor) -> Tensor:
     """Mix in the batch's own statistics; the running ones follow as in torch."""
-    y = _mixed(layer, x, _batch(x))
+    y = _normalize_mixed(layer, x, _measure_batch(x))
     momentum, moments = layer.advance(), Moments.of(x.detach())
     if layer.running_mean is not None and layer.running_var is not None:
         layer.running_mean.lerp_(moments.mean, momentum)
@@ -51,22 +52,22 @@ def switched(layer: "SwitchNorm", x: Tensor) -> Tensor:
     return y
 
 
-def switched_recorded(layer: "SwitchNorm", x: Tensor) -> Tensor:
+def normalize_switched_recorded(layer: "SwitchNorm", x: Tensor) -> Tensor:
     """Mix in the batch's own statistics; record its moments."""
     layer.record(x)
-    return _mixed(layer, x, _batch(x))
+    return _normalize_mixed(layer, x, _measure_batch(x))
 
 
-def switched_surveyed(layer: "SwitchNorm", x: Tensor) -> Tensor:
+def normalize_switched_surveyed(layer: "SwitchNorm", x: Tensor) -> Tensor:
     """Mix in the batch's own statistics; add it to the survey."""
     layer.watch(x)
-    return _mixed(layer, x, _batch(x))
+    return _normalize_mixed(layer, x, _measure_batch(x))
 
 
 class SwitchNorm(FedBatchNorm):
     """What the layers below share: two vectors of mixing weights, all equal at first."""
 
-    round = Round(switched, Session(), "")  # of a layer that has taken part in no round
+    round = Round(normalize_switched, Session(), "")  # of a layer that has taken part in no round
     mean_mix: nn.Parameter
     var_mix: nn.Parameter
 
@@ -78,7 +79,7 @@ class SwitchNorm(FedBatchNorm):
         """Mix by the rule in training, with the running statistics in evaluation."""
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         if not self.training and self.running_mean is not None and self.running_var is not None:
-            return _mixed(self, input, (self.running_mean, self.running_var))
+            return _normalize_mixed(self, input, (self.running_mean, self.running_var))
         return self.round.rule(self, input)
 
 
@@ -114,7 +115,7 @@ def to_switch_norm(model: nn.Module, *, momentum: float | str | None = "layer") 
         if isinstance(layer, SwitchNorm):
             return layer
         if type(layer) not in _SWITCHED:
-            raise convert.ConversionError(
+            raise ConversionError(
                 f"layer {path!r} ({type(layer).__name__}) comes from the conversion by another "
                 "strategy; convert the model that it was made from."
             )
@@ -135,7 +136,7 @@ def _add_mixing_weights(layer: _BatchNorm) -> None:
     layer.var_mix = nn.Parameter(like.new_ones(_PARTS))
 
 
-def _batch(x: Tensor) -> _Pair:
+def _measure_batch(x: Tensor) -> _Pair:
     """Return mean and variance of every channel, `[C]` each; the gradient flows through them."""
     if x.numel() == x.shape[1]:
         raise ValueError(
@@ -146,7 +147,7 @@ def _batch(x: Tensor) -> _Pair:
     return mean, var
 
 
-def _mixed(layer: SwitchNorm, x: Tensor, batch: _Pair) -> Tensor:
+def _normalize_mixed(layer: SwitchNorm, x: Tensor, batch: _Pair) -> Tensor:
     """Normalise with the mixture of instance, layer and batch statistics."""
     samples, channels, *space = x.shape
     values = exact_values(x).reshape(samples, channels, math.prod(space))
@@ -156,8 +157,8 @@ def _mixed(layer: SwitchNorm, x: Tensor, batch: _Pair) -> Tensor:
     first = (math.prod(space) == 1) + (channels * math.prod(space) == 1)
     means = (instance_mean, sample_mean, batch[0][:, None])
     variances = (instance_var, sample_var, batch[1][:, None])
-    mean = _weighted(layer.mean_mix[first:], means[first:])
-    var = _weighted(layer.var_mix[first:], variances[first:])
+    mean = _mix(layer.mean_mix[first:], means[first:])
+    var = _mix(layer.var_mix[first:], variances[first:])
     y = (values - mean) * torch.rsqrt(var + layer.eps)
     if layer.weight is not None:
         y = y * layer.weight[:, None]
@@ -166,7 +167,7 @@ def _mixed(layer: SwitchNorm, x: Tensor, batch: _Pair) -> Tensor:
     return y.view(x.shape)
 
 
-def _weighted(weights: Tensor, parts: Sequence[Tensor]) -> Tensor:
+def _mix(weights: Tensor, parts: Sequence[Tensor]) -> Tensor:
     """Return the mixture of the parts, which broadcast against each other."""
     terms = (p * part for p, part in zip(weights.softmax(0), parts, strict=True))
     mixture: Tensor = reduce(torch.add, terms)

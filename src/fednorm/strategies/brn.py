@@ -21,7 +21,7 @@ from typing import ClassVar
 from fednorm.core.layer import NormRule
 from fednorm.core.messages import Broadcast
 from fednorm.core.registry import param
-from fednorm.nn.batch_renorm import renormalised
+from fednorm.nn.batch_renorm import make_renorm_rule
 from fednorm.strategies.base import SharedStatisticsStrategy
 
 
@@ -43,4 +43,4 @@ class BRN(SharedStatisticsStrategy):
 
     def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (the same in all rounds)
         """Normalise with the batch's own statistics, corrected to the running ones."""
-        return renormalised(self.r_max, self.d_max, self.statistics)
+        return make_renorm_rule(self.r_max, self.d_max, self.statistics)

@@ -31,7 +31,7 @@ from fednorm.core.registry import param
 from fednorm.core.strategy import Conversion, Merge
 from fednorm.nn import rules
 from fednorm.nn.convert import federate
-from fednorm.nn.dual import BackwardMeans, dual, with_backward_means
+from fednorm.nn.dual_norm import BackwardMeans, add_backward_means, normalize_dual
 from fednorm.strategies.base import Strategy, require_batch_norm, with_standardized_weights
 
 
@@ -65,13 +65,13 @@ class DualBN(Strategy):
     def _norms(self, model: nn.Module) -> Conversion:
         if not self.backward_moments:
             return federate(model, momentum=self.momentum, tracking=True)
-        return with_backward_means(
+        return add_backward_means(
             model, momentum=self.momentum, backward_momentum=self.backward_momentum
         )
 
     def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (the same in all rounds)
         """Normalise with the shared statistics, forward and backward."""
-        return dual if self.backward_moments else rules.running
+        return normalize_dual if self.backward_moments else rules.running
 
     def merge(self, previous: Running, merge: Merge) -> Running:
         """Let the shared statistics follow the pooled ones."""

@@ -27,7 +27,7 @@ from typing import ClassVar
 from fednorm.core.layer import NormRule, Statistics
 from fednorm.core.messages import Broadcast
 from fednorm.core.registry import param
-from fednorm.nn.exchanged import exchanged
+from fednorm.nn.sync_norm import make_sync_rule
 from fednorm.strategies.base import SharedStatisticsStrategy
 
 
@@ -51,4 +51,4 @@ class FedTAN(SharedStatisticsStrategy):
     def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (the same in all rounds)
         """Normalise with statistics synchronised over clients."""
         average = self.statistics == "average"
-        return exchanged(shared_message=self.shared_message, follow=average)
+        return make_sync_rule(shared_message=self.shared_message, follow=average)

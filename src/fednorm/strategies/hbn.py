@@ -36,7 +36,13 @@ from fednorm.core.messages import Broadcast, Running
 from fednorm.core.registry import param
 from fednorm.core.strategy import Conversion, Merge
 from fednorm.core.types import Kind, Role
-from fednorm.nn.hybrid import Mixing, hybrid, hybrid_measured, hybrid_surveyed, with_mixing
+from fednorm.nn.hybrid_norm import (
+    Mixing,
+    add_mixing,
+    normalize_hybrid,
+    normalize_hybrid_measured,
+    normalize_hybrid_surveyed,
+)
 from fednorm.strategies.base import Strategy, require_batch_norm
 
 
@@ -57,7 +63,7 @@ class HBN(Strategy):
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy whose BatchNorm layers have a mixing weight."""
-        return require_batch_norm(with_mixing(model), self, model)
+        return require_batch_norm(add_mixing(model), self, model)
 
     def role(self, module: nn.Module, kind: Kind) -> Role:
         """Keep the mixing weights on the client."""
@@ -65,15 +71,15 @@ class HBN(Strategy):
 
     def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (the same in all rounds)
         """Normalise with the mixed statistics."""
-        return hybrid
+        return normalize_hybrid
 
     def measure_rule(self) -> NormRule:
         """Normalise with the mixed statistics, as training does; report those of the inputs."""
-        return hybrid_measured
+        return normalize_hybrid_measured
 
     def survey_rule(self) -> NormRule:
         """Normalise with the mixed statistics, as training does; report the mixed ones."""
-        return hybrid_surveyed
+        return normalize_hybrid_surveyed
 
     def merge(self, previous: Running, merge: Merge) -> Running:
         """Let the shared statistics follow what the clients measured before they trained."""

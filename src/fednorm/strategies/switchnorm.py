@@ -25,9 +25,9 @@ from fednorm.core.layer import NormRule
 from fednorm.core.messages import Broadcast
 from fednorm.core.strategy import Conversion
 from fednorm.nn.switch_norm import (
-    switched,
-    switched_recorded,
-    switched_surveyed,
+    normalize_switched,
+    normalize_switched_recorded,
+    normalize_switched_surveyed,
     to_switch_norm,
 )
 from fednorm.strategies.base import (
@@ -50,8 +50,8 @@ class SwitchNorm(SharedStatisticsStrategy):
 
     def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (the same in all rounds)
         """Mix in the batch's own statistics."""
-        return switched if self.statistics == "average" else switched_recorded
+        return normalize_switched if self.statistics == "average" else normalize_switched_recorded
 
     def adaptation_rule(self) -> NormRule:
         """Mix in the batch's own statistics."""
-        return switched_surveyed
+        return normalize_switched_surveyed

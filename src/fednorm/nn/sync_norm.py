@@ -13,7 +13,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from fednorm.core.moments import Moments, exact_values
-from fednorm.nn.rules import untracked
+from fednorm.nn.rules import per_channel, untracked
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fednorm.nn.batch_norm import FedBatchNorm
 
 
-def exchanged(*, shared_message: bool = False, follow: bool = False) -> NormRule:
+def make_sync_rule(*, shared_message: bool = False, follow: bool = False) -> NormRule:
     """Return the rule; with `shared_message`, mean and variance travel in one exchange.
 
     Only the first step of a round is synchronised; later ones are ordinary local BatchNorm. With
@@ -44,14 +44,10 @@ def exchanged(*, shared_message: bool = False, follow: bool = False) -> NormRule
         normalised: Tensor = _Synchronised.apply(values, mean, var, layer.eps, place)  # type: ignore[no-untyped-call]
         if layer.weight is None:
             return normalised.clone()  # kept for the backward pass; what follows may work in place
-        scaled = normalised * _per_channel(layer.weight, x)
-        return scaled if layer.bias is None else scaled + _per_channel(layer.bias, x)
+        scaled = normalised * per_channel(layer.weight, x)
+        return scaled if layer.bias is None else scaled + per_channel(layer.bias, x)
 
     return rule
-
-
-def _per_channel(value: Tensor, x: Tensor) -> Tensor:
-    return value.view(1, -1, *[1] * (x.dim() - 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +78,9 @@ class _Place:
         axes = [0, *range(2, x.dim())]
         if around is None:
             mean = self.mean("mean", x.mean(axes))
-            squares = (x - _per_channel(mean, x)).square().mean(axes)
+            squares = (x - per_channel(mean, x)).square().mean(axes)
             return mean, self.mean("variance", squares)
-        shifted = x - _per_channel(around, x)
+        shifted = x - per_channel(around, x)
         local = torch.stack([shifted.mean(axes), shifted.square().mean(axes)])
         first, second = self.mean("moments", local)
         return around + first, (second - first.square()).clamp_min(0)
@@ -98,7 +94,7 @@ class _Synchronised(torch.autograd.Function):
         ctx: Any, x: Tensor, mean: Tensor, var: Tensor, eps: float, place: _Place
     ) -> Tensor:
         scale = torch.rsqrt(var + eps)
-        normalised = (x - _per_channel(mean, x)) * _per_channel(scale, x)
+        normalised = (x - per_channel(mean, x)) * per_channel(scale, x)
         ctx.save_for_backward(normalised, scale)
         ctx.place, ctx.axes = place, [0, *range(2, x.dim())]
         return normalised
@@ -114,5 +110,5 @@ class _Synchronised(torch.autograd.Function):
         place = ctx.place
         local = torch.stack([grad.sum(ctx.axes), (grad * normalised).sum(ctx.axes)])
         total, along = place.mean("gradient", local / place.values) / place.samples
-        centred = grad - _per_channel(total, grad) - normalised * _per_channel(along, grad)
-        return centred * _per_channel(scale, grad), None, None, None, None
+        centred = grad - per_channel(total, grad) - normalised * per_channel(along, grad)
+        return centred * per_channel(scale, grad), None, None, None, None

@@ -1,9 +1,9 @@
-"""Wide models: what is changed about their layers changes no number."""
+"""Stacked models: what is changed about their layers changes no number."""
 
 import torch
 from torch import nn
 
-from fednorm.nn.wide import widen
+from fednorm.nn.stacked_model import count_activations, widen
 
 
 def network(*layers):
@@ -42,3 +42,12 @@ def test_layers_that_somebody_watches_or_that_do_not_commute_stay():
         network(nn.GELU(), nn.MaxPool2d(2)),
     ):
         assert [type(a) for a in widen(model, 2)] == [type(a) for a in model]
+
+
+def test_counting_activations_leaves_modes_and_hooks():
+    model = nn.Sequential(nn.Linear(3, 5), nn.Dropout(), nn.BatchNorm1d(5)).train()
+    model[1].eval()
+    assert count_activations(model, torch.ones(4, 3)) == 60
+    assert [layer.training for layer in model] == [True, False, True]
+    assert not any(layer._forward_hooks for layer in model)
+    assert int(model[2].num_batches_tracked) == 0

@@ -11,6 +11,7 @@ from fednorm.core.moments import Moments, exact_values
 from fednorm.core.strategy import Conversion
 from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.convert import federate
+from fednorm.nn.rules import per_channel
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -28,7 +29,7 @@ class Mixing(nn.Module):
         return torch.sigmoid(self.alpha)
 
 
-def with_mixing(model: Module) -> Conversion:
+def add_mixing(model: Module) -> Conversion:
     """Convert BatchNorm layers and give each a mixing weight."""
     conversion = federate(model, tracking=True)
     for layer in conversion.model.modules():
@@ -37,44 +38,43 @@ def with_mixing(model: Module) -> Conversion:
     return conversion
 
 
-def _share(layer: FedBatchNorm) -> Tensor:
+def _mixing_share(layer: FedBatchNorm) -> Tensor:
     if not isinstance(layer.mixing, Mixing):
         raise TypeError(f"layer {layer.round.site!r} has no mixing weight; convert the model.")
     share: Tensor = layer.mixing()
     return share
 
 
-def hybrid(layer: FedBatchNorm, x: Tensor) -> Tensor:
+def normalize_hybrid(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the mixed statistics; gradients flow through the batch's part and a."""
-    return _normalise(layer, x, *_mix(layer, x))
+    return _normalize(layer, x, *_mix(layer, x))
 
 
-def hybrid_measured(layer: FedBatchNorm, x: Tensor) -> Tensor:
+def normalize_hybrid_measured(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the mixed statistics; add the batch to those of the pass."""
     layer.watch(x)
-    return hybrid(layer, x)
+    return normalize_hybrid(layer, x)
 
 
-def hybrid_surveyed(layer: FedBatchNorm, x: Tensor) -> Tensor:
+def normalize_hybrid_surveyed(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the mixed statistics; add these to the survey, not the batch's own."""
     mean, var = _mix(layer, x)
     mixed = Moments(x.numel() / x.shape[1], mean.detach(), var.detach())
     layer.round.watch(mixed, rows=len(x))
-    return _normalise(layer, x, mean, var)
+    return _normalize(layer, x, mean, var)
 
 
 def _mix(layer: FedBatchNorm, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean and variance with which a batch is normalised."""
-    share = _share(layer)
+    share = _mixing_share(layer)
     shared_mean, shared_var, _ = layer.tracked()
     var, mean = torch.var_mean(exact_values(x), [0, *range(2, x.dim())], correction=0)
     return torch.lerp(shared_mean, mean, share), torch.lerp(shared_var, var, share)
 
 
-def _normalise(layer: FedBatchNorm, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-    shape = (1, -1, *[1] * (x.dim() - 2))
-    y = (x - mean.view(shape)) * torch.rsqrt(var + layer.eps).view(shape)
+def _normalize(layer: FedBatchNorm, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    y = (x - per_channel(mean, x)) * per_channel(torch.rsqrt(var + layer.eps), x)
     if layer.weight is None:
         return y
-    y = y * layer.weight.view(shape)
-    return y if layer.bias is None else y + layer.bias.view(shape)
+    y = y * per_channel(layer.weight, x)
+    return y if layer.bias is None else y + per_channel(layer.bias, x)

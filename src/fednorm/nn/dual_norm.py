@@ -21,6 +21,7 @@ from fednorm.core.strategy import Conversion
 from fednorm.nn import rules
 from fednorm.nn.batch_norm import FedBatchNorm, Round
 from fednorm.nn.convert import federate
+from fednorm.nn.rules import per_channel
 
 
 class BackwardMeans(NormLayer):
@@ -71,7 +72,7 @@ class BackwardMeans(NormLayer):
         self.batches.fill_(running.batches)
 
 
-def with_backward_means(
+def add_backward_means(
     model: nn.Module, *, momentum: float, backward_momentum: float
 ) -> Conversion:
     """Convert BatchNorm layers and give each its backward means."""
@@ -83,7 +84,7 @@ def with_backward_means(
     return conversion
 
 
-def dual(layer: FedBatchNorm, x: Tensor) -> Tensor:
+def normalize_dual(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the shared statistics, forward and backward; record both."""
     layer.record(x)
     means = layer.backward_means
@@ -95,10 +96,6 @@ def dual(layer: FedBatchNorm, x: Tensor) -> Tensor:
     return y
 
 
-def _per_channel(value: Tensor, x: Tensor) -> Tensor:
-    return value.view(1, -1, *[1] * (x.dim() - 2))
-
-
 class _Dual(torch.autograd.Function):
     """y = γ·x̂ + β with x̂ = (x-r)/√(v+ε); backward with the means p and q of another round."""
 
@@ -106,15 +103,15 @@ class _Dual(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:
         weight, bias, mean, var, eps, means = rest
         scale = torch.rsqrt(var + eps)
-        normalised = (x - _per_channel(mean, x)) * _per_channel(scale, x)
+        normalised = (x - per_channel(mean, x)) * per_channel(scale, x)
         ctx.save_for_backward(normalised, scale, weight)
         # Copied: the workspace may hold another client's means by the time of the backward pass.
         ctx.means, ctx.shared = means, means.means.clone()
         if weight is None:
             return normalised.clone()
         if bias is None:
-            return normalised * _per_channel(weight, x)
-        return torch.addcmul(_per_channel(bias, x), normalised, _per_channel(weight, x))
+            return normalised * per_channel(weight, x)
+        return torch.addcmul(per_channel(bias, x), normalised, per_channel(weight, x))
 
     @staticmethod
     @once_differentiable
@@ -122,9 +119,9 @@ class _Dual(torch.autograd.Function):
         normalised, scale, weight = ctx.saved_tensors
         ctx.means.record(grad, normalised)
         axes = [0, *range(2, grad.dim())]
-        p, q = (_per_channel(t, grad) / len(grad) for t in ctx.shared)
+        p, q = (per_channel(t, grad) / len(grad) for t in ctx.shared)
         gain = scale if weight is None else scale * weight
-        into = (grad - p - normalised * q) * _per_channel(gain, grad)
+        into = (grad - p - normalised * q) * per_channel(gain, grad)
         if weight is None:
             return into, *[None] * 6
         shift = grad.sum(axes) if ctx.needs_input_grad[2] else None  # β may be missing, or frozen

@@ -1,9 +1,10 @@
-"""Models that hold several clients side by side: one set of tensor operations for all of them.
+"""Stack several clients in one wide model: one set of tensor operations for all of them.
 
 Every activation is `[batch, clients × channels, ...]`, the channels of a client next to each other.
 Layers that act on each channel by itself (BatchNorm, pooling, ReLU) need only more channels, a
 convolution needs more groups, GroupNorm as well; a linear layer becomes a batched product. Whatever
 else a model does with its channels shows when a wide model is compared with single ones.
+`count_activations` tells how large a model's step is, and so how many clients to stack.
 """
 
 from collections.abc import Mapping
@@ -12,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from fednorm.nn.batch_norm import FedBatchNorm1d, FedBatchNorm2d, FedBatchNorm3d
+from fednorm.nn.convert import SampleNorm
 from fednorm.nn.copies import copy_model
-from fednorm.nn.dual import BackwardMeans
-from fednorm.nn.hybrid import Mixing
-from fednorm.nn.sample_norm import SampleNorm
+from fednorm.nn.dual_norm import BackwardMeans
+from fednorm.nn.hybrid_norm import Mixing
 from fednorm.nn.weight_std import StandardizedConv1d, StandardizedConv2d, StandardizedConv3d
 
 _CONVOLUTION = ("in_channels", "out_channels", "groups")
@@ -60,8 +61,8 @@ class WideLinear(nn.Linear):
         return y.transpose(0, 1).reshape(len(input), -1)
 
 
-def repeated(tensor: Tensor, count: int, axis: int = 0) -> Tensor:
-    """Return a tensor of one client for several that agree; a single number stays single."""
+def repeat_for_clients(tensor: Tensor, count: int, axis: int = 0) -> Tensor:
+    """Repeat the tensor of one client for `count` that agree; a single number stays single."""
     return torch.cat([tensor] * count, axis) if tensor.dim() else tensor.clone()
 
 
@@ -75,7 +76,7 @@ def widen(model: nn.Module, count: int) -> nn.Module:
     """
     wide = copy_model(model)
     for path, layer in list(wide.named_modules()):
-        if any(True for _ in _own(layer)):
+        if any(True for _ in _list_tensors(layer)):
             _widen_layer(path, layer, count)
     for layer in wide.modules():
         if type(layer) is nn.Sequential:
@@ -92,11 +93,11 @@ def _pool_first(layers: nn.Sequential) -> None:
     for i in range(len(layers) - 1):
         first, second = layers[i], layers[i + 1]
         pools = type(second) in _MAX_POOLS and not second.return_indices
-        if type(first) is nn.ReLU and pools and not _hooked(first, second):
+        if type(first) is nn.ReLU and pools and not _have_hooks(first, second):
             layers[i], layers[i + 1] = second, first
 
 
-def _hooked(*layers: nn.Module) -> bool:
+def _have_hooks(*layers: nn.Module) -> bool:
     return any(
         layer._forward_hooks  # noqa: SLF001
         or layer._forward_pre_hooks  # noqa: SLF001
@@ -106,7 +107,7 @@ def _hooked(*layers: nn.Module) -> bool:
     )
 
 
-def _own(layer: nn.Module) -> list[tuple[str, Tensor]]:
+def _list_tensors(layer: nn.Module) -> list[tuple[str, Tensor]]:
     return [*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)]
 
 
@@ -116,10 +117,36 @@ def _widen_layer(path: str, layer: nn.Module, count: int) -> None:
     for name in _COUNTS[type(layer)]:
         setattr(layer, name, count * getattr(layer, name))
     axis = -1 if isinstance(layer, BackwardMeans) else 0
-    for name, tensor in _own(layer):
-        wide = repeated(tensor.detach(), count, axis)
+    for name, tensor in _list_tensors(layer):
+        wide = repeat_for_clients(tensor.detach(), count, axis)
         learns = isinstance(tensor, nn.Parameter)
         setattr(layer, name, nn.Parameter(wide, tensor.requires_grad) if learns else wide)
     if isinstance(layer, nn.Linear):
         layer.__class__ = WideLinear
         layer.clients = count  # type: ignore[assignment]
+
+
+def count_activations(model: nn.Module, x: Tensor) -> int:
+    """Return how many values the layers of a model put out for a batch, the activations.
+
+    >>> count_activations(nn.Sequential(nn.Linear(3, 5), nn.ReLU()), torch.zeros(2, 3))
+    20
+    """
+    count = 0
+
+    def add(_module: nn.Module, _input: object, output: object) -> None:
+        nonlocal count
+        count += output.numel() if isinstance(output, Tensor) else 0
+
+    leaves = [m for m in model.modules() if not any(True for _ in m.children())]
+    handles = [leaf.register_forward_hook(add) for leaf in leaves]
+    modes = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad():
+            model.eval()(x)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+        for handle in handles:
+            handle.remove()
+    return count

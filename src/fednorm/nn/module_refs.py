@@ -1,4 +1,4 @@
-"""Modules as other modules hold them: registered, or in attributes that torch does not look into.
+"""References to modules: registered children, and attributes that torch does not look into.
 
 A plain list such as `self.norms = [...]` beside the registered layers must follow a replacement.
 What is registered nowhere is in no state_dict either, and no strategy can see it.
@@ -18,7 +18,7 @@ _CONTAINERS = (dict, list, tuple)
 _HOLDERS = (nn.Module, *_CONTAINERS)
 
 
-def exchange(root: nn.Module, made: Mapping[nn.Module, nn.Module]) -> None:
+def replace_references(root: nn.Module, made: Mapping[nn.Module, nn.Module]) -> None:
     """Put `made[m]` wherever a module below `root` holds `m`: as a child, in a list, in a dict."""
     if not made:
         return
@@ -26,14 +26,14 @@ def exchange(root: nn.Module, made: Mapping[nn.Module, nn.Module]) -> None:
         for container in list(_containers(vars(module))):
             if not isinstance(container, tuple):
                 for key, item in list(_entries(container)):
-                    container[key] = _exchanged(item, made)
+                    container[key] = _replace_in(item, made)
 
 
-def _exchanged(item: Any, made: Mapping[nn.Module, nn.Module]) -> Any:
+def _replace_in(item: Any, made: Mapping[nn.Module, nn.Module]) -> Any:
     if isinstance(item, nn.Module):
         return made.get(item, item)
     if type(item) is tuple and any(isinstance(part, nn.Module) for part in item):
-        return tuple(_exchanged(part, made) for part in item)
+        return tuple(_replace_in(part, made) for part in item)
     return item
 
 
@@ -52,18 +52,18 @@ def _entries(container: _Container) -> Iterable[tuple[Any, Any]]:
     return container.items() if isinstance(container, dict) else enumerate(container)
 
 
-def kept(model: nn.Module, made: Iterable[nn.Module]) -> tuple[Kept, ...]:
+def list_skipped_layers(model: nn.Module, made: Iterable[nn.Module]) -> tuple[Kept, ...]:
     """Return the layers with running statistics that a conversion left alone."""
     registered = set(model.modules())
     new = {part for module in made for part in module.modules()}
     left = []
     for path, module in model.named_modules():
-        if module not in new and (reason := _reason(module)):
+        if module not in new and (reason := _explain_skip(module)):
             left.append(Kept(path, type(module).__name__, reason))
         for attribute, value in vars(module).items():
             if isinstance(value, _HOLDERS):
                 where = f"{path}.{attribute}".lstrip(".")
-                hidden = _hidden(value, registered)
+                hidden = _find_hidden(value, registered)
                 left += [Kept(where, type(layer).__name__, _HIDDEN) for layer in hidden]
     return tuple(left)
 
@@ -74,7 +74,7 @@ _HIDDEN = (
 )
 
 
-def _hidden(value: Any, registered: set[nn.Module]) -> Iterator[_BatchNorm]:
+def _find_hidden(value: Any, registered: set[nn.Module]) -> Iterator[_BatchNorm]:
     """Yield the BatchNorm layers that an attribute holds and the model does not know."""
     for container in _containers([value]):
         for _, item in _entries(container):
@@ -82,8 +82,8 @@ def _hidden(value: Any, registered: set[nn.Module]) -> Iterator[_BatchNorm]:
                 yield from (layer for layer in item.modules() if isinstance(layer, _BatchNorm))
 
 
-def _reason(module: nn.Module) -> str:
-    """Return why a module with running statistics is kept; nothing if it has none."""
+def _explain_skip(module: nn.Module) -> str:
+    """Return why a module with running statistics was skipped; nothing if it has none."""
     buffers = {name for name, _ in module.named_buffers(recurse=False)}
     if isinstance(module, NormLayer) or not {"running_mean", "running_var"} <= buffers:
         return ""
