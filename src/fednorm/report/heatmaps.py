@@ -4,7 +4,7 @@ A story may ask by how many points one method is ahead of another, panel by pane
 panels then say where a cell is: "ResNet-20, shards, E = 100" is the row "shards" and the column
 "E = 100" of the map "ResNet-20".
 
-A comparison that was swept over attacks and defences has one map a strategy, with the final
+A comparison that was swept over attacks and defences has one map for each strategy, with the final
 accuracy in per cent. What an entry sets for itself says where its cell is: keys that say what
 clients do wrong make the rows, keys that say how the server combines replies make the columns. A
 key that is the same in all entries makes neither.

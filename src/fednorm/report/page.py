@@ -52,13 +52,12 @@ def render_page(story: Story) -> str:
     """Return the page; all that comes from labels, config and errors is escaped."""
     drawn = collect_plots(story)
     body = "\n".join(section for section in _write_sections(story, drawn) if section)
-    title = " – ".join(
-        filter(None, (story.question, story.title or next(iter(_list_settings(story)), "")))
-    )
+    name = story.title or next(iter(_list_settings(story)), "")
+    title = " – ".join(filter(None, (story.question, name)))
     script = _read_file("page.js")
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_restrict(script)}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_make_policy(script)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>\n{_read_file('page.css')}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n"
@@ -87,7 +86,7 @@ def _read_file(name: str) -> str:
     return files("fednorm.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _restrict(script: str) -> str:
+def _make_policy(script: str) -> str:
     """Forbid every request, and every script but this one.
 
     Styles may be inline, since matplotlib writes them so; without requests they can do no harm.
@@ -106,7 +105,7 @@ def _embed(drawn: Plots) -> str:
 
 
 def _introduce(story: Story) -> Iterator[str]:
-    """Ask the question and answer it, panel by panel, with what the answer must be read with."""
+    """Ask the question, answer it panel by panel, and list what qualifies the answer."""
     yield _paragraph("title", story.title)
     yield _heading(1, story.question)
     if len(settings := _list_settings(story)) == 1:

@@ -33,7 +33,7 @@ def write_comparison(comparison: Comparison, folder: Path) -> Path:
 
 
 def tell_story(comparison: Comparison) -> Story:
-    """Return the story of a comparison by itself."""
+    """Return a comparison that reproduces nothing as a story: one panel without a title."""
     return Story(
         title="",
         question=QUESTION,

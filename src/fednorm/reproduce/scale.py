@@ -36,7 +36,7 @@ _SHAPES = {  # channels and pixels of the stand-in; large images are made smalle
     "femnist": (1, 28),
     "patterns": (1, 28),
 }
-_COLOR = (3, 32)
+_COLOR = (3, 32)  # all other data sets
 _CLASSES, _CLIENTS, _SAMPLES, _BATCH, _STEPS = 10, 5, 12, 4, 2
 
 
