@@ -18,8 +18,8 @@ from fednorm.experiment.compare import run_all
 from fednorm.experiment.load import build
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.run import attack_success, evaluate
-from fednorm.report import write
-from fednorm.report.tables import rows
+from fednorm.report import write_comparison
+from fednorm.report.tables import fill_rows
 
 RARELY = {
     "rounds": 3,
@@ -128,7 +128,7 @@ def test_where_all_have_trained_there_is_one_number(strategy):
 def test_both_numbers_are_in_all_that_is_written(tmp_path):
     experiment = build({**RARELY, "strategies": ["fedbn"], "seeds": 1})
     comparison = run_all(experiment, folder=tmp_path)
-    write(comparison, tmp_path)
+    write_comparison(comparison, tmp_path)
     final = comparison.runs[0].final
     assert None not in (final.trained, final.untrained)
     both = {"trained": final.trained, "untrained": final.untrained}
@@ -138,7 +138,7 @@ def test_both_numbers_are_in_all_that_is_written(tmp_path):
     results = json.loads((tmp_path / "results.json").read_text())["runs"][0]["final"]
     for written in (line, record, results):
         assert {key: written[key] for key in both} == both
-    (row,) = rows(comparison)
+    (row,) = fill_rows(comparison)
     note = f"({100 * final.trained:.1f} % trained, {100 * final.untrained:.1f} % untrained)"
     assert note in row["note"]
     assert note in (tmp_path / "report.html").read_text()

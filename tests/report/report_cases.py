@@ -5,9 +5,9 @@ from html.parser import HTMLParser
 
 from fednorm.experiment.result import Comparison, Evaluation, RunResult
 from fednorm.experiment.story import Panel, Story
-from fednorm.report.colors import KNOWN
-from fednorm.report.page import page as page_of_story
-from fednorm.report.plain import as_story
+from fednorm.report.page import render_page
+from fednorm.report.styles import KNOWN
+from fednorm.report.write import tell_story
 
 NAN = float("nan")
 CONFIG = {
@@ -58,7 +58,7 @@ def comparison(*runs, config=CONFIG):
 
 def page(result):
     """Return the page of a comparison or a story."""
-    return page_of_story(result if isinstance(result, Story) else as_story(result))
+    return render_page(result if isinstance(result, Story) else tell_story(result))
 
 
 def told(*panels, **changes):

@@ -5,15 +5,14 @@ import re
 from base64 import b64encode
 from dataclasses import replace
 from hashlib import sha256
-from importlib import import_module
 
 import pytest
 
 from fednorm.experiment.result import Comparison, Evaluation
 from fednorm.experiment.story import Panel
-from fednorm.report import write
-from fednorm.report.setting import setting
-from fednorm.report.tables import rows
+from fednorm.report import write, write_comparison
+from fednorm.report.format import describe_setting
+from fednorm.report.tables import fill_rows
 from report.report_cases import (
     CONFIG,
     EDGE_CASES,
@@ -47,13 +46,13 @@ def refuse(constant):
 
 
 def written(result, folder):
-    write(result, folder)
+    write_comparison(result, folder)
     text = (folder / "results.json").read_text(encoding="utf-8")
     return json.loads(text, parse_constant=refuse)
 
 
 def test_write_leaves_three_whole_files_and_no_temporary_ones(tmp_path):
-    report = write(three_strategies(), tmp_path / "new" / "folder")
+    report = write_comparison(three_strategies(), tmp_path / "new" / "folder")
     assert report == tmp_path / "new" / "folder" / "report.html"
     names = {path.name for path in report.parent.iterdir()}
     assert names == {"results.json", "curves.png", "report.html"}
@@ -61,16 +60,16 @@ def test_write_leaves_three_whole_files_and_no_temporary_ones(tmp_path):
 
 
 def test_a_failing_write_keeps_the_old_file(tmp_path, monkeypatch):
-    write(three_strategies(), tmp_path)
+    write_comparison(three_strategies(), tmp_path)
     before = (tmp_path / "curves.png").read_bytes()
 
     def fail(_comparison, path):
         path.write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr(import_module("fednorm.report.write"), "curves", fail)
+    monkeypatch.setattr(write, "write_curves", fail)
     with pytest.raises(OSError, match="disk full"):
-        write(comparison(run("gn", (0.1,))), tmp_path)
+        write_comparison(comparison(run("gn", (0.1,))), tmp_path)
     assert (tmp_path / "curves.png").read_bytes() == before
     assert not list(tmp_path.glob(".*"))
 
@@ -114,7 +113,7 @@ def test_personal_runs_give_every_client(tmp_path):
     assert entry["final"]["per_client"] == [0.9, 0.5, 0.7]
     assert "90.0 · 50.0 · 70.0" in page(result)
     assert "fedbn there is no global model: accuracy is the mean over clients" in page(result)
-    assert rows(result)[0]["note"] == "mean over clients"
+    assert fill_rows(result)[0]["note"] == "mean over clients"
 
 
 @pytest.mark.parametrize("result", EDGE_CASES.values(), ids=EDGE_CASES)
@@ -180,5 +179,8 @@ def test_failures_stand_on_the_page_with_their_message():
 
 
 def test_the_setting_leaves_out_what_the_config_does_not_name():
-    assert setting({}) == ""
-    assert setting({"clients": 1, "model": {"name": "cnn", "layers": [1]}}) == "cnn · 1 client"
+    assert describe_setting({}) == ""
+    assert (
+        describe_setting({"clients": 1, "model": {"name": "cnn", "layers": [1]}})
+        == "cnn · 1 client"
+    )

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fednorm.experiment.story import Panel
-from fednorm.report.agreement import Pair, agreement
+from fednorm.report.agreement import Pair, compare_published
 from report.report_cases import comparison, diverged, run
 
 SAME = "Same order of methods as published."
@@ -26,11 +26,11 @@ def orders(found):
 
 
 def test_without_published_numbers_there_is_nothing_to_say():
-    assert agreement(panel({}, fbn=80, gn=70)) is None
+    assert compare_published(panel({}, fbn=80, gn=70)) is None
 
 
 def test_rows_hold_both_numbers_and_the_gap():
-    found = agreement(panel({"fbn": 90.5, "paper": 12.0}, fbn=(78, 82), gn=70))
+    found = compare_published(panel({"fbn": 90.5, "paper": 12.0}, fbn=(78, 82), gn=70))
     fbn, gn, paper = found.rows
     assert (fbn.label, fbn.published, fbn.seeds) == ("fbn", 90.5, 2)
     assert (fbn.measured, fbn.spread, fbn.gap) == pytest.approx((80, 2, -10.5))
@@ -66,7 +66,7 @@ STATEMENTS = [
 
 @pytest.mark.parametrize(("of", "expected"), STATEMENTS)
 def test_the_statement_is_true_of_the_pairs(of, expected):
-    assert agreement(of).statement() == expected
+    assert compare_published(of).statement() == expected
 
 
 def test_one_seed_is_as_sure_as_its_test_samples_are_many():
@@ -74,8 +74,10 @@ def test_one_seed_is_as_sure_as_its_test_samples_are_many():
     close = comparison(run("a", (0.52,), tested=400), run("b", (0.5,), tested=400))
     many = comparison(run("a", (0.52,), tested=40000), run("b", (0.5,), tested=40000))
     published = {"a": 90.0, "b": 80.0}
-    assert agreement(Panel("", close, published)).statement() == "Too close to call: a and b."
-    assert agreement(Panel("", many, published)).statement() == SAME
+    assert (
+        compare_published(Panel("", close, published)).statement() == "Too close to call: a and b."
+    )
+    assert compare_published(Panel("", many, published)).statement() == SAME
 
 
 STDS = [
@@ -91,7 +93,7 @@ STDS = [
 @pytest.mark.parametrize(("published", "std", "expected"), STDS)
 def test_published_numbers_within_their_deviation_have_no_order(published, std, expected):
     runs = comparison(run("a", (0.6,)), run("b", (0.7,)))
-    found = agreement(Panel("", runs, published, published_std=std))
+    found = compare_published(Panel("", runs, published, published_std=std))
     assert found.statement() == expected
     assert [row.published_std for row in found.rows] == [std.get("a"), std.get("b")]
 
@@ -99,22 +101,22 @@ def test_published_numbers_within_their_deviation_have_no_order(published, std, 
 def test_published_maxima_are_compared_with_maxima():
     runs = comparison(run("a", (0.8, 0.3)), run("b", (0.5, 0.6)))
     published = {"a": 90.0, "b": 80.0}
-    assert agreement(Panel("", runs, published)).rows[0].measured == pytest.approx(30.0)
-    best = agreement(Panel("", runs, published, best=True))
+    assert compare_published(Panel("", runs, published)).rows[0].measured == pytest.approx(30.0)
+    best = compare_published(Panel("", runs, published, best=True))
     assert best.rows[0].measured == pytest.approx(80.0)
     assert best.statement() == SAME
 
 
 def test_a_method_that_diverged_with_every_seed_has_no_place_in_the_order():
     runs = (run("a", (0.5,)), diverged("b", (0.9,)), run("c", (0.4,)))
-    found = agreement(Panel("", comparison(*runs), {"a": 80, "b": 60, "c": 70}))
+    found = compare_published(Panel("", comparison(*runs), {"a": 80, "b": 60, "c": 70}))
     assert found.rows[1].measured is None
     assert found.pairs == (Pair("a", "c", "same"),)
 
 
 @pytest.mark.parametrize("published", [float("nan"), float("inf")])
 def test_published_numbers_that_are_none_are_left_out(published):
-    found = agreement(panel({"a": published, "b": 80, "c": 70}, a=60, b=70, c=60))
+    found = compare_published(panel({"a": published, "b": 80, "c": 70}, a=60, b=70, c=60))
     assert found.rows[0].published is None
     assert orders(found) == {("b", "c"): "same"}
 
@@ -126,7 +128,7 @@ numbers = st.integers(0, 100).map(float)
 def test_every_pair_is_called_as_a_slow_reader_would(methods):
     published = {label: pair[0] for label, pair in methods.items()}
     measured = {label: pair[1] for label, pair in methods.items()}
-    found = agreement(panel(published, **measured))
+    found = compare_published(panel(published, **measured))
     assert len(found.pairs) == len(methods) * (len(methods) - 1) // 2
     for (above, below), order in orders(found).items():
         assert published[above] >= published[below]
@@ -137,7 +139,7 @@ def test_every_pair_is_called_as_a_slow_reader_would(methods):
 
 
 def test_json_has_rows_pairs_and_the_statement():
-    record = agreement(panel({"a": 90, "b": 80}, a=60, b=70)).to_json()
+    record = compare_published(panel({"a": 90, "b": 80}, a=60, b=70)).to_json()
     assert record["statement"] == "Not the published order: b is above a."
     assert record["rows"][0] == {
         "label": "a",

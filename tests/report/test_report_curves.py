@@ -7,12 +7,10 @@ from importlib.resources import files
 
 import pytest
 
-from fednorm.report.colors import KNOWN, OTHERS, style, styles
-from fednorm.report.curve import breaks, curve
-from fednorm.report.figure import NARROW, WIDE
-from fednorm.report.panels import plots
-from fednorm.report.plain import as_story
-from fednorm.report.plots import curves, panel_svg
+from fednorm.report.curves import NARROW, WIDE, render_panel
+from fednorm.report.series import average_accuracy, collect_plots, find_divergences
+from fednorm.report.styles import KNOWN, OTHERS, choose_style, choose_styles
+from fednorm.report.write import tell_story, write_curves
 from report.report_cases import (
     EDGE_CASES,
     NAN,
@@ -27,7 +25,7 @@ from report.report_cases import (
 
 
 def png_size(story, path):
-    curves(story, path)
+    write_curves(story, path)
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     assert 2_000 < len(content) < 500_000
@@ -35,23 +33,23 @@ def png_size(story, path):
 
 
 def svgs(story, size=NARROW):
-    drawn = plots(story)
-    return [panel_svg(drawn, plot, size) for plot in drawn.panels]
+    drawn = collect_plots(story)
+    return [render_panel(drawn, plot, size) for plot in drawn.panels]
 
 
 def test_a_curve_covers_every_round_that_a_seed_has():
     runs = (run("fbn", (0.2, 0.4, NAN)), diverged("fbn", (0.4,), 1))
-    line = curve(runs)
+    line = average_accuracy(runs)
     assert line.rounds == (10, 20)
     assert line.mean == pytest.approx((30, 40))
     assert line.low == pytest.approx((20, 40))
     assert line.high == pytest.approx((40, 40))
-    assert breaks(runs) == [(10, pytest.approx(40))]
+    assert find_divergences(runs) == [(10, pytest.approx(40))]
 
 
 @pytest.mark.parametrize("result", EDGE_CASES.values(), ids=EDGE_CASES)
 def test_the_png_is_a_png_of_a_plausible_size(result, tmp_path):
-    width, height = png_size(as_story(result), tmp_path / "c.png")
+    width, height = png_size(tell_story(result), tmp_path / "c.png")
     assert width == 1080
     assert 200 <= height <= 1200
 
@@ -66,34 +64,34 @@ def test_panels_stand_side_by_side_three_in_a_row(count, columns, rows, tmp_path
 
 def test_a_story_without_panels_or_runs_can_be_drawn(tmp_path):
     assert png_size(told(), tmp_path / "c.png")
-    assert "Nothing to plot" in page(as_story(comparison()))
-    assert "Nothing was run." in page(as_story(comparison()))
+    assert "Nothing to plot" in page(tell_story(comparison()))
+    assert "Nothing was run." in page(tell_story(comparison()))
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW])
 @pytest.mark.parametrize("result", EDGE_CASES.values(), ids=EDGE_CASES)
 def test_the_svg_is_the_same_every_time_and_shows_every_strategy(result, size):
-    (svg,) = svgs(as_story(result), size)
-    assert [svg] == svgs(as_story(result), size)
+    (svg,) = svgs(tell_story(result), size)
+    assert [svg] == svgs(tell_story(result), size)
     assert svg.startswith("<svg")
     assert "currentColor" in svg
     assert "#010203" not in svg
     shown = [s.strategy for s in result.summaries() if s.accuracy is not None]
     numbers = {int(number) for number in re.findall(r'data-method="(\d+)"', svg)}
-    labels = list(plots(as_story(result)).looks)
+    labels = list(collect_plots(tell_story(result)).looks)
     assert [labels[number] for number in sorted(numbers)] == shown
     assert ("Nothing to plot" in svg) is (not shown)
     assert ('class="area"' in svg) is bool(shown)
 
 
 def test_the_svg_draws_lines_in_the_colours_of_the_strategies():
-    (svg,) = svgs(as_story(three_strategies()))
+    (svg,) = svgs(tell_story(three_strategies()))
     assert all(KNOWN[name].color in svg for name in ("centralized", "fbn", "naive"))
     assert KNOWN["gn"].color not in svg
 
 
 def test_panels_share_the_scale_and_looks_and_have_their_own_rounds():
-    drawn = plots(two_panels())
+    drawn = collect_plots(two_panels())
     assert list(drawn.looks) == ["centralized", "fbn", "naive", "gn"]
     assert drawn.panels[0].x == pytest.approx((10 - 0.2, 20 + 0.2))
     assert drawn.y == pytest.approx((10 - 4.05, 91 + 4.05))  # the published 91.0 is in sight
@@ -119,7 +117,7 @@ def test_published_numbers_and_diverged_runs_are_marked():
 def test_axes_name_the_metric():
     ious = comparison(run("fbn", (0.5, 0.6), metric="mean IoU"))
     html = page(ious)
-    assert ">mean IoU (%)<" in svgs(as_story(ious))[0]
+    assert ">mean IoU (%)<" in svgs(tell_story(ious))[0]
     assert "<h2>Mean IoU by round</h2>" in html
     assert "final mean IoU %" in html
     assert "Mean IoU: of one seed." in html
@@ -127,19 +125,24 @@ def test_axes_name_the_metric():
 
 
 def test_a_name_has_one_colour_everywhere():
-    assert style("fixbn auto") == style("FixBN") == style("fixbn:gn") == KNOWN["fixbn"]
-    assert style("centralized:gn") == KNOWN["centralized"]
-    assert style("gn_ws") != style("gn")
-    assert style("mine").color in OTHERS
-    assert style("mine") == style("mine")
-    assert styles(["fbn", "gn"])["gn"] == styles(["gn"])["gn"] == style("gn")
+    assert (
+        choose_style("fixbn auto")
+        == choose_style("FixBN")
+        == choose_style("fixbn:gn")
+        == KNOWN["fixbn"]
+    )
+    assert choose_style("centralized:gn") == KNOWN["centralized"]
+    assert choose_style("gn_ws") != choose_style("gn")
+    assert choose_style("mine").color in OTHERS
+    assert choose_style("mine") == choose_style("mine")
+    assert choose_styles(["fbn", "gn"])["gn"] == choose_styles(["gn"])["gn"] == choose_style("gn")
 
 
 def test_colours_differ_between_names_and_styles_between_variants():
     palette = [look.color for look in KNOWN.values()] + list(OTHERS)
     assert len(set(palette)) == len(palette)
     labels = ["fixbn", "fixbn auto", "fixbn 0.25", "fixbn pool", "fixbn frozen"]
-    chosen = styles(labels)
+    chosen = choose_styles(labels)
     assert len(set(chosen.values())) == len(labels)
     assert {look.color for look in chosen.values()} == {KNOWN["fixbn"].color}
 

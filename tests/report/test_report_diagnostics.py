@@ -4,8 +4,12 @@ import re
 
 import pytest
 
-from fednorm.report.colors import KNOWN, styles
-from fednorm.report.diagnostics import diagnosed, diagnostics, explanation
+from fednorm.report.diagnostic_plots import (
+    explain_diagnostics,
+    list_diagnosed,
+    render_diagnostics,
+)
+from fednorm.report.styles import KNOWN, choose_styles
 from report.report_cases import EDGE_CASES, NAN, comparison, page, run
 
 
@@ -15,8 +19,8 @@ def looked_at(strategy, count=20, seed=0, **constant):
 
 
 def drawn(result):
-    looks = styles(run.strategy for run in result.runs)
-    return diagnostics(result, looks, "0")
+    looks = choose_styles(run.strategy for run in result.runs)
+    return render_diagnostics(result, looks, "0")
 
 
 @pytest.mark.parametrize("result", EDGE_CASES.values(), ids=EDGE_CASES)
@@ -32,7 +36,7 @@ def test_the_section_shows_what_was_recorded_in_the_strategies_colours():
     plots = drawn(result)
     assert list(plots) == ["drift", "deviation"]
     assert plots == drawn(result)
-    assert diagnosed(result) == {"fbn", "naive"}
+    assert list_diagnosed(result) == {"fbn", "naive"}
     for svg in plots.values():
         assert svg in html
         assert KNOWN["fbn"].color in svg
@@ -42,15 +46,15 @@ def test_the_section_shows_what_was_recorded_in_the_strategies_colours():
         assert "mathdefault" not in svg
     legend = html.split("<h2>Diagnostics</h2>")[1].split("</ul>")[0]
     assert re.findall(r"<span>(\w+)</span>", legend) == ["fbn", "naive"]
-    assert "Gradient deviation" not in explanation(result)
+    assert "Gradient deviation" not in explain_diagnostics(result)
 
 
 def test_all_are_drawn_where_they_are_known():
     result = comparison(looked_at("fbn", gradient_deviation=0.3, statistics_variance=2.0))
     titles = ["drift", "deviation", "variance of statistics", "gradient deviation"]
     assert list(drawn(result)) == titles
-    assert "over the last 200 rounds" in explanation(result)
-    assert "with the same dropout masks" in explanation(result)
+    assert "over the last 200 rounds" in explain_diagnostics(result)
+    assert "with the same dropout masks" in explain_diagnostics(result)
 
 
 @pytest.mark.parametrize("nothing", [None, 0.0, NAN])
@@ -64,8 +68,8 @@ def test_what_a_logarithmic_plot_cannot_show_is_left_out(nothing):
 def test_long_runs_are_thinned():
     short, long = (drawn(comparison(looked_at("fbn", n)))["drift"] for n in (150, 3000))
     assert len(long) < 1.2 * len(short)
-    assert "mean over 20 rounds" in explanation(comparison(looked_at("fbn", 3000)))
-    assert "mean over" not in explanation(comparison(looked_at("fbn", 150)))
+    assert "mean over 20 rounds" in explain_diagnostics(comparison(looked_at("fbn", 3000)))
+    assert "mean over" not in explain_diagnostics(comparison(looked_at("fbn", 150)))
 
 
 def test_numbers_in_the_page_are_not_used_twice():

@@ -2,8 +2,8 @@
 
 from fednorm.experiment.compare import run_all
 from fednorm.experiment.load import build, sweep
-from fednorm.report import write
-from fednorm.report.grid import grid_maps, is_full
+from fednorm.report import write_comparison
+from fednorm.report.heatmaps import collect_grid_maps, is_full
 
 SMALL = {
     "strategies": ["naive", "fbn"],
@@ -20,21 +20,21 @@ def test_attacks_stand_down_and_defences_across(tmp_path):
     values = sweep(SMALL, "attack=foe,alie")
     values = sweep(values, "aggregate+aggregate_statistics=mean,nnm > median")
     comparison = run_all(build(values))
-    naive, fbn = grid_maps(comparison)
+    naive, fbn = collect_grid_maps(comparison)
     assert (naive.title, fbn.title) == ("naive", "fbn")
     assert naive.rows == ("foe", "alie")
     assert naive.columns == ("mean", "nnm > median")
     finals = {run.strategy: 100 * run.final.accuracy for run in comparison.runs}
     assert fbn.cells["alie", "nnm > median"] == finals["fbn, alie, nnm > median"]
     assert is_full(comparison)
-    page = write(comparison, tmp_path).read_text(encoding="utf-8")
+    page = write_comparison(comparison, tmp_path).read_text(encoding="utf-8")
     assert "Attacks and defences" in page
     assert "nnm &gt; median" in page
 
 
 def test_a_comparison_without_a_grid_has_no_map():
-    assert not grid_maps(run_all(build(SMALL)))
-    assert not grid_maps(run_all(build(sweep(SMALL, "attack=foe,alie"))))
+    assert not collect_grid_maps(run_all(build(SMALL)))
+    assert not collect_grid_maps(run_all(build(sweep(SMALL, "attack=foe,alie"))))
 
 
 def test_a_grid_with_holes_is_known():
@@ -44,5 +44,5 @@ def test_a_grid_with_holes_is_known():
         {"name": "fbn", "label": "defended", "byzantine": 1, "aggregate": "median"},
     ]
     comparison = run_all(build({**SMALL, "strategies": entries, "attack": "foe"}))
-    assert grid_maps(comparison)
+    assert collect_grid_maps(comparison)
     assert not is_full(comparison)  # its picture is that of the curves

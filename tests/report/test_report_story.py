@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from fednorm.experiment.story import Panel
-from fednorm.report import story_table, write_story
-from fednorm.report.heat import heat_maps
-from fednorm.report.panels import plots
+from fednorm.report import build_story_table, write_story
+from fednorm.report.heatmaps import collect_gap_maps
+from fednorm.report.series import collect_plots
 from report.report_cases import (
     CONFIG,
     NAN,
@@ -31,7 +31,7 @@ def written(story, folder):
 def printed(story):
     console = Console(width=80)
     with console.capture() as capture:
-        console.print(story_table(story))
+        console.print(build_story_table(story))
     return capture.get()
 
 
@@ -121,7 +121,7 @@ def test_without_cuts_nothing_is_said_to_be_cut():
 
 def test_final_values_are_drawn_against_what_panels_differ_in():
     story = replace(two_panels(), finals="γ", curves=("γ = 0.01",))
-    drawn = plots(story)
+    drawn = collect_plots(story)
     assert drawn.finals.ticks == ("0", "0.01")
     assert drawn.finals.lines["fbn"].rounds == (0, 1)
     assert drawn.finals.lines["fbn"].mean == pytest.approx((80.0, 85.0))
@@ -195,7 +195,7 @@ def test_heat_maps_put_panels_into_cells():
     ]
     panels.append(Panel("LeNet, shards, E = 1", comparison(run("gn", (0.5,)))))
     story = replace(told(*panels), heat=("gn", "naive"), curves=())
-    (only,) = heat_maps(story)
+    (only,) = collect_gap_maps(story)
     assert (only.title, only.rows, only.columns) == ("LeNet", ("iid", "shards"), ("E = 1", "E = 9"))
     assert only.cells == pytest.approx({("iid", "E = 1"): 10.0, ("iid", "E = 9"): -40.0})
     html = page(story)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from fednorm.report import table
-from fednorm.report.tables import columns, rows
+from fednorm.report import build_table
+from fednorm.report.tables import fill_rows, list_columns
 from report.report_cases import (
     Elements,
     comparison,
@@ -20,7 +20,7 @@ from report.report_cases import (
 
 
 def test_rows_hold_means_over_seeds():
-    row = rows(three_strategies())[1]
+    row = fill_rows(three_strategies())[1]
     assert row == {
         "strategy": "fbn",
         "final accuracy %": "81.0 ± 1.0",
@@ -34,9 +34,9 @@ def test_rows_hold_means_over_seeds():
 
 
 def test_the_worst_client_has_a_column_only_where_it_was_measured():
-    assert "worst client %" not in columns(three_strategies())
+    assert "worst client %" not in list_columns(three_strategies())
     result = comparison(run("fbn", (0.8,)), personal("fedbn", (0.9, 0.5)))
-    assert [row["worst client %"] for row in rows(result)] == ["–", "50.0"]
+    assert [row["worst client %"] for row in fill_rows(result)] == ["–", "50.0"]
 
 
 @pytest.mark.parametrize("width", [80, 140])
@@ -45,11 +45,11 @@ def test_clients_that_have_not_trained_are_noted_where_there_are_some(width):
     last = replace(part.final, trained=0.9, untrained=0.5)
     result = comparison(part, replace(part, strategy="silobn", history=(last,)))
     note = "mean over clients (90.0 % trained, 50.0 % untrained)"
-    assert [row["note"] for row in rows(result)] == ["mean over clients", note]
+    assert [row["note"] for row in fill_rows(result)] == ["mean over clients", note]
     assert note in page(result)
     console = Console(width=width)
     with console.capture() as capture:
-        console.print(table(result))
+        console.print(build_table(result))
     assert all(word in capture.get() for word in note.split())
 
 
@@ -61,7 +61,7 @@ def test_failures_are_noted_by_seed():
         run("fbn", (0.4,), 0, status="interrupted"),
         run("gn", (0.4,), 0, rejected=2),
     )
-    assert [row["note"] for row in rows(result)] == [
+    assert [row["note"] for row in fill_rows(result)] == [
         "seeds 1, 2 diverged: loss is nan at client 3",
         "1 of 3 seeds; seed 0 interrupted",
         "1 of 3 seeds; 2 replies rejected",
@@ -71,14 +71,14 @@ def test_failures_are_noted_by_seed():
 @pytest.mark.parametrize("message", ["x" * 500, "word " * 100])
 def test_a_long_message_is_cut_in_the_table_and_whole_on_the_page(message):
     result = comparison(diverged("naive", error=message))
-    note = rows(result)[0]["note"]
+    note = fill_rows(result)[0]["note"]
     assert len(note) < 90
     assert note.endswith(" …")
     assert f"<pre>{message}</pre>" in page(result)
 
 
 def test_a_strategy_without_any_round_has_no_numbers():
-    row = rows(comparison(diverged("naive")))[0]
+    row = fill_rows(comparison(diverged("naive")))[0]
     assert row["final accuracy %"] == row["best %"] == row["up / round"] == "–"
 
 
@@ -88,26 +88,26 @@ def test_the_terminal_shows_every_number_of_the_rows(width):
     result = comparison(run("[red]fbn", (0.8,)), personal("fedbn", (0.9, 0.5)), failed)
     console = Console(width=width)
     with console.capture() as capture:
-        console.print(table(result))
+        console.print(build_table(result))
     shown = capture.get()
     assert max(len(line) for line in shown.splitlines()) <= width
-    for row in rows(result):
+    for row in fill_rows(result):
         assert all(cell in shown for title, cell in row.items() if title != "note")
         assert all(word in shown for word in row["note"].split())
-    assert {c.justify for c in table(result).columns[1:-1]} == {"right"}
+    assert {c.justify for c in build_table(result).columns[1:-1]} == {"right"}
 
 
 def test_the_page_shows_the_same_cells_as_the_terminal():
     result = three_strategies()
     cells = Elements(page(result).split("<tbody>")[1].split("</tbody>")[0]).cells
-    assert cells == [cell for row in rows(result) for cell in row.values()]
+    assert cells == [cell for row in fill_rows(result) for cell in row.values()]
 
 
 def test_numbers_stay_whole_on_a_narrow_terminal_with_long_names():
     result = comparison(run("fbn with a label that is much too long for it", (0.8123,), 0))
     console = Console(width=80, record=True, quiet=False, file=io.StringIO())
-    console.print(table(result))
+    console.print(build_table(result))
     text = console.export_text()
-    for cell in rows(result)[0].values():
+    for cell in fill_rows(result)[0].values():
         if cell and not cell.startswith("fbn"):
             assert cell in text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fednorm.report.verdict import caveats, verdict
+from fednorm.report.verdict import list_caveats, state_verdict
 from report.report_cases import CONFIG, comparison, diverged, page, personal, run
 
 VERDICTS = [
@@ -61,7 +61,7 @@ VERDICTS = [
 
 @pytest.mark.parametrize(("runs", "expected"), VERDICTS)
 def test_the_verdict_is_true_of_the_numbers(runs, expected):
-    assert verdict(comparison(*runs)) == expected
+    assert state_verdict(comparison(*runs)) == expected
 
 
 CAVEATS = [
@@ -92,7 +92,7 @@ CAVEATS = [
 def test_what_personal_models_are_tested_on_is_said(evaluate, tested):
     config = {**CONFIG, "evaluate": evaluate}
     result = comparison(personal("fedbn", (0.9, 0.5)), config=config)
-    (sentence,) = caveats(result)
+    (sentence,) = list_caveats(result)
     assert sentence.endswith(tested)
     assert sentence in page(result)
     assert f"In %, {tested[:-1].replace('each', 'each client')}, at the last" in page(result)
@@ -100,5 +100,5 @@ def test_what_personal_models_are_tested_on_is_said(evaluate, tested):
 
 @pytest.mark.parametrize(("runs", "expected"), CAVEATS)
 def test_caveats_name_what_the_verdict_must_be_read_with(runs, expected):
-    assert caveats(comparison(*runs)) == expected
+    assert list_caveats(comparison(*runs)) == expected
     assert all(sentence in page(comparison(*runs)) for sentence in expected)

@@ -3,10 +3,10 @@
 import pytest
 
 from fednorm.experiment.compare import run_all
-from fednorm.reproduce import figures, scaled
-from fednorm.reproduce.scale import cuts
+from fednorm.reproduce import list_figures, scale_figure
+from fednorm.reproduce.scale import describe_cuts
 
-FIGURES = figures()
+FIGURES = list_figures()
 RUNNABLE = [name for name, figure in FIGURES.items() if figure.ring is None]
 
 
@@ -63,8 +63,8 @@ def chosen(name, experiments):
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_full_and_short_scale_are_valid(name):
     figure = FIGURES[name]
-    full = {panel.title: experiment for panel, experiment in scaled(figure, "full")}
-    short = {panel.title: experiment for panel, experiment in scaled(figure, "short")}
+    full = {panel.title: experiment for panel, experiment in scale_figure(figure, "full")}
+    short = {panel.title: experiment for panel, experiment in scale_figure(figure, "short")}
     assert short
     assert set(short) <= set(full)
     for title, cut in short.items():
@@ -76,12 +76,12 @@ def test_full_and_short_scale_are_valid(name):
         )
         assert cut.partition == paper.partition
         assert cut.rounds <= paper.rounds
-    assert cuts(figure, "full") == ((figure.note.strip(),) if figure.note else ())
+    assert describe_cuts(figure, "full") == ((figure.note.strip(),) if figure.note else ())
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_published_numbers_belong_to_strategies_that_are_run(name):
-    for panel, experiment in scaled(FIGURES[name], "full"):
+    for panel, experiment in scale_figure(FIGURES[name], "full"):
         labels = {entry.title for entry in experiment.strategies}
         assert set(panel.published) <= labels
         assert set(panel.published_exchanges) <= labels
@@ -95,14 +95,14 @@ def test_published_numbers_belong_to_strategies_that_are_run(name):
 @pytest.mark.parametrize("name", ["fedtan-table", "fedtan-communication", "fixbn-table5"])
 def test_fedtans_setting_pads_by_four_as_its_code_does(name):
     for scale in ("full", "short"):
-        for _, experiment in scaled(FIGURES[name], scale):
+        for _, experiment in scale_figure(FIGURES[name], scale):
             assert experiment.data.fields["augment"] == "crop_flip"
             assert experiment.data.fields["pad"] == 4
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_smoke(name):
-    for experiment in chosen(name, [found for _, found in scaled(FIGURES[name], "smoke")]):
+    for experiment in chosen(name, [found for _, found in scale_figure(FIGURES[name], "smoke")]):
         runs = run_all(experiment).runs
         assert len(runs) == len(experiment.strategies)
         assert {run.status for run in runs} <= {"finished", "diverged"}

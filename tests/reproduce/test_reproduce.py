@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from fednorm.cli import app
 from fednorm.core.registry import UnknownNameError
 from fednorm.experiment.load import ConfigError
-from fednorm.reproduce import Order, find_figure, reproduce, scaled
-from fednorm.reproduce.scale import cuts, merged
+from fednorm.reproduce import FigureRequest, find_figure, reproduce, scale_figure
+from fednorm.reproduce.scale import describe_cuts, merge_tables
 
 OWN = """
 title = "Mine, Figure 1"
@@ -66,22 +66,22 @@ def seen(events, title):
 
 def test_scales(own):
     figure = find_figure(own)
-    assert [e.rounds for _, e in scaled(figure, "full")] == [40, 40, 40]
-    short = scaled(figure, "short")
+    assert [e.rounds for _, e in scale_figure(figure, "full")] == [40, 40, 40]
+    short = scale_figure(figure, "short")
     assert [(p.title, e.rounds, e.partition) for p, e in short] == [
         ("γ = 0", 4, "gamma=0"),
         ("γ = 1", 3, "gamma=1"),
     ]
     assert short[0][1].data.fields == {"test": 50}
-    smoke = scaled(figure, "smoke")
+    smoke = scale_figure(figure, "smoke")
     assert [p.title for p, _ in smoke] == ["γ = 0", "γ = 1"]
     assert all((e.rounds, e.seeds, e.clients, e.batch) == (2, [0], 5, 4) for _, e in smoke)
 
 
 def test_what_is_cut_is_said(own):
     figure = find_figure(own)
-    assert cuts(figure, "full") == ("Assumed: everything.",)
-    assert cuts(figure, "short") == (
+    assert describe_cuts(figure, "full") == ("Assumed: everything.",)
+    assert describe_cuts(figure, "short") == (
         "Without gn.",
         "γ = 0: rounds = 4 instead of 40.",
         "data.test = 50 instead of all.",
@@ -93,12 +93,12 @@ def test_what_is_cut_is_said(own):
 
 def test_a_users_settings_are_said_too(own):
     figure = find_figure(own)
-    assert "rounds = 7 instead of 40." in cuts(figure, "full", ["rounds=7"])
-    assert {e.rounds for _, e in scaled(figure, "full", ["rounds=7"])} == {7}
+    assert "rounds = 7 instead of 40." in describe_cuts(figure, "full", ["rounds=7"])
+    assert {e.rounds for _, e in scale_figure(figure, "full", ["rounds=7"])} == {7}
 
 
 def partitions(name, *settings):
-    return [e.partition for _, e in scaled(find_figure(name), "full", settings)]
+    return [e.partition for _, e in scale_figure(find_figure(name), "full", settings)]
 
 
 def test_a_partition_named_alone_keeps_the_value_of_every_panel():
@@ -110,9 +110,9 @@ def test_a_partition_named_alone_keeps_the_value_of_every_panel():
     for name in ("fbn-fig12", "fbn-fig13"):
         renamed = partitions(name, "partition=dirichlet_unbalanced")
         assert renamed == ["dirichlet_unbalanced=0.1"] * 3 + ["dirichlet_unbalanced=1"] * 3
-    short = scaled(find_figure("fbn-fig5"), "short", ["partition=dirichlet_unbalanced"])
+    short = scale_figure(find_figure("fbn-fig5"), "short", ["partition=dirichlet_unbalanced"])
     assert [e.partition for _, e in short] == unbalanced[:2]
-    said = cuts(find_figure("fbn-fig5"), "full", ["partition=dirichlet_unbalanced"])
+    said = describe_cuts(find_figure("fbn-fig5"), "full", ["partition=dirichlet_unbalanced"])
     assert "α = 1: partition = dirichlet_unbalanced=1 instead of dirichlet=1." in said
 
 
@@ -137,16 +137,16 @@ def test_the_dirichlet_figures_say_which_partition_they_use_and_how_to_choose_th
 
 
 def test_how_often_a_run_is_looked_at_is_no_cut(own):
-    assert cuts(find_figure(own), "full", ["eval_every=3"]) == ("Assumed: everything.",)
+    assert describe_cuts(find_figure(own), "full", ["eval_every=3"]) == ("Assumed: everything.",)
 
 
 def test_where_a_run_is_made_is_no_cut(own):
-    assert cuts(find_figure(own), "full", ["threads=2"]) == ("Assumed: everything.",)
+    assert describe_cuts(find_figure(own), "full", ["threads=2"]) == ("Assumed: everything.",)
 
 
 def test_tables_are_merged_key_by_key():
     before = {"data": "digits", "algorithm": {"name": "dsgd", "lr": 0.1}}
-    after = merged(before, {"data": {"test": 9}, "algorithm": {"lr": 0.2}, "rounds": 3})
+    after = merge_tables(before, {"data": {"test": 9}, "algorithm": {"lr": 0.2}, "rounds": 3})
     assert after == {
         "data": {"name": "digits", "test": 9},
         "algorithm": {"name": "dsgd", "lr": 0.2},
@@ -160,8 +160,8 @@ def test_finished_parts_are_not_repeated(own, tmp_path):
 
     def run():
         events.clear()
-        order = Order(own, "short")
-        *_, story = reproduce(order, tmp_path / "out", shown=lambda t, _: seen(events, t))
+        request = FigureRequest(own, "short")
+        *_, story = reproduce(request, tmp_path / "out", shown=lambda t, _: seen(events, t))
         return story
 
     first = run()
@@ -188,10 +188,10 @@ def test_deviations_are_read_beside_the_means(tmp_path):
     path = tmp_path / "mine.toml"
     means = "published = { centralized = 90.0, naive = 10.0 }"
     path.write_text(OWN.replace(means, f"{means}\npublished_std = {{ naive = 2.5 }}"), "utf-8")
-    order = Order(str(path), "short", ["rounds=1"])
-    first = next(reproduce(order, tmp_path / "out", shown=lambda t, _: seen([], t))).panels[0]
+    request = FigureRequest(str(path), "short", ["rounds=1"])
+    first = next(reproduce(request, tmp_path / "out", shown=lambda t, _: seen([], t))).panels[0]
     assert first.published_std == {"naive": 2.5}
-    smoke = Order(str(path), "smoke")
+    smoke = FigureRequest(str(path), "smoke")
     made_up = next(reproduce(smoke, tmp_path / "smoke", shown=lambda t, _: seen([], t)))
     assert not made_up.panels[0].published_std
 
@@ -218,7 +218,7 @@ def test_mistakes_in_a_file_are_named(tmp_path):
         find_figure(str(path))
     path.write_text(OWN.replace('panels = ["γ = 0",', 'panels = ["γ = 2",'), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"no panel 'γ = 2' to keep"):
-        scaled(find_figure(str(path)), "short")
+        scale_figure(find_figure(str(path)), "short")
     with pytest.raises(UnknownNameError, match="did you mean 'fbn-fig3'"):
         find_figure("fbn-fig33")
 
@@ -283,8 +283,8 @@ def test_data_that_cannot_be_had_are_known_before_the_first_run(tmp_path):
 
 
 def test_a_smoke_run_is_not_compared_with_published_numbers(own, tmp_path):
-    order = Order(own, "smoke")
-    *_, story = reproduce(order, tmp_path, shown=lambda t, _: seen([], t))
+    request = FigureRequest(own, "smoke")
+    *_, story = reproduce(request, tmp_path, shown=lambda t, _: seen([], t))
     assert all(not panel.published for panel in story.panels)
 
 
@@ -299,6 +299,6 @@ def test_ctrl_c_leaves_a_report_of_what_was_done(own, tmp_path):
 
         yield on_round
 
-    stories = list(reproduce(Order(own, "short"), tmp_path, shown=stopping))
+    stories = list(reproduce(FigureRequest(own, "short"), tmp_path, shown=stopping))
     assert [len(story.panels) for story in stories] == [1, 2]
     assert stories[-1].panels[1].comparison.runs[0].status == "interrupted"

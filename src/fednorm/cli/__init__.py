@@ -10,8 +10,7 @@ from fednorm.cli.compare import compare, run
 from fednorm.cli.data import app as data
 from fednorm.cli.doctor import doctor
 from fednorm.cli.options import INTERRUPTED, errors
-from fednorm.cli.reproduce import reproduce
-from fednorm.cli.ring import ring
+from fednorm.cli.reproduce import reproduce, ring
 from fednorm.core.registry import UnknownNameError
 from fednorm.experiment.load import ConfigError
 

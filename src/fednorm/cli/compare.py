@@ -19,6 +19,7 @@ from fednorm.cli.options import (
     errors,
     prefetch,
 )
+from fednorm.cli.run_progress import show_progress
 from fednorm.experiment.compare import run_all
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.interrupt import between_rounds
@@ -27,8 +28,7 @@ from fednorm.experiment.load import ConfigError, build, override, read, sweep
 from fednorm.experiment.record import clear
 from fednorm.experiment.result import Comparison
 from fednorm.experiment.submit import SuperLink, submit
-from fednorm.report import table, write
-from fednorm.report.progress import progress
+from fednorm.report import build_table, write_comparison
 
 
 def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
@@ -151,7 +151,7 @@ def run(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
 def _submit(experiment: Experiment, superlink: SuperLink, out: Path) -> None:
     if experiment.engine != "flower":
         raise ConfigError("--superlink needs --engine flower.")
-    with progress(experiment, console) as show_round:
+    with show_progress(experiment, console) as show_round:
         comparison = submit(experiment, superlink, out, show_round)
     _show(comparison, out)
 
@@ -163,7 +163,7 @@ def _run(
     if fresh:
         clear(out)
     prefetch(experiment)
-    with progress(experiment, console) as show_round, between_rounds(show_round) as on_round:
+    with show_progress(experiment, console) as show_round, between_rounds(show_round) as on_round:
         comparison = run_all(
             experiment,
             folder=out,
@@ -176,8 +176,8 @@ def _run(
 
 def _show(comparison: Comparison, out: Path) -> None:
     """Write the report, and end the command as its runs ended."""
-    report = write(comparison, out)
-    console.print(table(comparison))
+    report = write_comparison(comparison, out)
+    console.print(build_table(comparison))
     console.print(f"Report: {report}", soft_wrap=True)
     for result in comparison.runs:
         if result.status == "stopped":

@@ -1,4 +1,4 @@
-"""`fednorm reproduce`."""
+"""`fednorm reproduce` and `fednorm ring`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,16 +19,17 @@ from fednorm.cli.options import (
     errors,
     prefetch,
 )
-from fednorm.cli.ring import ring
+from fednorm.cli.run_progress import show_progress
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.interrupt import between_rounds
 from fednorm.experiment.load import ConfigError
 from fednorm.experiment.record import clear
 from fednorm.experiment.run import OnRound
-from fednorm.report import story_table, write_story
-from fednorm.report.progress import progress
-from fednorm.reproduce import SCALES, Order, Scale, figures, find_figure
+from fednorm.report import build_story_table, write_story
+from fednorm.reproduce import SCALES, FigureRequest, Scale, find_figure, list_figures
 from fednorm.reproduce import reproduce as run_figure
+from fednorm.reproduce.ring import run_ring
+from fednorm.reproduce.ring_plots import build_ring_table, write_ring
 
 
 def reproduce(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
@@ -65,7 +66,7 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
     - `fednorm reproduce fbn-fig5 --partition dirichlet_unbalanced`
     """
     if listed or name is None:
-        console.print(_listing())
+        console.print(_list_known())
         return
     figure = find_figure(name)
     folder = out or Path("results") / f"{Path(name).stem}-{scale}"
@@ -74,25 +75,25 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
         return
     given = {"data.root": data_dir, "device": device, "partition": partition}
     chosen = [f"{key}={value}" for key, value in given.items() if value is not None]
-    order = Order(name, scale, [*chosen, *(settings or [])])
+    request = FigureRequest(name, scale, [*chosen, *(settings or [])])
     if fresh:
         for panel in folder.glob("*/config.toml"):
             clear(panel.parent)
-    _run(order, folder, workers)
+    _run(request, folder, workers)
 
 
-def _run(order: Order, folder: Path, workers: int | None) -> None:
+def _run(request: FigureRequest, folder: Path, workers: int | None) -> None:
     """Run all panels; the report grows with each of them."""
-    experiments = [experiment for _, experiment in order.experiments]
+    experiments = [experiment for _, experiment in request.experiments]
     for experiment in {e.data.model_dump_json(): e for e in experiments}.values():
         prefetch(experiment)
     count = workers or default_workers(experiments[0])
     story = report = None
-    for story in run_figure(order, folder, shown=_shown, workers=count):
+    for story in run_figure(request, folder, shown=_show_panel, workers=count):
         report = write_story(story, folder)
     if story is None:
-        raise ConfigError(f"{order.name} has no panels at the scale {order.scale!r}.")
-    console.print(story_table(story))
+        raise ConfigError(f"{request.name} has no panels at the scale {request.scale!r}.")
+    console.print(build_story_table(story))
     for cut in story.cuts:
         console.print(f"- {cut}", highlight=False, markup=False)
     console.print(f"Report: {report}", soft_wrap=True)
@@ -103,19 +104,36 @@ def _run(order: Order, folder: Path, workers: int | None) -> None:
 
 
 @contextmanager
-def _shown(title: str, experiment: Experiment) -> Iterator[OnRound]:
+def _show_panel(title: str, experiment: Experiment) -> Iterator[OnRound]:
     console.print(title, style="bold", markup=False)
-    with progress(experiment, console) as show_round, between_rounds(show_round) as on_round:
+    with show_progress(experiment, console) as show_round, between_rounds(show_round) as on_round:
         yield on_round
 
 
-def _listing() -> Table:
+def _list_known() -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("name", "what", "question"):
         table.add_column(column, no_wrap=column == "name")
-    known = figures()
+    known = list_figures()
     if not known:
         raise ConfigError("there are no configs; install fednorm from its source tree or a wheel.")
     for name, figure in known.items():
         table.add_row(name, figure.title, figure.question)
     return table
+
+
+def ring(
+    out: Annotated[
+        Path, typer.Option(help="folder for ring.json, figure1.png, figure2.png")
+    ] = Path("results/ring"),
+    rounds: Annotated[int, typer.Option(min=2, help="rounds of normalization")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the points")] = 0,
+) -> None:
+    """Draw Figures 1 and 2 of the paper on FBN: points on a ring under one layer.
+
+    Ten clients, one class each; how far from centralized BatchNorm does each method normalise?
+    """
+    result = run_ring(rounds, seed)
+    paths = write_ring(result, out)
+    console.print(build_ring_table(result))
+    console.print(f"Written: {', '.join(str(path) for path in paths)}", soft_wrap=True)

@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 from fednorm.experiment.result import Summary
 from fednorm.experiment.story import Panel
-from fednorm.report.numbers import finite
-from fednorm.report.verdict import lost
+from fednorm.report.format import keep_finite
+from fednorm.report.verdict import all_diverged
 
 Order: TypeAlias = Literal["same", "swapped", "too close to call"]
 
@@ -68,15 +68,15 @@ class Agreement:
         if not self.pairs:
             return "Fewer than two methods have both numbers, so there is no order to compare."
         if len(close) == len(self.pairs):
-            return f"Too close to call: {_listed(close, ' and ')}."
+            return f"Too close to call: {_list_pairs(close, ' and ')}."
         same = len(self.of("same"))
         first = "Same order of methods as published."
         if close and not swapped:
             first = f"{same} of {len(self.pairs)} pairs of methods in the published order."
         if swapped:
             turned = [Pair(pair.below, pair.above, pair.order) for pair in swapped]
-            first = f"Not the published order: {_listed(turned, ' is above ')}."
-        return first + (f" Too close to call: {_listed(close, ' and ')}." if close else "")
+            first = f"Not the published order: {_list_pairs(turned, ' is above ')}."
+        return first + (f" Too close to call: {_list_pairs(close, ' and ')}." if close else "")
 
     def to_json(self) -> dict[str, Any]:
         """Return what stands in results.json."""
@@ -87,40 +87,44 @@ class Agreement:
         }
 
 
-def agreement(panel: Panel) -> Agreement | None:
+def compare_published(panel: Panel) -> Agreement | None:
     """Compare a panel with its published numbers, or return None if it has none."""
     if not panel.published:
         return None
     summaries = panel.comparison.summaries()
-    rows = [_row(summary, panel) for summary in summaries]
+    rows = [_make_row(summary, panel) for summary in summaries]
     run = {row.label for row in rows}
     rows += [
-        Row(label, *_published(panel, label), measured=None, spread=0.0, seeds=0)
+        Row(label, *_find_published(panel, label), measured=None, spread=0.0, seeds=0)
         for label in panel.published
         if label not in run
     ]
-    return Agreement(tuple(rows), _pairs([row for row in rows if row.gap is not None]))
+    return Agreement(tuple(rows), _compare_pairs([row for row in rows if row.gap is not None]))
 
 
-def _published(panel: Panel, label: str) -> tuple[float | None, float | None]:
+def _find_published(panel: Panel, label: str) -> tuple[float | None, float | None]:
     """Return the published mean and its standard deviation; without a mean there is neither."""
-    mean = finite(panel.published.get(label))
-    return mean, None if mean is None else finite(panel.published_std.get(label))
+    mean = keep_finite(panel.published.get(label))
+    return mean, None if mean is None else keep_finite(panel.published_std.get(label))
 
 
-def _row(summary: Summary, panel: Panel) -> Row:
+def _make_row(summary: Summary, panel: Panel) -> Row:
     seeds = sum(bool(run.history) for run in summary.runs)
-    mean = None if lost(summary) else finite(summary.best if panel.best else summary.accuracy)
+    mean = (
+        None
+        if all_diverged(summary)
+        else keep_finite(summary.best if panel.best else summary.accuracy)
+    )
     return Row(
         summary.strategy,
-        *_published(panel, summary.strategy),
+        *_find_published(panel, summary.strategy),
         measured=None if mean is None else 100 * mean,
-        spread=100 * max(finite(summary.spread) or 0.0, _chance(summary, mean)),
+        spread=100 * max(keep_finite(summary.spread) or 0.0, _standard_error(summary, mean)),
         seeds=seeds,
     )
 
 
-def _chance(summary: Summary, accuracy: float | None) -> float:
+def _standard_error(summary: Summary, accuracy: float | None) -> float:
     """Return the standard error that the number of test samples leaves in one run's accuracy."""
     tested = min((run.tested for run in summary.runs), default=0)
     if not tested or accuracy is None or any(run.metric != "accuracy" for run in summary.runs):
@@ -128,12 +132,12 @@ def _chance(summary: Summary, accuracy: float | None) -> float:
     return sqrt(accuracy * (1 - accuracy) / tested / len(summary.runs))
 
 
-def _pairs(rows: Sequence[Row]) -> tuple[Pair, ...]:
+def _compare_pairs(rows: Sequence[Row]) -> tuple[Pair, ...]:
     ranked = sorted(rows, key=lambda row: -(row.published or 0.0))
-    return tuple(Pair(a.label, b.label, _order(a, b)) for a, b in combinations(ranked, 2))
+    return tuple(Pair(a.label, b.label, _compare_order(a, b)) for a, b in combinations(ranked, 2))
 
 
-def _order(above: Row, below: Row) -> Order:
+def _compare_order(above: Row, below: Row) -> Order:
     published = round((above.published or 0.0) - (below.published or 0.0), _DIGITS)
     measured = round((above.measured or 0.0) - (below.measured or 0.0), _DIGITS)
     spread = round(max(above.spread, below.spread), _DIGITS)
@@ -143,7 +147,7 @@ def _order(above: Row, below: Row) -> Order:
     return "same" if measured > 0 else "swapped"
 
 
-def _listed(pairs: Sequence[Pair], between: str) -> str:
+def _list_pairs(pairs: Sequence[Pair], between: str) -> str:
     phrases = [f"{pair.above}{between}{pair.below}" for pair in pairs[:_LISTED]]
     more = len(pairs) - len(phrases)
     if more:

@@ -1,18 +1,34 @@
-"""The table of a comparison: one row for each strategy, for the terminal and for the page."""
+"""Tables: one row for each strategy, for the terminal and for the page.
 
-from collections.abc import Iterable
+A comparison shows what was measured; a story puts what was published beside it, and says whether
+the order of methods is the same.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from textwrap import fill
 from typing import Literal
 
 from rich import box
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from fednorm.experiment.result import Comparison, RunResult, Summary
-from fednorm.report.colors import style
-from fednorm.report.numbers import finite, mean_and_spread, percent, plain, sentence_case, size
+from fednorm.experiment.story import Panel, Story
+from fednorm.report.agreement import Agreement, Row, compare_published
+from fednorm.report.format import (
+    MISSING,
+    capitalize,
+    format_bytes,
+    format_mean,
+    format_number,
+    format_percent,
+    format_points,
+    keep_finite,
+)
+from fednorm.report.styles import choose_style
 
 STRATEGY, NOTE = "strategy", "note"  # the columns of text; all others hold numbers
 _WORST, _SUCCESS = "worst client %", "attack success %"
@@ -27,11 +43,11 @@ class Cell:
     value: float | None = None
 
 
-def columns(comparison: Comparison) -> list[str]:
+def list_columns(comparison: Comparison) -> list[str]:
     """Return the titles of the columns; some are there only if it was measured."""
     titles = [
         STRATEGY,
-        _final(comparison),
+        _name_final(comparison),
         "best %",
         _WORST,
         _SUCCESS,
@@ -49,35 +65,35 @@ def columns(comparison: Comparison) -> list[str]:
     return [title for title in titles if measured.get(title, True)]
 
 
-def cells(comparison: Comparison) -> list[dict[str, Cell]]:
+def fill_cells(comparison: Comparison) -> list[dict[str, Cell]]:
     """Return the rows by column, in the order in which the strategies were run."""
-    titles = columns(comparison)
+    titles = list_columns(comparison)
     seeds = len({run.seed for run in comparison.runs})
     filled = [
-        {_final(comparison): _accuracy(summary), **_row(summary, seeds)}
+        {_name_final(comparison): _fill_accuracy(summary), **_fill_row(summary, seeds)}
         for summary in comparison.summaries()
     ]
     return [{title: row[title] for title in titles} for row in filled]
 
 
-def rows(comparison: Comparison) -> list[dict[str, str]]:
+def fill_rows(comparison: Comparison) -> list[dict[str, str]]:
     """Return the rows as text."""
-    return [{title: cell.text for title, cell in row.items()} for row in cells(comparison)]
+    return [{title: cell.text for title, cell in row.items()} for row in fill_cells(comparison)]
 
 
-def table(comparison: Comparison) -> Table:
+def build_table(comparison: Comparison) -> Table:
     """Return the table for the terminal."""
     result = Table(
         box=box.SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,
         padding=0,  # the box itself leaves one space; a line has 80 at worst
-        caption=f"\n{caption(comparison)}",
+        caption=f"\n{write_caption(comparison)}",
         caption_justify="left",
     )
-    filled = rows(comparison)
-    for title in columns(comparison):
-        header = _narrow(title, [row[title] for row in filled])
+    filled = fill_rows(comparison)
+    for title in list_columns(comparison):
+        header = _break_title(title, [row[title] for row in filled])
         justify: Literal["left", "right"] = "left" if title in {STRATEGY, NOTE} else "right"
         # Names and notes may wrap; a number that is cut would be read as another number.
         wraps = title in (STRATEGY, NOTE)
@@ -86,50 +102,50 @@ def table(comparison: Comparison) -> Table:
             header, justify=justify, no_wrap=not wraps, min_width=width, overflow="fold"
         )
     for row in filled:
-        label = Text(row[STRATEGY], style=f"bold {style(row[STRATEGY]).color}")
+        label = Text(row[STRATEGY], style=f"bold {choose_style(row[STRATEGY]).color}")
         result.add_row(label, *(Text(cell) for title, cell in row.items() if title != STRATEGY))
     return result
 
 
-def _narrow(title: str, cells: Iterable[str]) -> str:
+def _break_title(title: str, cells: Iterable[str]) -> str:
     """Break a title into lines no wider than its cells: terminals are narrow."""
     widest = max(len(text) for text in (*cells, *title.split()))
     return fill(title, widest, break_long_words=False)
 
 
-def caption(comparison: Comparison) -> str:
+def write_caption(comparison: Comparison) -> str:
     """Return what the numbers of the table mean."""
     seeds = len({run.seed for run in comparison.runs})
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "of one seed"
-    metric = sentence_case(comparison.metric)
+    metric = capitalize(comparison.metric)
     return f"{metric}: {over}. Up and down: what one client sends and receives in a round."
 
 
-def _final(comparison: Comparison) -> str:
+def _name_final(comparison: Comparison) -> str:
     return f"final {comparison.metric} %"
 
 
-def _accuracy(summary: Summary) -> Cell:
+def _fill_accuracy(summary: Summary) -> Cell:
     evaluated = sum(bool(run.history) for run in summary.runs)
-    text = mean_and_spread(summary.accuracy, summary.spread, evaluated)
-    return Cell(text, finite(summary.accuracy))
+    text = format_mean(summary.accuracy, summary.spread, evaluated)
+    return Cell(text, keep_finite(summary.accuracy))
 
 
-def _row(summary: Summary, seeds: int) -> dict[str, Cell]:
+def _fill_row(summary: Summary, seeds: int) -> dict[str, Cell]:
     started = [run for run in summary.runs if run.rounds]
     numbers = {
-        "best %": (percent, summary.best),
-        _WORST: (percent, summary.worst_client),
-        _SUCCESS: (percent, summary.attack_success),
-        "exchanges / round": (plain, _mean(run.exchanges_per_round for run in started)),
-        "up / round": (size, _mean(run.bytes_up_per_round for run in started)),
-        "down / round": (size, _mean(run.bytes_down_per_round for run in started)),
-        "s / run": (plain, _mean(run.seconds for run in summary.runs)),
+        "best %": (format_percent, summary.best),
+        _WORST: (format_percent, summary.worst_client),
+        _SUCCESS: (format_percent, summary.attack_success),
+        "exchanges / round": (format_number, _mean(run.exchanges_per_round for run in started)),
+        "up / round": (format_bytes, _mean(run.bytes_up_per_round for run in started)),
+        "down / round": (format_bytes, _mean(run.bytes_down_per_round for run in started)),
+        "s / run": (format_number, _mean(run.seconds for run in summary.runs)),
     }
     written = {
-        title: Cell(write(value), finite(value)) for title, (write, value) in numbers.items()
+        title: Cell(write(value), keep_finite(value)) for title, (write, value) in numbers.items()
     }
-    note = Cell("; ".join(_notes(summary, seeds)))
+    note = Cell("; ".join(_list_notes(summary, seeds)))
     return {STRATEGY: Cell(summary.strategy), **written, NOTE: note}
 
 
@@ -138,20 +154,20 @@ def _mean(values: Iterable[float]) -> float | None:
     return fmean(listed) if listed else None
 
 
-def _notes(summary: Summary, seeds: int) -> list[str]:
+def _list_notes(summary: Summary, seeds: int) -> list[str]:
     notes = ["mean over clients"] if any(run.personal for run in summary.runs) else []
     if summary.untrained is not None:
-        both = f"{percent(summary.trained)} % trained, {percent(summary.untrained)} % untrained"
-        notes = [f"mean over clients ({both})"]
+        trained, untrained = (format_percent(x) for x in (summary.trained, summary.untrained))
+        notes = [f"mean over clients ({trained} % trained, {untrained} % untrained)"]
     if len(summary.runs) < seeds:
         notes.append(f"{len(summary.runs)} of {seeds} seeds")
     alike: dict[str, list[RunResult]] = {}
     for run in summary.failures:
-        alike.setdefault(_failure(run), []).append(run)
+        alike.setdefault(_describe_failure(run), []).append(run)
     for failure, runs in alike.items():
         listed = ", ".join(str(run.seed) for run in runs)
         notes.append(f"seed{'s' if len(runs) > 1 else ''} {listed} {failure}")
-    for what, count in _lost(summary.runs).items():
+    for what, count in _count_lost(summary.runs).items():
         if count:
             notes.append(f"{count} {'reply' if count == 1 else 'replies'} {what}")
     if repeated := sum(run.repeated for run in summary.runs):
@@ -159,7 +175,7 @@ def _notes(summary: Summary, seeds: int) -> list[str]:
     return notes
 
 
-def _lost(runs: Iterable[RunResult]) -> dict[str, int]:
+def _count_lost(runs: Iterable[RunResult]) -> dict[str, int]:
     listed = list(runs)
     return {
         "rejected": sum(run.rejected for run in listed),
@@ -167,9 +183,83 @@ def _lost(runs: Iterable[RunResult]) -> dict[str, int]:
     }
 
 
-def _failure(run: RunResult) -> str:
+def _describe_failure(run: RunResult) -> str:
     message = " ".join((run.error or "").split())
     if len(message) > _NOTE_LENGTH:
         start = message[:_NOTE_LENGTH]
         message = (start.rsplit(" ", 1)[0] if " " in start else start) + " …"
     return f"{run.status}: {message}" if message else run.status
+
+
+def compare_accuracies(found: Agreement, *, best: bool) -> list[dict[str, Cell]]:
+    """Return a row for each method, by column."""
+    return [_compare_row(row, "best measured %" if best else "measured %") for row in found.rows]
+
+
+def _compare_row(row: Row, measured: str) -> dict[str, Cell]:
+    mean = None if row.measured is None else row.measured / 100
+    before = MISSING if row.published is None else f"{row.published:.1f}"
+    if row.published_std is not None:
+        before += f" ± {row.published_std:.1f}"
+    return {
+        STRATEGY: Cell(row.label),
+        "published %": Cell(before, row.published),
+        measured: Cell(format_mean(mean, row.spread / 100, row.seeds), row.measured),
+        "gap": Cell(format_points(row.gap), row.gap),
+        "seeds": Cell(str(row.seeds), row.seeds),
+    }
+
+
+def compare_exchanges(panel: Panel) -> list[dict[str, Cell]]:
+    """Return published and counted exchanges of each method; nothing if none were published."""
+    if not panel.published_exchanges:
+        return []
+    rows = []
+    for summary in panel.comparison.summaries():
+        before = panel.published_exchanges.get(summary.strategy)
+        counted = fmean(run.exchanges_per_round for run in summary.runs)
+        rows.append(
+            {
+                STRATEGY: Cell(summary.strategy),
+                "published": Cell(format_number(before), before),
+                "counted": Cell(format_number(counted), counted),
+            }
+        )
+    return rows
+
+
+def build_story_table(story: Story) -> Group:
+    """Return the panels one below the other."""
+    return Group(*_list_parts(story))
+
+
+def _list_parts(story: Story) -> Iterator[RenderableType]:
+    for panel in story.panels:
+        yield from _show_panel(panel)
+        yield Text()
+
+
+def _show_panel(panel: Panel) -> Iterator[RenderableType]:
+    found = compare_published(panel)
+    if rows := compare_exchanges(panel):
+        yield Text("Exchanges a round, published and counted", style="bold")
+        yield _build_comparison(rows)
+    title = f"{panel.title}: " if panel.title else ""
+    if not found:
+        yield Text(f"{title}{panel.comparison.metric}", style="bold")
+        yield build_table(panel.comparison)
+        return
+    yield Text(f"{title}{panel.comparison.metric}, published and measured", style="bold")
+    yield _build_comparison(compare_accuracies(found, best=panel.best))
+    yield Text(found.statement())
+
+
+def _build_comparison(rows: Sequence[Mapping[str, Cell]]) -> Table:
+    result = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
+    for title in rows[0]:
+        result.add_column(title, justify="left" if title == STRATEGY else "right")
+    for row in rows:
+        label = row[STRATEGY].text
+        numbers = (Text(cell.text) for title, cell in row.items() if title != STRATEGY)
+        result.add_row(Text(label, style=f"bold {choose_style(label).color}"), *numbers)
+    return result

@@ -3,51 +3,53 @@
 from collections.abc import Sequence
 
 from fednorm.experiment.result import Comparison, RunResult, Summary
-from fednorm.report.colors import known_name
-from fednorm.report.numbers import finite, mean_and_spread, percent
+from fednorm.report.format import format_mean, format_percent, keep_finite
+from fednorm.report.styles import find_known_name
 
 
-def verdict(comparison: Comparison) -> str:
+def state_verdict(comparison: Comparison) -> str:
     """Say which federated strategy ends highest and lowest, and how far from `centralized`."""
     summaries = comparison.summaries()
     if not summaries:
         return "Nothing was run."
-    federated = [s for s in summaries if known_name(s.strategy) != "centralized"]
+    federated = [s for s in summaries if find_known_name(s.strategy) != "centralized"]
     references = [s for s in summaries if s not in federated]
-    ranked = _ranked(federated)
-    return " ".join(filter(None, (_winner(ranked, federated), _gap(ranked, _ranked(references)))))
+    ranked = _rank(federated)
+    return " ".join(
+        filter(None, (_name_winner(ranked, federated), _state_gap(ranked, _rank(references))))
+    )
 
 
-def caveats(comparison: Comparison) -> list[str]:
-    """Say what the verdict must be read with: runs that failed, a single seed, personal parts."""
+def list_caveats(comparison: Comparison) -> list[str]:
+    """List what qualifies the verdict: runs that failed, a single seed, personal parts."""
     summaries = comparison.summaries()
     sentences = (
-        *(_diverged(summary) for summary in summaries),
-        _stopped(comparison.runs),
-        _interrupted(comparison.runs),
-        _one_seed(comparison.runs),
-        _personal(comparison),
+        *(_tell_diverged(summary) for summary in summaries),
+        _tell_stopped(comparison.runs),
+        _tell_interrupted(comparison.runs),
+        _tell_one_seed(comparison.runs),
+        _tell_personal(comparison),
     )
     return [sentence for sentence in sentences if sentence]
 
 
-def _ranked(summaries: Sequence[Summary]) -> list[Summary]:
+def _rank(summaries: Sequence[Summary]) -> list[Summary]:
     """The strategies with a result, best first; one whose every seed diverged has none."""
-    having = [s for s in summaries if finite(s.accuracy) is not None and not lost(s)]
+    having = [s for s in summaries if keep_finite(s.accuracy) is not None and not all_diverged(s)]
     return sorted(having, key=lambda s: -(s.accuracy or 0.0))
 
 
-def lost(summary: Summary) -> bool:
+def all_diverged(summary: Summary) -> bool:
     """Tell whether every seed diverged: then the last evaluation is no result."""
     return all(run.status == "diverged" for run in summary.runs)
 
 
-def _accuracy(summary: Summary) -> str:
+def _format_accuracy(summary: Summary) -> str:
     seeds = sum(bool(run.history) for run in summary.runs)
-    return f"{mean_and_spread(summary.accuracy, summary.spread, seeds)} %"
+    return f"{format_mean(summary.accuracy, summary.spread, seeds)} %"
 
 
-def _winner(ranked: Sequence[Summary], federated: Sequence[Summary]) -> str:
+def _name_winner(ranked: Sequence[Summary], federated: Sequence[Summary]) -> str:
     if not federated:
         return "No federated strategy was run."
     if not ranked:
@@ -55,64 +57,65 @@ def _winner(ranked: Sequence[Summary], federated: Sequence[Summary]) -> str:
     best, worst = ranked[0], ranked[-1]
     if len(ranked) == 1:
         only = "" if len(federated) == 1 else ", the only federated strategy with a result"
-        return f"{best.strategy} ends at {_accuracy(best)}{only}."
-    if percent(best.accuracy) == percent(worst.accuracy):
+        return f"{best.strategy} ends at {_format_accuracy(best)}{only}."
+    if format_percent(best.accuracy) == format_percent(worst.accuracy):
         some = " with a result" if len(ranked) < len(federated) else ""
-        level = percent(best.accuracy)
+        level = format_percent(best.accuracy)
         return f"{len(ranked)} federated strategies{some} end level at {level} %."
     return (
-        f"{best.strategy} ends highest with {_accuracy(best)}, {worst.strategy} lowest with "
-        f"{_accuracy(worst)}{_among(ranked, federated)}.{_close(best, ranked[1])}"
+        f"{best.strategy} ends highest with {_format_accuracy(best)}, {worst.strategy} lowest with "
+        f"{_format_accuracy(worst)}{_count_ranked(ranked, federated)}."
+        f"{_doubt_lead(best, ranked[1])}"
     )
 
 
-def _among(ranked: Sequence[Summary], federated: Sequence[Summary]) -> str:
+def _count_ranked(ranked: Sequence[Summary], federated: Sequence[Summary]) -> str:
     if len(ranked) < len(federated):
         return f", of {len(ranked)} federated strategies with a result"
     return f", of {len(federated)} federated strategies" if ranked[2:] else ""
 
 
-def _close(best: Summary, second: Summary) -> str:
+def _doubt_lead(best: Summary, second: Summary) -> str:
     """Warn where the second is as good, or where chance over seeds may have made the lead."""
-    if percent(best.accuracy) == percent(second.accuracy):
+    if format_percent(best.accuracy) == format_percent(second.accuracy):
         return f" {second.strategy} is level with it."
     lead = (best.accuracy or 0.0) - (second.accuracy or 0.0)
     if lead > max(best.spread, second.spread):
         return ""
-    points = f"{percent(lead)} points"
+    points = f"{format_percent(lead)} points"
     return f" Its lead over {second.strategy} ({points}) is within the spread over seeds."
 
 
-def _gap(ranked: Sequence[Summary], references: Sequence[Summary]) -> str:
+def _state_gap(ranked: Sequence[Summary], references: Sequence[Summary]) -> str:
     if not references:
         return ""
     reference = references[0]
-    name = f"{reference.strategy} ({_accuracy(reference)})"
+    name = f"{reference.strategy} ({_format_accuracy(reference)})"
     if not ranked:
-        return f"The reference {reference.strategy} ends at {_accuracy(reference)}."
+        return f"The reference {reference.strategy} ends at {_format_accuracy(reference)}."
     gap = (reference.accuracy or 0.0) - (ranked[0].accuracy or 0.0)
-    points = percent(abs(gap))
-    if points == percent(0.0):
+    points = format_percent(abs(gap))
+    if points == format_percent(0.0):
         return f"{ranked[0].strategy} is level with {name}."
     side = "below" if gap > 0 else "above"
     return f"{ranked[0].strategy} is {points} points {side} {name}."
 
 
-def _diverged(summary: Summary) -> str:
-    lost = [run for run in summary.runs if run.status == "diverged"]
+def _tell_diverged(summary: Summary) -> str:
+    diverged = [run for run in summary.runs if run.status == "diverged"]
     total = len(summary.runs)
-    if not lost:
+    if not diverged:
         return ""
-    if len(lost) == total:
+    if len(diverged) == total:
         return f"{summary.strategy} diverged{' with every seed' if total > 1 else ''}."
-    evaluated = all(run.history for run in lost)
+    evaluated = all(run.history for run in diverged)
     covers = (
         "includes the last evaluation before that" if evaluated else "covers evaluated runs only"
     )
-    return f"{summary.strategy} diverged with {len(lost)} of {total} seeds; its mean {covers}."
+    return f"{summary.strategy} diverged with {len(diverged)} of {total} seeds; its mean {covers}."
 
 
-def _stopped(runs: Sequence[RunResult]) -> str:
+def _tell_stopped(runs: Sequence[RunResult]) -> str:
     count = sum(run.status == "stopped" for run in runs)
     if not count:
         return ""
@@ -120,7 +123,7 @@ def _stopped(runs: Sequence[RunResult]) -> str:
     return f"{were} stopped for lack of good replies; what counts is the last evaluation."
 
 
-def _interrupted(runs: Sequence[RunResult]) -> str:
+def _tell_interrupted(runs: Sequence[RunResult]) -> str:
     count = sum(run.status == "interrupted" for run in runs)
     if not count:
         return ""
@@ -128,12 +131,12 @@ def _interrupted(runs: Sequence[RunResult]) -> str:
     return f"{were} interrupted; what counts is the last evaluation before that."
 
 
-def _one_seed(runs: Sequence[RunResult]) -> str:
+def _tell_one_seed(runs: Sequence[RunResult]) -> str:
     one = len({run.seed for run in runs}) == 1 and len(runs) > 1
     return "With one seed, small differences may be chance." if one else ""
 
 
-def _personal(comparison: Comparison) -> str:
+def _tell_personal(comparison: Comparison) -> str:
     summaries = comparison.summaries()
     personal = [s.strategy for s in summaries if any(run.personal for run in s.runs)]
     if not personal:

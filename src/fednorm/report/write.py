@@ -1,23 +1,45 @@
-"""Writes a report into its folder: each file is there as a whole or not at all."""
+"""Write a report into its folder: each file is there as a whole or not at all."""
 
 import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fednorm.experiment.result import SCHEMA, Comparison, without_nan
 from fednorm.experiment.story import Panel, Story
-from fednorm.report.agreement import agreement
-from fednorm.report.page import page
-from fednorm.report.plain import as_story
-from fednorm.report.plots import curves
+from fednorm.report.agreement import compare_published
+from fednorm.report.curves import draw_figure
+from fednorm.report.format import describe_setting
+from fednorm.report.heatmaps import (
+    collect_gap_maps,
+    draw_gap_maps,
+    draw_grid_maps,
+    find_swept,
+    is_full,
+)
+from fednorm.report.page import render_page
+from fednorm.report.series import collect_plots
+from fednorm.report.styles import write_png
+
+QUESTION = "Which normalization survives these clients?"
 
 
-def write(comparison: Comparison, folder: Path) -> Path:
+def write_comparison(comparison: Comparison, folder: Path) -> Path:
     """Write results.json, curves.png and report.html; return the path of the page."""
-    return _write(as_story(comparison), comparison.to_json(), folder)
+    return _write(tell_story(comparison), comparison.to_json(), folder)
+
+
+def tell_story(comparison: Comparison) -> Story:
+    """Return a comparison that reproduces nothing as a story: one panel without a title."""
+    return Story(
+        title="",
+        question=QUESTION,
+        command="fednorm run config.toml",
+        panels=(Panel("", comparison),),
+    )
 
 
 def write_story(story: Story, folder: Path) -> Path:
@@ -29,13 +51,13 @@ def write_story(story: Story, folder: Path) -> Path:
         "source": story.source,
         "command": story.command,
         "cuts": list(story.cuts),
-        "panels": [_panel(panel) for panel in story.panels],
+        "panels": [_record_panel(panel) for panel in story.panels],
     }
     return _write(story, record, folder)
 
 
-def _panel(panel: Panel) -> dict[str, Any]:
-    found = agreement(panel)
+def _record_panel(panel: Panel) -> dict[str, Any]:
+    found = compare_published(panel)
     return {
         "title": panel.title,
         "published": dict(panel.published),
@@ -49,18 +71,30 @@ def _panel(panel: Panel) -> dict[str, Any]:
 def _write(story: Story, record: Mapping[str, Any], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     report = folder / "report.html"
-    with replacing(folder / "results.json") as path:
+    with replace_file(folder / "results.json") as path:
         text = json.dumps(without_nan(record), indent=2, allow_nan=False)
         path.write_text(text + "\n", encoding="utf-8")
-    with replacing(folder / "curves.png") as path:
-        curves(story, path)
-    with replacing(report) as path:
-        path.write_text(page(story), encoding="utf-8")
+    with replace_file(folder / "curves.png") as path:
+        write_curves(story, path)
+    with replace_file(report) as path:
+        path.write_text(render_page(story), encoding="utf-8")
     return report
 
 
+def write_curves(story: Story, path: Path) -> None:
+    """Write the curves of all panels as one PNG; of a grid that was swept, its heat maps."""
+    title = story.title or " – ".join(describe_setting(p.comparison.config) for p in story.panels)
+    maps = collect_gap_maps(story)
+    if (swept := find_swept(story)) and is_full(swept):
+        write_png(partial(draw_grid_maps, swept), path)
+    elif story.heat and maps and not story.curve_panels:
+        write_png(partial(draw_gap_maps, maps, story.heat), path)
+    else:
+        write_png(lambda ink: draw_figure(collect_plots(story), ink=ink, title=title), path)
+
+
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replace_file(path: Path) -> Iterator[Path]:
     """Give a temporary path beside the real one, which it replaces if all goes well."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

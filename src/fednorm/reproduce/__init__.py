@@ -1,17 +1,17 @@
 """Published tables and figures, run again: one TOML each, in `configs/`."""
 
-from fednorm.reproduce.figure import Figure, PanelSpec, figures, find_figure
-from fednorm.reproduce.run import Order, reproduce
-from fednorm.reproduce.scale import SCALES, Scale, scaled
+from fednorm.reproduce.figure import Figure, PanelSpec, find_figure, list_figures
+from fednorm.reproduce.run_figure import FigureRequest, reproduce
+from fednorm.reproduce.scale import SCALES, Scale, scale_figure
 
 __all__ = [
     "SCALES",
     "Figure",
-    "Order",
+    "FigureRequest",
     "PanelSpec",
     "Scale",
-    "figures",
     "find_figure",
+    "list_figures",
     "reproduce",
-    "scaled",
+    "scale_figure",
 ]

@@ -56,31 +56,31 @@ class Figure(BaseModel):
     panels: list[PanelSpec] = []
 
 
-def folder() -> Path:
+def find_configs() -> Path:
     """Return where the files are: in the package, or beside its source."""
     package = Path(__file__).parents[1]
     installed = package / "configs"
     return installed if installed.is_dir() else package.parents[1] / "configs"
 
 
-def figures() -> dict[str, Figure]:
+def list_figures() -> dict[str, Figure]:
     """Return every published table and figure by name."""
     # Other experiments lie in the same folder; they have no source.
-    found = {path.stem: read(path) for path in sorted(folder().glob("*.toml"), key=_order)}
-    return {name: _checked(name, values) for name, values in found.items() if "source" in values}
+    found = {path.stem: read(path) for path in sorted(find_configs().glob("*.toml"), key=_sort_key)}
+    return {name: _validate(name, values) for name, values in found.items() if "source" in values}
 
 
 def find_figure(name: str) -> Figure:
     """Return the figure of that name, or that the file describes."""
     if name.endswith(".toml"):
-        return _checked(name, read(Path(name)))
-    known = figures()
+        return _validate(name, read(Path(name)))
+    known = list_figures()
     if name not in known:
         raise unknown("table or figure", name, known)
     return known[name]
 
 
-def _checked(name: str, values: dict[str, Any]) -> Figure:
+def _validate(name: str, values: dict[str, Any]) -> Figure:
     try:
         return Figure.model_validate(values)
     except ValidationError as error:
@@ -91,7 +91,7 @@ def _checked(name: str, values: dict[str, Any]) -> Figure:
         raise ConfigError(f"{name}: {where}: {said}.") from None
 
 
-def _order(path: Path) -> tuple[str, int, str]:
+def _sort_key(path: Path) -> tuple[str, int, str]:
     """Sort fig2 before fig10."""
     word = path.stem.rstrip("0123456789")
     return word, int(path.stem[len(word) :] or 0), path.stem

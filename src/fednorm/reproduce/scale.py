@@ -1,4 +1,7 @@
-"""The three scales at which a figure is run, and what each of them cuts."""
+"""The three scales at which a figure is run, and what each of them cuts.
+
+The smallest takes a minute: made-up data in the shape of the real, and two tiny rounds.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
@@ -7,7 +10,6 @@ from fednorm.data.partition import rename
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import ConfigError, build, override
 from fednorm.reproduce.figure import Figure, PanelSpec
-from fednorm.reproduce.smoke import smoke
 
 Scale: TypeAlias = Literal["full", "short", "smoke"]
 SCALES: dict[Scale, str] = {
@@ -15,7 +17,6 @@ SCALES: dict[Scale, str] = {
     "short": "the same data set, network, clients and partition for fewer rounds",
     "smoke": "a minute on made-up data, to see that it runs",
 }
-
 
 # How often a run is looked at, and where it runs.
 _HARMLESS = {
@@ -29,52 +30,116 @@ _HARMLESS = {
 }
 _COUNTS = {"data.train", "data.test"}  # of which none means all
 
+_SHAPES = {  # channels and pixels of the stand-in; large images are made smaller
+    "mnist": (1, 28),
+    "fashion_mnist": (1, 28),
+    "femnist": (1, 28),
+    "patterns": (1, 28),
+}
+_COLOR = (3, 32)  # all other data sets
+_CLASSES, _CLIENTS, _SAMPLES, _BATCH, _STEPS = 10, 5, 12, 4, 2
 
-def scaled(
+
+def scale_figure(
     figure: Figure, scale: Scale, settings: Sequence[str] = ()
 ) -> list[tuple[PanelSpec, Experiment]]:
     """Return the experiment of every panel at a scale, with `key=value` settings of a user's.
 
     A partition that is named without its value keeps the value that each panel has.
     """
-    panels = _kept(figure, scale)
-    before = [_values(figure, panel, scale) for panel in panels]
+    panels = _keep_panels(figure, scale)
+    before = [_collect_values(figure, panel, scale) for panel in panels]
     after = [override(values, settings) for values in before]
-    chosen = _partitions([_partition(values) for values in before], after)
+    chosen = _choose_partitions([_find_partition(values) for values in before], after)
     return [
         (panel, build({**values, "partition": partition}))
         for panel, values, partition in zip(panels, after, chosen, strict=True)
     ]
 
 
-def _partition(values: Mapping[str, Any]) -> str:
+def _find_partition(values: Mapping[str, Any]) -> str:
     return str(values.get("partition", Experiment.model_fields["partition"].default))
 
 
-def _partitions(before: Sequence[str], after: Sequence[Mapping[str, Any]]) -> list[str]:
+def _choose_partitions(before: Sequence[str], after: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the partition of every panel.
 
     One that takes another value than the user's stays as it is, such as γ = 0 among values of α;
     if all do, the name alone is left, of which `build` says what it needs.
     """
-    names = [_partition(values) for values in after]
+    names = [_find_partition(values) for values in after]
     renamed = [rename(old, new) for old, new in zip(before, names, strict=True)]
     if not any(renamed):
         return names
     return [new or old for old, new in zip(before, renamed, strict=True)]
 
 
-def _values(figure: Figure, panel: PanelSpec, scale: Scale) -> dict[str, Any]:
-    values = merged(figure.experiment, panel.set)
+def _collect_values(figure: Figure, panel: PanelSpec, scale: Scale) -> dict[str, Any]:
+    values = merge_tables(figure.experiment, panel.set)
     if scale == "full":
         return values
     if scale == "smoke":
-        return smoke(values)
+        return _shrink(values)
     short = {key: value for key, value in figure.short.items() if key != "panels"}
-    return merged(merged(values, short), panel.short)
+    return merge_tables(merge_tables(values, short), panel.short)
 
 
-def _kept(figure: Figure, scale: Scale) -> list[PanelSpec]:
+def _shrink(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the experiment with the same network, strategies and kind of partition."""
+    clients = min(values.get("clients", 10), _CLIENTS)
+    small = {
+        "data": _make_stand_in(_find_name(values.get("data", "digits")), clients),
+        "clients": clients,
+        "rounds": 2,
+        "batch": _BATCH,
+        "seeds": [0],
+        "eval_every": 2,
+        "participation": max(values.get("participation", 1.0), 2 / clients),
+    }
+    full = values.get("clients", _CLIENTS)
+    if "byzantine" in values:
+        small["byzantine"] = _scale_byzantine(values["byzantine"], full, clients)
+    if any(isinstance(e, Mapping) and "byzantine" in e for e in values.get("strategies", ())):
+        small["strategies"] = [_scale_entry(e, full, clients) for e in values["strategies"]]
+    if "steps" in values:
+        small["steps"] = min(values["steps"], _STEPS)
+    if "epochs" in values:
+        small["epochs"] = 1
+    return {**values, **small}
+
+
+def _scale_byzantine(byzantine: int, full: int, clients: int) -> int:
+    """Return about the same share of fewer clients, and less than half of them."""
+    return min(round(byzantine * clients / full), (clients - 1) // 2)
+
+
+def _scale_entry(entry: Any, full: int, clients: int) -> Any:
+    if not isinstance(entry, Mapping) or "byzantine" not in entry:
+        return entry
+    return {**entry, "byzantine": _scale_byzantine(entry["byzantine"], full, clients)}
+
+
+def _make_stand_in(name: str, clients: int) -> dict[str, Any] | str:
+    if name in ("digits", "ring"):
+        return name
+    if name == "cityscapes":
+        return {"name": "scenes", "samples": _SAMPLES * clients, "test": 8, "cities": clients}
+    channels, size = _SHAPES.get(name, _COLOR)
+    return {
+        "name": "patterns",
+        "channels": channels,
+        "size": size,
+        "classes": _CLASSES,
+        "samples": _SAMPLES * clients,
+        "test": 40,
+    }
+
+
+def _find_name(entry: Any) -> str:
+    return str(entry["name"] if isinstance(entry, Mapping) else entry)
+
+
+def _keep_panels(figure: Figure, scale: Scale) -> list[PanelSpec]:
     kept = figure.short.get("panels")
     if scale == "short" and kept is not None:
         titles = {panel.title for panel in figure.panels}
@@ -86,10 +151,10 @@ def _kept(figure: Figure, scale: Scale) -> list[PanelSpec]:
     return figure.panels
 
 
-def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merge_tables(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values with changes; tables are merged key by key, a name is a table.
 
-    >>> merged({"data": "digits", "rounds": 9}, {"data": {"test": 10}})
+    >>> merge_tables({"data": "digits", "rounds": 9}, {"data": {"test": 10}})
     {'data': {'name': 'digits', 'test': 10}, 'rounds': 9}
     """
     result = dict(values)
@@ -97,18 +162,18 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
         old = result.get(key)
         table = {"name": old} if isinstance(old, str) else old
         both = isinstance(table, Mapping) and isinstance(new, Mapping)
-        result[key] = merged(table, new) if both else new  # type: ignore[arg-type]  # both are tables
+        result[key] = merge_tables(table, new) if both else new  # type: ignore[arg-type]  # both are tables
     return result
 
 
-def cuts(figure: Figure, scale: Scale, settings: Sequence[str] = ()) -> tuple[str, ...]:
+def describe_cuts(figure: Figure, scale: Scale, settings: Sequence[str] = ()) -> tuple[str, ...]:
     """Say in sentences how a run differs from the paper's setting."""
     notes = (figure.note.strip(),) if figure.note else ()
-    kept = _kept(figure, scale)
+    kept = _keep_panels(figure, scale)
     sentences: dict[str, list[str]] = {}
-    for panel, cut in scaled(figure, scale, settings):
-        full = build(_values(figure, panel, "full"))
-        for sentence in _differences(full, cut):
+    for panel, cut in scale_figure(figure, scale, settings):
+        full = build(_collect_values(figure, panel, "full"))
+        for sentence in _list_differences(full, cut):
             sentences.setdefault(sentence, []).append(panel.title)
     said = [
         sentence if len(where) == len(kept) else f"{', '.join(where)}: {sentence}"
@@ -119,30 +184,30 @@ def cuts(figure: Figure, scale: Scale, settings: Sequence[str] = ()) -> tuple[st
     return (*said, *left_out, *notes)
 
 
-def _differences(full: Experiment, cut: Experiment) -> list[str]:
-    before, after = _flat(full.model_dump()), _flat(cut.model_dump())
+def _list_differences(full: Experiment, cut: Experiment) -> list[str]:
+    before, after = _flatten(full.model_dump()), _flatten(cut.model_dump())
     kept = {entry.title for entry in cut.strategies}
     lost = [entry.title for entry in full.strategies if entry.title not in kept]
     listed = [f"Without {', '.join(lost)}."] if lost else []
     changed = [
-        f"{key} = {_word(key, after.get(key))} instead of {_word(key, before.get(key))}."
+        f"{key} = {_format(key, after.get(key))} instead of {_format(key, before.get(key))}."
         for key in dict.fromkeys([*before, *after])
         if before.get(key) != after.get(key) and key not in _HARMLESS
     ]
     return listed + changed
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
+            flat |= _flatten(value, f"{prefix}{key}.")
         elif key != "strategies":
             flat[f"{prefix}{key}".removesuffix(".name")] = value
     return flat
 
 
-def _word(key: str, value: Any) -> str:
+def _format(key: str, value: Any) -> str:
     if value is None:
         return "all" if key in _COUNTS else "the default"
     return str(value)

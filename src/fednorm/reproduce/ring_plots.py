@@ -13,11 +13,9 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from fednorm.experiment.ring import CLIENTS, GAMMAS, METHODS, REFERENCE, RingResult
-from fednorm.report.colors import KNOWN, style
-from fednorm.report.figure import plain_logarithmic
-from fednorm.report.plots import png
-from fednorm.report.write import replacing
+from fednorm.report.styles import KNOWN, choose_style, use_log_scale, write_png
+from fednorm.report.write import replace_file
+from fednorm.reproduce.ring import CLIENTS, GAMMAS, METHODS, REFERENCE, RingResult
 
 _CLASSES = [look.color for look in KNOWN.values() if look is not KNOWN[REFERENCE]][:CLIENTS]
 _FEDERATED = [method for method in METHODS if method != REFERENCE]
@@ -30,16 +28,16 @@ def write_ring(result: RingResult, folder: Path) -> list[Path]:
     """Write ring.json, figure1.png and figure2.png; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / name for name in ("ring.json", "figure1.png", "figure2.png")]
-    with replacing(paths[0]) as path:
+    with replace_file(paths[0]) as path:
         text = json.dumps(result.to_json(), indent=1, allow_nan=False)
         path.write_text(text + "\n", encoding="utf-8")
-    for target, draw in zip(paths[1:], (figure_1, figure_2), strict=True):
-        with replacing(target) as path:
-            png(partial(draw, result), path)
+    for target, draw in zip(paths[1:], (draw_figure_1, draw_figure_2), strict=True):
+        with replace_file(target) as path:
+            write_png(partial(draw, result), path)
     return paths
 
 
-def ring_table(result: RingResult) -> Table:
+def build_ring_table(result: RingResult) -> Table:
     """Return the normalization errors for the terminal."""
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -54,59 +52,59 @@ def ring_table(result: RingResult) -> Table:
     for gamma in GAMMAS:
         table.add_column(f"γ = {gamma:g}", justify="right")
     for method in _FEDERATED:
-        label = Text(method, style=f"bold {style(method).color}")
+        label = Text(method, style=f"bold {choose_style(method).color}")
         found = result.of(method)
         table.add_row(label, "all", *(f"{o.error:.3f}" for o in found))
         table.add_row("", "second half", *(f"{o.late_error:.3f}" for o in found))
     return table
 
 
-def figure_1(result: RingResult, ink: str) -> Figure:
+def draw_figure_1(result: RingResult, ink: str) -> Figure:
     """Draw what BatchNorm does on one machine, and on clients that each have one class."""
     figure = Figure(figsize=(7.2, 7.6), layout="constrained")
     grid = figure.subplots(2, 2)
-    _scatters(result, grid.T, _FIGURE_1, ink)
-    _marks(figure, ink)
+    _draw_scatters(result, grid.T, _FIGURE_1, ink)
+    _explain_marks(figure, ink)
     return figure
 
 
-def figure_2(result: RingResult, ink: str) -> Figure:
+def draw_figure_2(result: RingResult, ink: str) -> Figure:
     """Draw what FBN and FixBN do at the last round, and every method's error by γ."""
     figure = Figure(figsize=(10.8, 7.6), layout="constrained")
     grid = figure.subplots(2, 3)
-    _scatters(result, grid.T[:2], _FIGURE_2, ink)
+    _draw_scatters(result, grid.T[:2], _FIGURE_2, ink)
     above, below = grid.T[2]
-    _errors(above, {m: [o.error for o in result.of(m)] for m in _FEDERATED}, ink)
-    _errors(below, {m: [o.late_error for o in result.of(m)] for m in _FEDERATED}, ink)
+    _draw_errors(above, {m: [o.error for o in result.of(m)] for m in _FEDERATED}, ink)
+    _draw_errors(below, {m: [o.late_error for o in result.of(m)] for m in _FEDERATED}, ink)
     above.set_title("c  normalization error, all rounds", loc="left", color=ink, fontsize=11)
     above.legend(frameon=False, labelcolor=ink)
     below.set_title("second half of the rounds, log scale", loc="left", color=ink, fontsize=9)
-    plain_logarithmic(below)
+    use_log_scale(below)
     below.set_xlabel("γ (heterogeneity grows to the right)", color=ink)
-    _marks(figure, ink)
+    _explain_marks(figure, ink)
     return figure
 
 
-def _scatters(
+def _draw_scatters(
     result: RingResult, columns: Sequence[Sequence[Axes]], titles: Mapping[str, str], ink: str
 ) -> None:
     """Draw a method in each column: above beside the points as they were, below alone."""
     for (whole, alone), (method, title) in zip(columns, titles.items(), strict=True):
         outcome = result.of(method)[0]
         after = outcome.last
-        _points(whole, result.before, result.labels, "o")
-        _points(whole, after, result.labels, "+")
-        _points(alone, after, result.labels, "+")
+        _draw_points(whole, result.before, result.labels, "o")
+        _draw_points(whole, after, result.labels, "+")
+        _draw_points(alone, after, result.labels, "+")
         whole.set_title(title, loc="left", color=ink, fontsize=11)
         variance = ", ".join(f"{value:.1f}" for value in outcome.variance)
         below = f"{_AFTER}, in its own scale; running variance {variance}"
         alone.set_title(below, loc="left", color=ink, fontsize=9)
         for axes in (whole, alone):
             axes.set_aspect("equal", adjustable="datalim")
-            _frame(axes, ink)
+            _draw_grid(axes, ink)
 
 
-def _points(axes: Axes, points: Tensor, labels: Tensor, marker: str) -> None:
+def _draw_points(axes: Axes, points: Tensor, labels: Tensor, marker: str) -> None:
     after = marker == "+"
     for number, color in enumerate(_CLASSES):
         x, y = points[labels == number].numpy().T
@@ -121,9 +119,9 @@ def _points(axes: Axes, points: Tensor, labels: Tensor, marker: str) -> None:
         )
 
 
-def _errors(axes: Axes, errors: Mapping[str, Sequence[float]], ink: str) -> None:
+def _draw_errors(axes: Axes, errors: Mapping[str, Sequence[float]], ink: str) -> None:
     for method, values in errors.items():
-        look = style(method)
+        look = choose_style(method)
         axes.plot(
             range(len(values)),
             values,
@@ -134,10 +132,10 @@ def _errors(axes: Axes, errors: Mapping[str, Sequence[float]], ink: str) -> None
         )
     axes.set_xticks(range(len(GAMMAS)), [f"{gamma:g}" for gamma in GAMMAS])
     axes.invert_xaxis()
-    _frame(axes, ink)
+    _draw_grid(axes, ink)
 
 
-def _marks(figure: Figure, ink: str) -> None:
+def _explain_marks(figure: Figure, ink: str) -> None:
     """Explain the two marks below the figure."""
     dot = Line2D([], [], color=ink, marker="o", markersize=4, alpha=0.4, linestyle="")
     cross = Line2D([], [], color=ink, marker="+", markersize=6, linestyle="")
@@ -151,7 +149,7 @@ def _marks(figure: Figure, ink: str) -> None:
     )
 
 
-def _frame(axes: Axes, ink: str) -> None:
+def _draw_grid(axes: Axes, ink: str) -> None:
     axes.tick_params(which="both", colors=ink, length=0)
     axes.grid(color=ink, alpha=0.12, linewidth=0.8)
     axes.set_axisbelow(True)

@@ -1,4 +1,4 @@
-"""Runs a figure panel by panel into a folder; what is there already is not run again."""
+"""Run a figure panel by panel into a folder; what is there already is not run again."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -11,13 +11,13 @@ from fednorm.experiment.config import Experiment
 from fednorm.experiment.run import OnRound
 from fednorm.experiment.story import Panel, Story
 from fednorm.reproduce.figure import Figure, PanelSpec, find_figure
-from fednorm.reproduce.scale import Scale, cuts, scaled
+from fednorm.reproduce.scale import Scale, describe_cuts, scale_figure
 
 Shown = Callable[[str, Experiment], AbstractContextManager[OnRound]]
 
 
 @dataclass(frozen=True)
-class Order:
+class FigureRequest:
     """Which figure is run, and how."""
 
     name: str
@@ -27,27 +27,29 @@ class Order:
     @property
     def experiments(self) -> list[tuple[PanelSpec, Experiment]]:
         """The experiment of every panel."""
-        return scaled(find_figure(self.name), self.scale, self.settings)
+        return scale_figure(find_figure(self.name), self.scale, self.settings)
 
 
-def reproduce(order: Order, folder: Path, *, shown: Shown, workers: int = 1) -> Iterator[Story]:
+def reproduce(
+    request: FigureRequest, folder: Path, *, shown: Shown, workers: int = 1
+) -> Iterator[Story]:
     """Run every panel of a figure; yield the story so far after each of them.
 
     `shown` opens a live view of one panel. An interrupted panel is the last one.
     """
-    figure = find_figure(order.name)
-    said = cuts(figure, order.scale, order.settings)
+    figure = find_figure(request.name)
+    said = describe_cuts(figure, request.scale, request.settings)
     panels: list[Panel] = []
-    for spec, experiment in order.experiments:
+    for spec, experiment in request.experiments:
         with shown(spec.title, experiment) as on_round:
             comparison = run_all(
                 experiment,
-                folder=folder / panel_folder(spec.title),
+                folder=folder / name_folder(spec.title),
                 on_round=on_round,
                 workers=workers,
             )
         # Two rounds on made-up data say nothing of published numbers.
-        made_up = order.scale == "smoke"
+        made_up = request.scale == "smoke"
         panels.append(
             Panel(
                 spec.title,
@@ -58,17 +60,19 @@ def reproduce(order: Order, folder: Path, *, shown: Shown, workers: int = 1) -> 
                 best=figure.best,
             )
         )
-        yield _story(order, figure, panels, said)
+        yield _tell_story(request, figure, panels, said)
         if any(run.status == "interrupted" for run in comparison.runs):
             return
 
 
-def _story(order: Order, figure: Figure, panels: Sequence[Panel], said: tuple[str, ...]) -> Story:
-    settings = "".join(f" --set {setting}" for setting in order.settings)
+def _tell_story(
+    request: FigureRequest, figure: Figure, panels: Sequence[Panel], said: tuple[str, ...]
+) -> Story:
+    settings = "".join(f" --set {setting}" for setting in request.settings)
     return Story(
         title=figure.title,
         question=figure.question,
-        command=f"fednorm reproduce {order.name} --scale {order.scale}{settings}",
+        command=f"fednorm reproduce {request.name} --scale {request.scale}{settings}",
         panels=tuple(panels),
         source=figure.source,
         cuts=said,
@@ -78,10 +82,10 @@ def _story(order: Order, figure: Figure, panels: Sequence[Panel], said: tuple[st
     )
 
 
-def panel_folder(title: str) -> str:
+def name_folder(title: str) -> str:
     """Return what a panel is called on disk.
 
-    >>> panel_folder("(d) E = 100")
+    >>> name_folder("(d) E = 100")
     'd_E_=_100'
     """
     return re.sub(r"[^\w.=-]+", "_", title).strip("_")

@@ -134,17 +134,19 @@ def _record(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def ring(rounds: int = 100, seed: int = 0) -> RingResult:
+def run_ring(rounds: int = 100, seed: int = 0) -> RingResult:
     """Normalise the same points with every method at every level of heterogeneity."""
-    drawn = {gamma: draw(gamma, rounds, seed) for gamma in GAMMAS}
+    drawn = {gamma: draw_points(gamma, rounds, seed) for gamma in GAMMAS}
     with threads(1):  # more would wait for each other: the tensors are tiny
-        outcomes = [outcome for gamma in GAMMAS for outcome in _compared(gamma, drawn[gamma])]
+        outcomes = [
+            outcome for gamma in GAMMAS for outcome in _compare_methods(gamma, drawn[gamma])
+        ]
     extreme = drawn[GAMMAS[0]]
     before, labels = extreme.x[-1].flatten(0, 1), extreme.y[-1].flatten()
     return RingResult(rounds, seed, tuple(outcomes), before, labels)
 
 
-def draw(gamma: float, rounds: int, seed: int) -> Draws:
+def draw_points(gamma: float, rounds: int, seed: int) -> Draws:
     """Draw the points: of each client's, a share γ from all classes, the rest from its own."""
     rng = random_generator(seed, TAG)
     shape = (rounds, CLIENTS, POINTS)
@@ -175,8 +177,8 @@ class Normalised:
     running: Running
 
 
-def _compared(gamma: float, draws: Draws) -> list[Outcome]:
-    results = {method: normalise(method, draws) for method in METHODS}
+def _compare_methods(gamma: float, draws: Draws) -> list[Outcome]:
+    results = {method: normalize(method, draws) for method in METHODS}
     reference = results[REFERENCE].points
     return [
         Outcome(
@@ -191,7 +193,7 @@ def _compared(gamma: float, draws: Draws) -> list[Outcome]:
     ]
 
 
-def normalise(method: str, draws: Draws) -> Normalised:
+def normalize(method: str, draws: Draws) -> Normalised:
     """Run all rounds with a model that is nothing but one BatchNorm layer."""
     central = method == REFERENCE
     layer = nn.BatchNorm1d(2, momentum=MOMENTUM, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What `--diagnose` recorded, as small plots for the page."""
+"""Small plots of what `--diagnose` recorded, for the page."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -7,11 +7,10 @@ from math import ceil
 from matplotlib.figure import Figure
 
 from fednorm.experiment.result import Comparison, RunResult
-from fednorm.report.colors import Style
-from fednorm.report.curve import Curve, summarise
-from fednorm.report.figure import draw, frame, plain_logarithmic
-from fednorm.report.numbers import finite
-from fednorm.report.plots import svg
+from fednorm.report.curves import draw_curve
+from fednorm.report.format import keep_finite
+from fednorm.report.series import Curve, summarize_rounds
+from fednorm.report.styles import Style, frame_axes, render_svg, use_log_scale
 
 _TITLES = {
     "drift": "drift",
@@ -35,59 +34,61 @@ _MOST = 150  # points of a curve; more cannot be told apart, and make the page h
 Lines = Mapping[str, Curve]  # by strategy
 
 
-def diagnostics(comparison: Comparison, looks: Mapping[str, Style], name: str) -> dict[str, str]:
+def render_diagnostics(
+    comparison: Comparison, looks: Mapping[str, Style], name: str
+) -> dict[str, str]:
     """Return an SVG element for each kind of value that was recorded, by its title."""
     return {
-        _TITLES[key]: svg(partial(_figure, lines, looks), f"{key} {name}")
-        for key, lines in _recorded(comparison).items()
+        _TITLES[key]: render_svg(partial(_draw_figure, lines, looks), f"{key} {name}")
+        for key, lines in _collect_recorded(comparison).items()
     }
 
 
-def diagnosed(comparison: Comparison) -> set[str]:
+def list_diagnosed(comparison: Comparison) -> set[str]:
     """Return the methods that have something to show."""
-    return {label for lines in _recorded(comparison).values() for label in lines}
+    return {label for lines in _collect_recorded(comparison).values() for label in lines}
 
 
-def explanation(comparison: Comparison) -> str:
+def explain_diagnostics(comparison: Comparison) -> str:
     """Return what the plots show."""
-    sentences = [_MEANINGS[key] for key in _recorded(comparison)]
-    width = _width(comparison.runs)
+    sentences = [_MEANINGS[key] for key in _collect_recorded(comparison)]
+    width = _choose_width(comparison.runs)
     if width > 1:
         sentences.append(f"Each point is the mean over {width} rounds.")
     return " ".join([*sentences, "Logarithmic scale; zeros are left out."])
 
 
-def _recorded(comparison: Comparison) -> dict[str, Lines]:
-    width = _width(comparison.runs)
+def _collect_recorded(comparison: Comparison) -> dict[str, Lines]:
+    width = _choose_width(comparison.runs)
     lines = {
-        key: {s.strategy: _curve(s.runs, key, width) for s in comparison.summaries()}
+        key: {s.strategy: _average(s.runs, key, width) for s in comparison.summaries()}
         for key in _TITLES
     }
     seen = {key: {k: line for k, line in of.items() if line.rounds} for key, of in lines.items()}
     return {key: of for key, of in seen.items() if of}
 
 
-def _width(runs: Sequence[RunResult]) -> int:
+def _choose_width(runs: Sequence[RunResult]) -> int:
     """Return how many rounds become one point."""
     return max(1, ceil(max((len(run.diagnostics) for run in runs), default=0) / _MOST))
 
 
-def _curve(runs: Sequence[RunResult], key: str, width: int) -> Curve:
+def _average(runs: Sequence[RunResult], key: str, width: int) -> Curve:
     found = (
-        (width * ceil(number / width), finite(record.get(key)))
+        (width * ceil(number / width), keep_finite(record.get(key)))
         for run in runs
         for number, record in enumerate(run.diagnostics, start=1)
     )
     least = _FLOOR.get(key, 0.0)
-    return summarise((number, max(value, least)) for number, value in found if value)
+    return summarize_rounds((number, max(value, least)) for number, value in found if value)
 
 
-def _figure(lines: Lines, looks: Mapping[str, Style], ink: str) -> Figure:
+def _draw_figure(lines: Lines, looks: Mapping[str, Style], ink: str) -> Figure:
     result = Figure(figsize=_SIZE, layout="constrained")
     axes = result.add_subplot()
-    frame(axes, ink)
+    frame_axes(axes, ink)
     for number, (label, look) in enumerate(looks.items()):
         if label in lines:
-            draw(axes, lines[label], look, number)
-    plain_logarithmic(axes)
+            draw_curve(axes, lines[label], look, number)
+    use_log_scale(axes)
     return result

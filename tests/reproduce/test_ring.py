@@ -7,15 +7,23 @@ import pytest
 from typer.testing import CliRunner
 
 from fednorm.cli import app
-from fednorm.experiment.ring import CLIENTS, GAMMAS, MOMENTUM, POINTS, draw, normalise, ring
-from fednorm.report.ring import ring_table
+from fednorm.reproduce.ring import (
+    CLIENTS,
+    GAMMAS,
+    MOMENTUM,
+    POINTS,
+    draw_points,
+    normalize,
+    run_ring,
+)
+from fednorm.reproduce.ring_plots import build_ring_table
 
 EPS = 1e-5
 
 
 @pytest.fixture(scope="module")
 def result():
-    return ring()
+    return run_ring()
 
 
 def errors(result, method, late=False):
@@ -77,8 +85,8 @@ def slow(method, x):
 @pytest.mark.parametrize("gamma", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("method", ["naive", "fixbn", "fbn"])
 def test_methods_against_their_definition(method, gamma):
-    draws = draw(gamma, rounds=12, seed=3)
-    found = normalise(method, draws)
+    draws = draw_points(gamma, rounds=12, seed=3)
+    found = normalize(method, draws)
     points, mean, var = slow(method, draws.x.numpy())
     np.testing.assert_allclose(found.points.numpy(), points.reshape(12, -1, 2), atol=1e-10)
     np.testing.assert_allclose(found.running.mean.numpy(), mean, atol=1e-10)
@@ -87,7 +95,7 @@ def test_methods_against_their_definition(method, gamma):
 
 def test_final_statistics_of_fbn_are_the_pooled_moving_average(result):
     for outcome in result.of("fbn"):
-        _, mean, var = slow("fbn", draw(outcome.gamma, result.rounds, result.seed).x.numpy())
+        _, mean, var = slow("fbn", draw_points(outcome.gamma, result.rounds, result.seed).x.numpy())
         np.testing.assert_allclose(outcome.mean, mean, atol=1e-10)
         np.testing.assert_allclose(outcome.variance, var, rtol=1e-10)
         assert min(outcome.variance) > 40  # the ring's own: radius² / 2 + 1 = 51
@@ -103,13 +111,13 @@ def test_fixbn_misses_the_variance_between_clients(result):
 
 @pytest.mark.parametrize(("gamma", "own"), [(0.0, POINTS), (0.5, POINTS / 2), (1.0, 0)])
 def test_gamma_is_the_share_of_points_from_all_classes(gamma, own):
-    draws = draw(gamma, rounds=50, seed=1)
+    draws = draw_points(gamma, rounds=50, seed=1)
     assert draws.x.shape == (50, CLIENTS, POINTS, 2)
     mine = (draws.y == np.arange(CLIENTS)[:, None]).double().sum(2).mean()
     assert float(mine) == pytest.approx(own + (POINTS - own) / CLIENTS, abs=0.3)
     assert not (draws.x[0] == draws.x[1]).any()  # drawn anew each round
-    assert (draws.x == draw(gamma, rounds=50, seed=1).x).all()
-    assert (draws.x != draw(gamma, rounds=50, seed=2).x).all()
+    assert (draws.x == draw_points(gamma, rounds=50, seed=1).x).all()
+    assert (draws.x != draw_points(gamma, rounds=50, seed=2).x).all()
 
 
 def test_the_command_writes_numbers_and_figures(tmp_path):
@@ -129,7 +137,7 @@ def test_the_command_writes_numbers_and_figures(tmp_path):
         assert len(content) > 20_000
     record = json.loads((tmp_path / "r" / "ring.json").read_text())
     assert (record["setting"]["rounds"], record["setting"]["seed"]) == (6, 5)
-    again = ring(rounds=6, seed=5)
+    again = run_ring(rounds=6, seed=5)
     assert [o["error"] for o in record["outcomes"]] == [o.error for o in again.outcomes]
     assert len(record["outcomes"]) == 4 * len(GAMMAS)
     assert all(len(o["error_by_round"]) == 6 for o in record["outcomes"])
@@ -138,4 +146,4 @@ def test_the_command_writes_numbers_and_figures(tmp_path):
 
 
 def test_the_table_has_two_rows_for_each_federated_method(result):
-    assert ring_table(result).row_count == 6
+    assert build_ring_table(result).row_count == 6

@@ -19,7 +19,7 @@ from fednorm.experiment.run import Event, OnRound
 
 
 @contextmanager
-def progress(experiment: Experiment, console: Console) -> Iterator[OnRound]:
+def show_progress(experiment: Experiment, console: Console) -> Iterator[OnRound]:
     """Show one bar for the whole comparison and one for each run under way."""
     bar = Progress(
         TextColumn("{task.description}"),

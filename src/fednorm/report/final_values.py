@@ -1,0 +1,64 @@
+"""Final values drawn against what the panels differ in, such as accuracy against heterogeneity."""
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fednorm.report.series import Plots
+from fednorm.report.styles import frame_axes, name_method, render_svg
+
+_LETTERS = 44  # of ticks that fit beside each other
+
+
+def render_final_values(plots: Plots, size: tuple[float, float]) -> str:
+    """Render the final values of all panels as an SVG element of `size` inches."""
+
+    def draw(ink: str) -> Figure:
+        result = Figure(figsize=size, layout="constrained")
+        draw_final_values(result.add_subplot(), plots, ink)
+        return result
+
+    return render_svg(draw, f"finals {size}")
+
+
+def draw_final_values(axes: Axes, plots: Plots, ink: str) -> None:
+    """Draw final values with their range over seeds; hollow markers are published ones."""
+    if plots.finals is None:
+        return
+    frame_axes(axes, ink)
+    drawn, looks, number = plots.finals, plots.looks, plots.number
+    for label, line in drawn.lines.items():
+        look = looks[label]
+        around = [
+            [m - low for m, low in zip(line.mean, line.low, strict=True)],
+            [high - m for m, high in zip(line.mean, line.high, strict=True)],
+        ]
+        axes.errorbar(
+            line.rounds,
+            line.mean,
+            yerr=around,
+            color=look.color,
+            linestyle=look.line,
+            marker=look.marker,
+            markersize=5,
+            linewidth=1.8,
+            gid=name_method(number[label]),
+        )
+    for label, points in drawn.published.items():
+        places, values = zip(*points, strict=True)
+        look = looks[label]
+        axes.plot(
+            places,
+            values,
+            color=look.color,
+            linestyle="",
+            marker=look.marker,
+            markersize=9,
+            markerfacecolor="none",
+            gid=name_method(number[label]),
+        )
+    long = max(map(len, drawn.ticks)) * len(drawn.ticks) > _LETTERS
+    axes.set_xticks(range(len(drawn.ticks)), drawn.ticks)
+    for tick in axes.get_xticklabels() if long else ():
+        tick.set(rotation=30, horizontalalignment="right")
+    axes.set_xlabel(drawn.axis, color=ink)
+    axes.set_ylabel(f"final {drawn.metric} (%)", color=ink)

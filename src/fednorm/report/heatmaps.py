@@ -1,0 +1,228 @@
+"""Heat maps: the gap between two methods, or attacks against defences.
+
+A story may ask by how many points one method is ahead of another, panel by panel. The titles of the
+panels then say where a cell is: "ResNet-20, shards, E = 100" is the row "shards" and the column
+"E = 100" of the map "ResNet-20".
+
+A comparison that was swept over attacks and defences has one map for each strategy, with the final
+accuracy in per cent. What an entry sets for itself says where its cell is: keys that say what
+clients do wrong make the rows, keys that say how the server combines replies make the columns. A
+key that is the same in all entries makes neither.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fednorm.experiment.result import Comparison
+from fednorm.experiment.story import Panel, Story
+from fednorm.report.format import format_points, keep_finite
+from fednorm.report.styles import render_svg
+
+_CELL, _MARGIN = (0.8, 0.42), (1.6, 1.1)  # inches
+_LETTER = 0.085  # inches of a label's letter
+_IN_A_ROW = 2
+_DARK = 0.6  # share of the scale from which a cell needs light digits
+_FAULT_KEYS = ("attack", "attack_target", "byzantine", "dropout")
+_DEFENCE_KEYS = ("aggregate", "aggregate_statistics", "minimum_replies")
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """One map; a cell that was not run is missing."""
+
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: Mapping[tuple[str, str], float]  # points
+
+
+def collect_gap_maps(story: Story) -> list[HeatMap]:
+    """Return the maps of a story, or none if it does not ask for them."""
+    if story.heat is None:
+        return []
+    ahead, behind = story.heat
+    found: dict[str, dict[tuple[str, str], float | None]] = {}
+    for panel in story.panels:
+        title, row, column = _parse_title(panel.title)
+        found.setdefault(title, {})[row, column] = _measure_gap(panel, ahead, behind)
+    return [_make_map(title, cells) for title, cells in found.items()]
+
+
+def describe_gaps(story: Story) -> str:
+    """Say in how many settings one method ends above the other."""
+    gaps = [gap for one in collect_gap_maps(story) for gap in one.cells.values()]
+    if story.heat is None or not gaps:
+        return ""
+    ahead, behind = story.heat
+    above = sum(gap > 0 for gap in gaps)
+    return (
+        f"{ahead} ends above {behind} in {above} of {len(gaps)} settings; the gap goes from "
+        f"{format_points(min(gaps))} to {format_points(max(gaps))} points."
+    )
+
+
+def _make_map(title: str, cells: Mapping[tuple[str, str], float | None]) -> HeatMap:
+    rows, columns = (tuple(dict.fromkeys(names)) for names in zip(*cells, strict=True))
+    known = {place: value for place, value in cells.items() if value is not None}
+    return HeatMap(title, rows, columns, known)
+
+
+def _parse_title(title: str) -> tuple[str, str, str]:
+    """Return map, row and column.
+
+    >>> _parse_title("LeNet, 128 epochs, IID, E = 1"), _parse_title("IID, E = 1")
+    (('LeNet, 128 epochs', 'IID', 'E = 1'), ('', 'IID', 'E = 1'))
+    """
+    *rest, row, column = ["", *title.split(", ")] if ", " in title else ["", "", title]
+    return ", ".join(part for part in rest if part), row, column
+
+
+def _measure_gap(panel: Panel, ahead: str, behind: str) -> float | None:
+    finals = {s.strategy: keep_finite(s.accuracy) for s in panel.comparison.summaries()}
+    one, other = finals.get(ahead), finals.get(behind)
+    return None if one is None or other is None else 100 * (one - other)
+
+
+def draw_gap_maps(maps: Sequence[HeatMap], heat: tuple[str, str], ink: str) -> Figure:
+    """Draw the maps: green where the first method is behind, purple where it is ahead."""
+    most = max((abs(v) for one in maps for v in one.cells.values()), default=0.0) or 1.0
+    title = f"{heat[0]} minus {heat[1]}, points"
+    return _draw_maps(maps, title, ink, colors=("PRGn_r", -most, most), sign="+")
+
+
+def render_gap_maps(story: Story) -> str:
+    """Render the maps of two methods' difference as an SVG element, or nothing."""
+    maps = collect_gap_maps(story)
+    if not story.heat or not maps:
+        return ""
+    return render_svg(partial(draw_gap_maps, maps, story.heat), "heat")
+
+
+def collect_grid_maps(comparison: Comparison) -> list[HeatMap]:
+    """Return one map for each strategy, or none if entries differ in rows or columns alone."""
+    swept = _list_swept(comparison)
+    rows, columns = (_find_differing(swept, keys) for keys in (_FAULT_KEYS, _DEFENCE_KEYS))
+    if not rows or not columns:
+        return []
+    finals = {s.strategy: keep_finite(s.accuracy) for s in comparison.summaries()}
+    found: dict[str, dict[tuple[str, str], float]] = {}
+    for entry in swept:
+        accuracy = finals.get(entry["label"])
+        if accuracy is not None:
+            place = _describe_place(entry, rows), _describe_place(entry, columns)
+            found.setdefault(entry["name"], {})[place] = 100 * accuracy
+    # All maps have the same rows and columns, so that cells can be compared by their place.
+    down = tuple(dict.fromkeys(_describe_place(entry, rows) for entry in swept))
+    across = tuple(dict.fromkeys(_describe_place(entry, columns) for entry in swept))
+    return [HeatMap(name, down, across, cells) for name, cells in found.items()]
+
+
+def is_full(comparison: Comparison) -> bool:
+    """Return whether every strategy was to be run in every row and column."""
+    swept = _list_swept(comparison)
+    rows, columns = (_find_differing(swept, keys) for keys in (_FAULT_KEYS, _DEFENCE_KEYS))
+    places = {(e["name"], _describe_place(e, rows), _describe_place(e, columns)) for e in swept}
+    runs = Counter(name for name, _, _ in places)
+    maps = collect_grid_maps(comparison)
+    return bool(maps) and all(runs[m.title] == len(m.rows) * len(m.columns) for m in maps)
+
+
+def _list_swept(comparison: Comparison) -> list[Mapping[str, Any]]:
+    entries = [e for e in comparison.config.get("strategies", []) if isinstance(e, Mapping)]
+    return [
+        e
+        for e in entries
+        if e.get("label") and any(key in e for key in _FAULT_KEYS + _DEFENCE_KEYS)
+    ]
+
+
+def draw_grid_maps(comparison: Comparison, ink: str) -> Figure:
+    """Draw the maps; the darker a cell, the higher the accuracy."""
+    maps, title = collect_grid_maps(comparison), f"final {comparison.metric}, %"
+    return _draw_maps(maps, title, ink, colors=("Blues", 0.0, 100.0), sign="")
+
+
+def render_grid_maps(story: Story) -> str:
+    """Render the maps of a swept comparison as an SVG element, or nothing."""
+    swept = find_swept(story)
+    return render_svg(partial(draw_grid_maps, swept), "grid") if swept else ""
+
+
+def find_swept(story: Story) -> Comparison | None:
+    """Return the only comparison of a story if it was swept over attacks and defences."""
+    only = story.panels[0].comparison if len(story.panels) == 1 else None
+    return only if only and collect_grid_maps(only) else None
+
+
+def _find_differing(entries: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
+    return [key for key in keys if len({_describe_value(entry.get(key)) for entry in entries}) > 1]
+
+
+def _describe_place(entry: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """Return the values of the keys, each once: a rule for updates and statistics is one rule."""
+    found = {key: entry[key] for key in keys if key in entry}
+    words = (
+        _describe_value(value) if isinstance(value, str | Mapping) else f"{key} {value}"
+        for key, value in found.items()
+    )
+    return ", ".join(dict.fromkeys(words))
+
+
+def _describe_value(value: Any) -> str:
+    return str(value.get("name")) if isinstance(value, Mapping) else str(value)
+
+
+def _draw_maps(
+    maps: Sequence[HeatMap], title: str, ink: str, *, colors: tuple[str, float, float], sign: str
+) -> Figure:
+    """Draw maps side by side; `colors` are a colour map of matplotlib's and the ends of it."""
+    columns = min(len(maps), _IN_A_ROW)
+    words = max(len(word) for one in maps for word in one.columns)
+    cell = max(_CELL[0], _LETTER * words)
+    margin = max(_MARGIN[0], _LETTER * max(len(word) for one in maps for word in one.rows))
+    widest = max(len(one.columns) for one in maps) * cell + margin
+    highest = max(len(one.rows) for one in maps) * _CELL[1] + _MARGIN[1]
+    size = (columns * widest, ceil(len(maps) / columns) * highest)
+    result = Figure(figsize=size, layout="constrained")
+    grid = result.subplots(ceil(len(maps) / columns), columns, squeeze=False).flatten()
+    for axes in grid[len(maps) :]:
+        axes.set_axis_off()
+    for axes, one in zip(grid, maps, strict=False):
+        _draw_map(axes, one, colors, ink)
+        _write_values(axes, one, colors, sign)
+    result.suptitle(title, x=0.01, ha="left", color=ink, fontsize=9)
+    return result
+
+
+def _draw_map(axes: Axes, one: HeatMap, colors: tuple[str, float, float], ink: str) -> None:
+    values = np.full((len(one.rows), len(one.columns)), np.nan)
+    for (row, column), value in one.cells.items():
+        values[one.rows.index(row), one.columns.index(column)] = value
+    # Drawn as shapes: the page's policy refuses pictures, even embedded ones.
+    edges = [np.arange(len(names) + 1) - 0.5 for names in (one.columns, one.rows)]
+    name, low, high = colors
+    axes.pcolormesh(*edges, values, cmap=name, vmin=low, vmax=high)
+    axes.invert_yaxis()
+    axes.set_title(one.title, loc="left", color=ink, fontsize=10)
+    axes.set_xticks(range(len(one.columns)), one.columns)
+    axes.set_yticks(range(len(one.rows)), one.rows)
+    axes.tick_params(colors=ink, length=0, labelsize=8)
+    axes.spines[:].set_visible(False)
+
+
+def _write_values(axes: Axes, one: HeatMap, colors: tuple[str, float, float], sign: str) -> None:
+    _, low, high = colors
+    for (row, column), value in one.cells.items():
+        # Both ends of a scale around 0 are dark; of one that begins at 0, the upper end is.
+        dark = abs(value) > _DARK * max(abs(low), abs(high))
+        x, y = one.columns.index(column), one.rows.index(row)
+        color = "white" if dark else "black"
+        axes.text(x, y, f"{value:{sign}.1f}", ha="center", va="center", color=color, fontsize=8)

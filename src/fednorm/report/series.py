@@ -1,0 +1,203 @@
+"""What is plotted of a story: curves by round, and final values by panel.
+
+All panels have the same scale, and a method has the same look in each of them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, TypeAlias
+
+from fednorm.experiment.result import RunResult, Summary
+from fednorm.experiment.story import Panel, Story
+from fednorm.report.format import keep_finite
+from fednorm.report.styles import Style, choose_styles
+
+Limits: TypeAlias = tuple[float, float]
+
+_DIGITS = 3  # of the values that the page holds, in per cent
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A value, such as accuracy in per cent, for every round that at least one seed has."""
+
+    rounds: tuple[int, ...]
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """The curves of one panel, by method; values in per cent."""
+
+    title: str
+    metric: str
+    lines: Mapping[str, Curve]
+    ends: Mapping[str, list[tuple[int, float]]]  # where diverged runs were last evaluated
+    published: Mapping[str, float]
+    x: Limits
+
+
+@dataclass(frozen=True)
+class Finals:
+    """One line for each method; the place of a panel on the axis is its number."""
+
+    axis: str
+    metric: str
+    ticks: tuple[str, ...]
+    lines: Mapping[str, Curve]
+    published: Mapping[str, tuple[tuple[int, float], ...]]
+
+
+@dataclass(frozen=True)
+class Plots:
+    """All plots of a story. A method is known by its place in `looks`."""
+
+    looks: Mapping[str, Style]
+    panels: tuple[Plot, ...]
+    y: Limits
+    finals: Finals | None = None
+
+    @property
+    def drawn(self) -> dict[str, Style]:
+        """The looks of those methods that have something to show in at least one panel."""
+        shown = {label for plot in self.panels for label in (*plot.lines, *plot.published)}
+        shown |= set(self.finals.lines) if self.finals else set()
+        return {label: look for label, look in self.looks.items() if label in shown}
+
+    @property
+    def number(self) -> dict[str, int]:
+        """The place of each method."""
+        return {label: number for number, label in enumerate(self.looks)}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the page's script reads."""
+        return {
+            "methods": list(self.looks),
+            "y": self.y,
+            "panels": [self._panel(plot) for plot in self.panels],
+        }
+
+    def _panel(self, plot: Plot) -> dict[str, Any]:
+        curves = (
+            {
+                "method": self.number[label],
+                "rounds": line.rounds,
+                "mean": _round_all(line.mean),
+                "low": _round_all(line.low),
+                "high": _round_all(line.high),
+            }
+            for label, line in plot.lines.items()
+        )
+        return {"title": plot.title, "metric": plot.metric, "x": plot.x, "curves": list(curves)}
+
+
+def collect_plots(story: Story) -> Plots:
+    """Return what is drawn of a story."""
+    drawn = tuple(_collect_plot(panel) for panel in story.curve_panels)
+    runs = (run.strategy for panel in story.panels for run in panel.comparison.runs)
+    only_published = (label for panel in story.panels for label in panel.published)
+    lines = [line for plot in drawn for line in plot.lines.values()]
+    values = [value for line in lines for value in (*line.low, *line.high)]
+    values += [value for plot in drawn for value in plot.published.values()]
+    return Plots(
+        looks=choose_styles([*runs, *only_published]),
+        panels=drawn,
+        y=_find_limits(values, margin=0.05),
+        finals=_collect_finals(story),
+    )
+
+
+def _collect_plot(panel: Panel) -> Plot:
+    summaries = panel.comparison.summaries()
+    lines = {s.strategy: average_accuracy(s.runs) for s in summaries}
+    ends = {s.strategy: find_divergences(s.runs) for s in summaries}
+    return Plot(
+        title=panel.title,
+        metric=panel.comparison.metric,
+        x=_find_limits((number for line in lines.values() for number in line.rounds), margin=0.02),
+        lines={label: line for label, line in lines.items() if line.rounds},
+        ends={label: points for label, points in ends.items() if points},
+        published={k: v for k, v in panel.published.items() if keep_finite(v) is not None},
+    )
+
+
+def average_accuracy(runs: Sequence[RunResult]) -> Curve:
+    """Return mean, minimum and maximum over the runs, leaving out what is not finite."""
+    found = ((e.round, keep_finite(e.accuracy)) for run in runs for e in run.history)
+    return summarize_rounds((number, 100 * value) for number, value in found if value is not None)
+
+
+def summarize_rounds(points: Iterable[tuple[int, float]]) -> Curve:
+    """Return mean, minimum and maximum of the values of each round."""
+    values: dict[int, list[float]] = {}
+    for number, value in points:
+        values.setdefault(number, []).append(value)
+    rounds = tuple(sorted(values))
+    return Curve(
+        rounds=rounds,
+        mean=tuple(fmean(values[number]) for number in rounds),
+        low=tuple(min(values[number]) for number in rounds),
+        high=tuple(max(values[number]) for number in rounds),
+    )
+
+
+def find_divergences(runs: Sequence[RunResult]) -> list[tuple[int, float]]:
+    """Return round and accuracy in per cent where diverged runs were last evaluated."""
+    finals = (run.final for run in runs if run.status == "diverged")
+    return [
+        (f.round, 100 * f.accuracy) for f in finals if f and keep_finite(f.accuracy) is not None
+    ]
+
+
+def _collect_finals(story: Story) -> Finals | None:
+    """Return what is drawn, or None if the story does not ask for it."""
+    if not story.finals or not story.panels:
+        return None
+    points: dict[str, list[tuple[int, float, float, float]]] = {}
+    published: dict[str, list[tuple[int, float]]] = {}
+    for place, panel in enumerate(story.panels):
+        for summary in panel.comparison.summaries():
+            if found := _summarize_final(summary):
+                points.setdefault(summary.strategy, []).append((place, *found))
+        for label, value in panel.published.items():
+            published.setdefault(label, []).append((place, value))
+    return Finals(
+        axis=story.finals,
+        metric=story.panels[0].comparison.metric,
+        ticks=_shorten_titles([panel.title for panel in story.panels]),
+        lines={label: Curve(*zip(*of, strict=True)) for label, of in points.items()},
+        published={label: tuple(of) for label, of in published.items()},
+    )
+
+
+def _summarize_final(summary: Summary) -> tuple[float, float, float] | None:
+    """Return mean, minimum and maximum over seeds, in per cent."""
+    values = [keep_finite(run.final.accuracy) for run in summary.runs if run.final]
+    found = [100 * value for value in values if value is not None]
+    return (sum(found) / len(found), min(found), max(found)) if found else None
+
+
+def _shorten_titles(titles: Sequence[str]) -> tuple[str, ...]:
+    """Return the values of titles that differ in one value alone, else the titles.
+
+    >>> _shorten_titles(["γ = 0", "γ = 0.01"]), _shorten_titles(["iid", "E = 1"])
+    (('0', '0.01'), ('iid', 'E = 1'))
+    """
+    parts = [title.partition(" = ") for title in titles]
+    alike = len({name for name, _, _ in parts}) == 1 and all(value for _, _, value in parts)
+    return tuple(value for _, _, value in parts) if alike else tuple(titles)
+
+
+def _find_limits(values: Iterable[float], margin: float) -> Limits:
+    """Return the ends of an axis that leaves a margin on both sides, as a share of its length."""
+    listed = list(values) or [0.0]
+    low, high = min(listed), max(listed)
+    space = margin * (high - low) or 1.0
+    return low - space, high + space
+
+
+def _round_all(values: Iterable[float]) -> list[float]:
+    return [round(value, _DIGITS) for value in values]

@@ -1,0 +1,215 @@
+"""The look of everything drawn: methods, axes, and figures as PNG or SVG.
+
+A method has the same colour, marker and line in each table and plot. Colours have a contrast of at
+least 3 to white and to the page's dark background. Those of the first eight strategies were chosen
+for their distance under protanopia, deuteranopia and tritanopia; beyond that number, colour alone
+cannot tell lines apart, so every name has a marker too. Lines tell families apart: dotted for the
+reference, solid for shared statistics, dash-dot for personal ones, dashed for methods without batch
+statistics.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from io import StringIO
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+from zlib import crc32
+
+from matplotlib import path as shapes
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.markers import MarkerStyle
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.transforms import Affine2D
+
+Line: TypeAlias = Literal["-", "--", "-.", ":"]
+Draw: TypeAlias = Callable[[str], Figure]  # from the colour of text and axes
+
+LINES: tuple[Line, ...] = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "d")
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a strategy is drawn; markers and lines are matplotlib's."""
+
+    color: str
+    marker: str
+    line: Line = "-"
+
+
+KNOWN = {
+    "centralized": Style("#91949d", "o", ":"),
+    "naive": Style("#ea5d12", "v"),
+    "fixbn": Style("#8d5a25", "s"),
+    "fbn": Style("#159bed", "o"),
+    "fedtan": Style("#2e985c", "D"),
+    "fedbn": Style("#8b22ee", "^", "-."),
+    "silobn": Style("#c332aa", "P", "-."),
+    "gn": Style("#1d7071", "X", "--"),
+    "ln": Style("#3e99bc", "<", "--"),
+    "in": Style("#41a436", ">", "--"),
+    "none": Style("#c44350", "p", "--"),
+    "dualbn": Style("#3a73d3", "h"),
+    "heterofl": Style("#938b0c", "d"),
+    "feddna": Style("#f54281", "s"),
+    "hbn": Style("#2a804d", "^"),
+    "gn_ws": Style("#108685", "s", "--"),
+    "fixup": Style("#73872d", "D", "--"),
+    "fedwon": Style("#d9734a", "o", "--"),
+    "switchnorm": Style("#f133f6", "X"),
+    "brn": Style("#9337c3", "p"),
+    "fedfn": Style("#2f84dd", "v"),
+}
+OTHERS = ("#d02990", "#337226", "#81700a", "#7944d8", "#be08a6")
+
+_SWATCH_WIDTH, _SWATCH_HEIGHT, _SWATCH_MARKER = 30, 12, 7.5  # pixels
+_DASHES: dict[Line, str] = {"-": "none", "--": "6 3", "-.": "7 2.5 1.5 2.5", ":": "1.5 2.5"}
+_LETTER = {
+    int(shapes.Path.MOVETO): "M",
+    int(shapes.Path.LINETO): "L",
+    int(shapes.Path.CURVE3): "Q",
+    int(shapes.Path.CURVE4): "C",
+    int(shapes.Path.CLOSEPOLY): "Z",
+}
+_NARROW, _WIDEN, _WIDE = 4, 1.6, 100  # ratios of the ends of a logarithmic axis
+_DPI = 150
+_DARK = "#24292f"
+_STAND_IN = "#010203"  # for the page's text colour, until the SVG is written
+_SETTINGS: Any = {  # the type of the keys differs between versions of matplotlib
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same figure everywhere
+    "font.size": 10,
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # a label with $ is a label, not a formula
+}
+
+
+def find_known_name(label: str) -> str | None:
+    """Return the first word of the label that names a strategy.
+
+    >>> [find_known_name(label) for label in ("centralized:gn", "fixbn auto", "mine")]
+    ['centralized', 'fixbn', None]
+    """
+    words = re.findall(r"\w+", label.lower())
+    return next((word for word in words if word in KNOWN), None)
+
+
+def choose_style(label: str) -> Style:
+    """Return the style of the name in `label`, or one derived from its letters."""
+    if name := find_known_name(label):
+        return KNOWN[name]
+    number = crc32(label.encode())
+    return Style(OTHERS[number % len(OTHERS)], MARKERS[number // len(OTHERS) % len(MARKERS)])
+
+
+def choose_styles(labels: Iterable[str]) -> dict[str, Style]:
+    """Return a different style for each of `labels`.
+
+    Labels of one strategy ("fixbn", "fixbn auto") share its colour; the second and later ones get
+    another line and marker.
+    """
+    chosen: dict[str, Style] = {}
+    seen: Counter[Style] = Counter()
+    for label in dict.fromkeys(labels):
+        first = choose_style(label)
+        chosen[label] = _vary(first, seen[first])
+        seen[first] += 1
+    return chosen
+
+
+def _vary(first: Style, number: int) -> Style:
+    line = LINES[(LINES.index(first.line) + number) % len(LINES)]
+    marker = MARKERS[(MARKERS.index(first.marker) + number) % len(MARKERS)]
+    return replace(first, line=line, marker=marker)
+
+
+@cache
+def draw_swatch(look: Style) -> str:
+    """Draw line and marker of `look` as an SVG element; the name stands beside it."""
+    middle = _SWATCH_HEIGHT / 2
+    return (
+        f'<svg class="swatch" viewBox="0 0 {_SWATCH_WIDTH} {_SWATCH_HEIGHT}" aria-hidden="true">'
+        f'<path d="M0 {middle:g}H{_SWATCH_WIDTH}" fill="none" stroke="{look.color}" '
+        f'stroke-width="2" stroke-dasharray="{_DASHES[look.line]}"/>'
+        f'<path d="{_outline(look.marker)}" fill="{look.color}"/></svg>'
+    )
+
+
+def _outline(marker: str) -> str:
+    """Trace one of matplotlib's markers, which have y upwards."""
+    shape = MarkerStyle(marker)
+    scaled = Affine2D().scale(_SWATCH_MARKER, -_SWATCH_MARKER)
+    place = scaled.translate(_SWATCH_WIDTH / 2, _SWATCH_HEIGHT / 2)
+    path = shape.get_path().transformed(shape.get_transform() + place)
+    parts: list[str] = []
+    for points, code in path.iter_segments(curves=True, simplify=False):
+        letter = _LETTER[int(code)]
+        numbers = "" if letter == "Z" else " ".join(f"{value:.4g}" for value in points)
+        parts.append(letter + numbers)
+    return "".join(parts)
+
+
+def frame_axes(axes: Axes, ink: str) -> None:
+    """Draw the axes of a plot against rounds."""
+    axes.set_xlabel("round", color=ink)
+    axes.tick_params(colors=ink, length=0)
+    axes.grid(axis="y", color=ink, alpha=0.15, linewidth=0.8)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set(color=ink, alpha=0.5)
+    axes.xaxis.set_major_locator(
+        MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1)
+    )
+    axes.margins(x=0.02)
+
+
+def use_log_scale(axes: Axes) -> None:
+    """Give drawn values a logarithmic axis with plain numbers, at least one of them visible."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if high / low < _NARROW:
+        low, high = low / _WIDEN, high * _WIDEN
+        axes.set_ylim(low, high)
+    between = (1.0,) if high / low > _WIDE else (1.0, 2.0, 5.0)
+    axes.yaxis.set_major_locator(LogLocator(subs=between, numticks=8))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def write_png(draw: Draw, path: Path) -> None:
+    """Write the figure that `draw` makes as a PNG."""
+    with rc_context(_SETTINGS):
+        drawn = draw(_DARK)
+        FigureCanvasAgg(drawn)
+        drawn.savefig(path, format="png", dpi=_DPI, facecolor="white")
+
+
+def name_method(number: int) -> str:
+    """Return the id of all that is drawn for a method; in SVG it becomes `data-method`."""
+    return f"method-{number}"
+
+
+def render_svg(draw: Draw, name: str) -> str:
+    """Render the figure that `draw` makes as an SVG element, its text in `currentColor`.
+
+    What belongs to a method has the attribute `data-method`, by which the page's script finds it.
+    `name` is unique on the page: it keeps the ids of two figures apart.
+    """
+    target = StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with rc_context({**_SETTINGS, "svg.hashsalt": f"fednorm {name}"}):
+        drawn = draw(_STAND_IN)
+        FigureCanvasSVG(drawn)
+        drawn.savefig(target, format="svg", transparent=True, metadata=nothing)
+    text = target.getvalue().replace(_STAND_IN, "currentColor")
+    text = re.sub(r"<!--.*?-->\n?", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r'<g id="method-(\d+)"', r'<g data-method="\1"', text)
+    text = text.replace('<g id="area"', '<g class="area"')
+    # Groups are numbered within a figure; a page with two of them would have each number twice.
+    return re.sub(r'<g id="[\w.]+_\d+"', "<g", text)
