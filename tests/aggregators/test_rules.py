@@ -9,8 +9,8 @@ import torch
 
 from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS, parse
 from fednorm.aggregators.bucketing import TAG
-from fednorm.aggregators.ordered import exchanges
-from fednorm.aggregators.vectors import Vectors
+from fednorm.aggregators.columns import sorting_network
+from fednorm.aggregators.rows import Vectors
 
 F = 3
 
@@ -267,6 +267,6 @@ def test_bucketing_is_repeatable_and_has_a_seed():
 def test_exchanges_sort_whatever_comes(n):
     # By the 0-1 principle a network that sorts every pattern of zeros and ones sorts everything.
     rows = [(np.arange(2**n) >> i) & 1 for i in range(n)]
-    for low, high in exchanges(n):
+    for low, high in sorting_network(n):
         rows[low], rows[high] = np.minimum(rows[low], rows[high]), np.maximum(rows[low], rows[high])
     assert all((low <= high).all() for low, high in pairwise(rows))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fednorm.algorithms import algorithm
-from fednorm.algorithms.schedule import learning_rate
+from fednorm.algorithms.base import learning_rate
 from fednorm.engines.simulate import rounds
 from support import CLASSES, Toy, last, nested_model, task_of
 

@@ -9,8 +9,16 @@ import torch
 
 from fednorm import Memory, broadcast, client_round
 from fednorm.algorithms import algorithm
-from fednorm.attacks import ATTACKS, Adversary, DataAttack, World, attack, attacked, byzantine
-from fednorm.attacks.alie import deviations
+from fednorm.attacks import (
+    ATTACKS,
+    Adversary,
+    DataAttack,
+    World,
+    apply_attack,
+    attack,
+    choose_byzantine,
+)
+from fednorm.attacks.alie import choose_z
 from fednorm.core.survey import Surveyed
 from support import Toy, task_of
 
@@ -28,7 +36,7 @@ def replies():
 
 def lies(replies, name, target="both", **fields):
     adversary = Adversary(attack(name, **fields), LIARS, target, seed=3)
-    return attacked(replies, adversary, round_=1)
+    return apply_attack(replies, adversary, round_=1)
 
 
 def honest_of(replies, name):
@@ -126,29 +134,29 @@ def test_attacks_see_honest_replies_only(replies, name):
 def test_answers_of_a_survey_are_statistics(replies):
     told = [Surveyed(r.client, r.examples, r.stats) for r in replies]
     adversary = Adversary(attack("sign_flip"), LIARS, "statistics", seed=3)
-    found = attacked(told, adversary, 1, survey=True)
+    found = apply_attack(told, adversary, 1, survey=True)
     path = next(iter(replies[1].stats))
     mean = replies[1].stats[path].moments.mean
     assert torch.equal(found[1].stats[path].moments.mean, -mean)
-    untouched = attacked(told, replace(adversary, target="updates"), 1, survey=True)
+    untouched = apply_attack(told, replace(adversary, target="updates"), 1, survey=True)
     assert untouched == told
 
 
 def test_the_byzantine_set_is_fixed_by_the_seed():
-    chosen = [byzantine(range(10), 3, seed) for seed in range(20)]
-    assert chosen == [byzantine(list(range(10)), 3, seed) for seed in range(20)]
+    chosen = [choose_byzantine(range(10), 3, seed) for seed in range(20)]
+    assert chosen == [choose_byzantine(list(range(10)), 3, seed) for seed in range(20)]
     assert all(len(some) == 3 and some <= set(range(10)) for some in chosen)
     assert len(set(chosen)) > 10
 
 
 @pytest.mark.parametrize(("n", "f"), [(10, 3), (10, 4), (20, 3), (50, 24), (9, 2)])
 def test_z_of_alie(n, f):
-    assert deviations(n, f) == pytest.approx(slow_z(n, f))
+    assert choose_z(n, f) == pytest.approx(slow_z(n, f))
 
 
 @pytest.mark.parametrize(("n", "f"), [(2, 1), (3, 1), (1, 0), (4, 3)])
 def test_z_is_finite_where_the_formula_is_not(n, f):
-    assert np.isfinite(deviations(n, f))
+    assert np.isfinite(choose_z(n, f))
 
 
 def test_flipped_labels():

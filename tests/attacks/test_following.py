@@ -14,7 +14,7 @@ from torch import nn
 from fednorm import Memory, broadcast, client_round
 from fednorm.aggregators import parse
 from fednorm.algorithms import algorithm
-from fednorm.attacks import Adversary, attack, attacked, find_following
+from fednorm.attacks import Adversary, apply_attack, attack, find_following
 from fednorm.core.messages import Batches
 from fednorm.core.task import Task
 from fednorm.engines.conditions import Conditions
@@ -223,7 +223,7 @@ def replies_of(name, *, steps=1, sizes=(5, 4, 6, 5, 3), **fields):
 
 def lies_of(name, replies, following, liars=(1, 4), **fields):
     adversary = Adversary(attack(name, **fields), frozenset(liars), "statistics", seed=3)
-    return attacked(replies, adversary, 1, following=following)
+    return apply_attack(replies, adversary, 1, following=following)
 
 
 @pytest.mark.parametrize("name", ["alie", "mimic"])

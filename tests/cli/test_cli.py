@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fednorm.attacks import ATTACKS
+from fednorm.catalogue import KINDS
 from fednorm.cli import app
 from fednorm.strategies import STRATEGIES
 
@@ -170,6 +171,16 @@ def test_list_and_show_cover_the_registry():
     for word in ("strategies", "algorithms", "partitions", "data", "models", "fbn_cnn", "shards"):
         assert word in everything
     assert "freeze_round" in inside("show", "strategy", "fixbn").output
+
+
+def test_what_show_says_of_an_entry_it_says_of_no_other():
+    for kind, entries in KINDS.items():
+        texts = [inside("show", kind, name).output for name in entries]
+        bodies = [text.partition("\n\n")[2].partition("Parameters")[0] for text in texts]
+        assert all(len(body.split()) > 5 for body in bodies)
+        assert len(set(bodies)) == len(entries)
+    assert "2f + 2" in inside("show", "aggregator", "krum").output  # of several in one file
+    assert "Unbitrium" in inside("show", "model", "tutorial_cnn").output
 
 
 def test_help_teaches():

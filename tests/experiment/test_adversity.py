@@ -9,7 +9,7 @@ import torch
 
 import fednorm
 from fednorm.algorithms import algorithm
-from fednorm.attacks import Adversary, attack, byzantine
+from fednorm.attacks import Adversary, attack, choose_byzantine
 from fednorm.core.round import NoUsableReplyError
 from fednorm.engines import simulate, workers
 from fednorm.engines.conditions import ATTEMPTS, Conditions
@@ -236,7 +236,7 @@ def test_rejected_replies_are_recorded_with_layer_and_reason(tmp_path, caplog):
         (result,) = run_all(build(values), folder=tmp_path).runs
     assert (result.status, result.rejected) == ("finished", 6)
     line = (tmp_path / "runs" / "fbn-seed0" / "metrics.jsonl").read_text().splitlines()[0]
-    liars = sorted(byzantine(range(6), 2, 0))
+    liars = sorted(choose_byzantine(range(6), 2, 0))
     rejected = json.loads(line)["rejected"]
     assert [one["client"] for one in rejected] == liars
     assert rejected[0]["reason"].startswith(f"the mean of layer '{rejected[0]['layer']}' is not")

@@ -1,4 +1,4 @@
-"""Aggregators of updates and statistics: one file for each rule, and one line here.
+"""Aggregators of updates and statistics: one class for each rule, and one line here.
 
 `parse` reads "median", "trimmed_mean(f=2)" or "nnm > trimmed_mean": pre-aggregation, then a rule.
 """
@@ -7,19 +7,13 @@ import ast
 import re
 from typing import Any
 
-from fednorm.aggregators.base import PreAggregator, Rule, TooFewClientsError
+from fednorm.aggregators.base import Pipeline, PreAggregator, Rule, TooFewClientsError
 from fednorm.aggregators.bucketing import Bucketing
-from fednorm.aggregators.centred_clipping import CentredClipping
+from fednorm.aggregators.clipping import CentredClipping, NormClipping
+from fednorm.aggregators.coordinate_wise import Mean, MeanAroundMedian, Median, TrimmedMean
 from fednorm.aggregators.geometric_median import GeometricMedian
-from fednorm.aggregators.krum import Krum
-from fednorm.aggregators.mean import Mean
-from fednorm.aggregators.mean_around_median import MeanAroundMedian
-from fednorm.aggregators.median import Median
-from fednorm.aggregators.multi_krum import MultiKrum
+from fednorm.aggregators.krum import Krum, MultiKrum
 from fednorm.aggregators.nnm import NNM
-from fednorm.aggregators.norm_clipping import NormClipping
-from fednorm.aggregators.pipeline import Pipeline
-from fednorm.aggregators.trimmed_mean import TrimmedMean
 from fednorm.core.aggregator import Aggregator, weighted_mean
 from fednorm.core.registry import create, find
 
@@ -46,7 +40,7 @@ _STAGE = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*")
 
 
 def parse(text: str, f: int) -> Aggregator:
-    """Return the aggregator that a text names; f is for the stages that do not say their own.
+    """Return the aggregator that a text names; f is for the stages that do not set one.
 
     >>> parse("nnm > trimmed_mean(f=1)", f=2)
     Pipeline(stages=(NNM(f=2),), rule=TrimmedMean(f=1))
@@ -54,8 +48,8 @@ def parse(text: str, f: int) -> Aggregator:
     True
     """
     *before, last = text.split(">")
-    stages = tuple(_stage("pre-aggregation", PRE_AGGREGATORS, part, f) for part in before)
-    rule: Rule = _stage("aggregator", AGGREGATORS, last, f)
+    stages = tuple(_create_stage("pre-aggregation", PRE_AGGREGATORS, part, f) for part in before)
+    rule: Rule = _create_stage("aggregator", AGGREGATORS, last, f)
     if not stages and isinstance(rule, Mean):
         return weighted_mean
     return Pipeline(stages, rule) if stages else rule
@@ -74,7 +68,7 @@ at least 5 vectors, but it gets 4; lower f, choose another rule, or let more cli
         aggregator.check(n)
 
 
-def _stage(kind: str, registry: dict[str, type[Any]], text: str, f: int) -> Any:
+def _create_stage(kind: str, registry: dict[str, type[Any]], text: str, f: int) -> Any:
     match = _STAGE.fullmatch(text)
     if match is None:
         raise ValueError(
@@ -83,10 +77,10 @@ def _stage(kind: str, registry: dict[str, type[Any]], text: str, f: int) -> Any:
         )
     name, fields = match.groups()
     find(kind, registry, name)
-    return create(kind, registry, name, {"f": f} | _fields(name, fields or ""))
+    return create(kind, registry, name, {"f": f} | _parse_fields(name, fields or ""))
 
 
-def _fields(name: str, text: str) -> dict[str, Any]:
+def _parse_fields(name: str, text: str) -> dict[str, Any]:
     fields = {}
     for part in filter(str.strip, text.split(",")):
         field, equals, value = (piece.strip() for piece in part.partition("="))
@@ -95,11 +89,11 @@ def _fields(name: str, text: str) -> dict[str, Any]:
                 f"{name} got {part.strip()!r}, which is not a field of its own; "
                 f"write for example '{name}(f=2)'."
             )
-        fields[field] = _value(value)
+        fields[field] = _parse_value(value)
     return fields
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     """Return a number or None where the text is one, or else the text."""
     try:
         return ast.literal_eval(text)

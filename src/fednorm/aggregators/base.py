@@ -1,4 +1,4 @@
-"""What robust rules and pre-aggregations have in common.
+"""Rules, pre-aggregations, and pipelines of them: what "nnm > trimmed_mean" names.
 
 Every client's values are one row. The rows are read twice at most: once for their inner products,
 from which stages find how to weigh whole rows, and once to combine them, block of columns by block
@@ -6,15 +6,16 @@ of columns. No stage holds a second copy of the rows.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
-from fednorm.aggregators.blocks import Scratch
-from fednorm.aggregators.combine import as_rows, materialised, reduced, weighted_sum
-from fednorm.aggregators.vectors import Vectors
+from fednorm.aggregators.columns import Scratch
+from fednorm.aggregators.rows import Vectors, as_rows, materialise, reduce_columns, sum_vectors
 from fednorm.core.registry import param
+
+Start: TypeAlias = Literal["half", "zero"]
 
 
 class TooFewClientsError(ValueError):
@@ -28,7 +29,7 @@ class TooFewClientsError(ValueError):
         self.stage, self.needed, self.rows, self.f = stage, needed, rows, f
 
     def __reduce__(self) -> tuple[type, tuple[str, int, int, int]]:
-        """Let it come from another process as it is."""
+        """Make the exception picklable."""
         return type(self), (self.stage, self.needed, self.rows, self.f)
 
 
@@ -55,7 +56,7 @@ class Stage:
             raise TooFewClientsError(self.name, self.minimum(), n, self.f)
 
     def without(self, faulty: int) -> Self:
-        """Return the stage for the vectors that are left after so many were found faulty."""
+        """Return the stage for the vectors left after `faulty` of them were rejected."""
         return replace(self, f=max(0, self.f - faulty))
 
 
@@ -76,21 +77,21 @@ class PreAggregator(Stage):
         """Return the new vectors."""
         self.check(len(rows))
         vectors = Vectors(as_rows(rows))
-        return materialised(vectors.mixed(self.mixing(vectors)))
+        return materialise(vectors.mix(self.mixing(vectors)))
 
 
 @dataclass(frozen=True)
 class Rule(Stage):
-    """Makes one vector out of many. What clients say of their own weight is ignored."""
+    """Makes one vector out of many; ignores the weights that clients report."""
 
-    def combined(self, vectors: Vectors) -> Tensor:
+    def combine(self, vectors: Vectors) -> Tensor:
         """Return the one vector."""
         raise NotImplementedError
 
     def __call__(self, values: Tensor, weights: Tensor) -> Tensor:
         """Aggregate `[clients, *shape]` over the first axis."""
         del weights
-        return aggregated(values, (), self)
+        return aggregate(values, (), self)
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,9 @@ class CoordinateRule(Rule):
         """Return one value for each column of `[n, width]`."""
         raise NotImplementedError
 
-    def combined(self, vectors: Vectors) -> Tensor:
+    def combine(self, vectors: Vectors) -> Tensor:
         """Reduce each column."""
-        return reduced(self.reduce, vectors)
+        return reduce_columns(self.reduce, vectors)
 
 
 @dataclass(frozen=True)
@@ -114,21 +115,21 @@ class VectorRule(Rule):
         """Return each vector's weight in the sum."""
         raise NotImplementedError
 
-    def combined(self, vectors: Vectors) -> Tensor:
+    def combine(self, vectors: Vectors) -> Tensor:
         """Sum the vectors by their weights."""
-        return weighted_sum(self.coefficients(vectors), vectors)
+        return sum_vectors(self.coefficients(vectors), vectors)
 
 
 @torch.no_grad()
-def aggregated(values: Tensor, stages: tuple[PreAggregator, ...], rule: Rule) -> Tensor:
-    """Return what pre-aggregations and a rule make of `[clients, *shape]`."""
+def aggregate(values: Tensor, stages: tuple[PreAggregator, ...], rule: Rule) -> Tensor:
+    """Pass `[clients, *shape]` through the pre-aggregations, then through the rule."""
     check_stages(stages, rule, len(values))
     if not values[0].numel():
         return values[0].clone()
     vectors = Vectors(as_rows(values))
     for stage in stages:
-        vectors = vectors.mixed(stage.mixing(vectors))
-    result = rule.combined(vectors).view(values.shape[1:])
+        vectors = vectors.mix(stage.mixing(vectors))
+    result = rule.combine(vectors).view(values.shape[1:])
     # An integer stays one: the nearest.
     return (result if values.is_floating_point() else result.round()).to(values.dtype)
 
@@ -139,3 +140,53 @@ def check_stages(stages: tuple[PreAggregator, ...], rule: Rule, n: int) -> None:
         stage.check(n)
         n = stage.count(n)
     rule.check(n)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Any number of pre-aggregations, then one rule."""
+
+    stages: tuple[PreAggregator, ...]
+    rule: Rule
+
+    def check(self, n: int) -> None:
+        """Raise TooFewClientsError unless n clients are enough for every stage."""
+        check_stages(self.stages, self.rule, n)
+
+    def without(self, faulty: int) -> "Pipeline":
+        """Return the pipeline for the vectors left after `faulty` of them were rejected."""
+        stages = tuple(stage.without(faulty) for stage in self.stages)
+        return Pipeline(stages, self.rule.without(faulty))
+
+    def __call__(self, values: Tensor, weights: Tensor) -> Tensor:
+        """Aggregate `[clients, *shape]` over the first axis; the weights are ignored."""
+        del weights
+        return aggregate(values, self.stages, self.rule)
+
+
+def check_start(name: str, start: str, iterations: int) -> None:
+    """Raise ValueError unless the start and the iterations of an iterative rule are valid."""
+    if start not in ("half", "zero"):
+        raise ValueError(f"{name} starts at 'half' or 'zero', not {start!r}.")
+    if not isinstance(iterations, int) or iterations < 1:
+        raise ValueError(f"{name} needs iterations of 1 or more, not {iterations!r}.")
+
+
+def initial_weights(vectors: Vectors, start: Start) -> Tensor:
+    """Return the weights of the vectors in the point at which an iterative rule starts.
+
+    `zero` is the origin: no change at all, where the vectors are updates. `half` is the mean of
+    that majority of the vectors that is nearest around one of them: where the origin means
+    nothing, as for statistics.
+
+    >>> initial_weights(Vectors(torch.tensor([[1.0], [9.0], [2.0]])), "half")
+    tensor([0.5000, 0.0000, 0.5000], dtype=torch.float64)
+    """
+    weights = torch.zeros(len(vectors), dtype=torch.float64)
+    if start == "zero":
+        return weights
+    majority = len(vectors) // 2 + 1
+    distances, order = vectors.squared_distances.sort(dim=1, stable=True)
+    radius = distances[:, :majority].sum(1)
+    inmost = int(radius.argsort(stable=True)[0])
+    return weights.index_fill_(0, order[inmost, :majority], 1 / majority)

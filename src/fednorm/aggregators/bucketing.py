@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fednorm.aggregators.base import PreAggregator
-from fednorm.aggregators.vectors import Vectors
+from fednorm.aggregators.rows import Vectors
 from fednorm.core.registry import param
 
 TAG = 301

@@ -17,9 +17,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fednorm.aggregators.base import VectorRule
-from fednorm.aggregators.start import Start, check_start, first
-from fednorm.aggregators.vectors import Vectors
+from fednorm.aggregators.base import Start, VectorRule, check_start, initial_weights
+from fednorm.aggregators.rows import Vectors
 from fednorm.core.registry import param
 
 _SETTLED = 1e-9  # change of the weights in one step
@@ -44,7 +43,7 @@ class GeometricMedian(VectorRule):
 
     def coefficients(self, vectors: Vectors) -> Tensor:
         """Weigh each vector by the inverse of its distance to the last point, again and again."""
-        weights = first(vectors, self.start)
+        weights = initial_weights(vectors, self.start)
         for _ in range(self.iterations):
             near = 1 / vectors.distances_to(weights).clamp_min(self.smoothing)
             last, weights = weights, near / near.sum()

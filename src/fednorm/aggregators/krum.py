@@ -1,14 +1,4 @@
-"""Krum: the one vector that has the nearest company.
-
-Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine Learning with Adversaries: Byzantine Tolerant
-Gradient Descent", NeurIPS 2017, arXiv:1703.02757.
-
-Server: a vector's score is the sum of its squared distances to its nearest n-f vectors, itself
-included; the vector of the lowest score is the result, of equal ones that of the lower client
-number. Needs n > 2f + 2.
-
-Deviation: the paper counts one neighbour less; this is how byzfl and the analyses since do it.
-"""
+"""Krum and Multi-Krum: the vectors closest to their n-f nearest neighbours."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,18 +7,22 @@ import torch
 from torch import Tensor
 
 from fednorm.aggregators.base import VectorRule
-from fednorm.aggregators.vectors import Vectors
-
-
-def scores(vectors: Vectors, f: int) -> Tensor:
-    """Return the sum of each vector's squared distances to its nearest n-f."""
-    nearest = vectors.squared_distances.sort(dim=1).values
-    return nearest[:, : len(vectors) - f].sum(1)
+from fednorm.aggregators.rows import Vectors
 
 
 @dataclass(frozen=True)
 class Krum(VectorRule):
-    """The vector that is nearest to its n-f nearest vectors."""
+    """The vector that is nearest to its n-f nearest vectors.
+
+    Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine Learning with Adversaries: Byzantine
+    Tolerant Gradient Descent", NeurIPS 2017, arXiv:1703.02757.
+
+    Server: a vector's score is the sum of its squared distances to its nearest n-f vectors, itself
+    included; the vector of the lowest score is the result, of equal ones that of the lower client
+    number. Needs n > 2f + 2.
+
+    Deviation: the paper counts one neighbour less; this is how byzfl and the analyses since do it.
+    """
 
     name: ClassVar[str] = "krum"
 
@@ -38,7 +32,39 @@ class Krum(VectorRule):
 
     def coefficients(self, vectors: Vectors) -> Tensor:
         """Choose one vector."""
-        score = scores(vectors, self.f)
-        # Stable: argmin may return any of several smallest.
-        best = score.argsort(stable=True)[:1]
-        return torch.zeros_like(score).index_fill_(0, best, 1)
+        return _average_best(_score(vectors, self.f), 1)
+
+
+@dataclass(frozen=True)
+class MultiKrum(VectorRule):
+    """The mean of the n-f vectors that are nearest to their nearest n-f.
+
+    Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine Learning with Adversaries: Byzantine
+    Tolerant Gradient Descent", NeurIPS 2017, arXiv:1703.02757, Section 4.
+
+    Server: the mean of the n-f vectors of the lowest scores; of equal ones those of the lower
+    client numbers. Scores and their condition are Krum's.
+    """
+
+    name: ClassVar[str] = "multi_krum"
+
+    def minimum(self) -> int:
+        """Return the paper's condition, n > 2f + 2."""
+        return 2 * self.f + 3
+
+    def coefficients(self, vectors: Vectors) -> Tensor:
+        """Weigh the chosen vectors alike."""
+        return _average_best(_score(vectors, self.f), len(vectors) - self.f)
+
+
+def _score(vectors: Vectors, f: int) -> Tensor:
+    """Return the sum of each vector's squared distances to its nearest n-f."""
+    nearest = vectors.squared_distances.sort(dim=1).values
+    return nearest[:, : len(vectors) - f].sum(1)
+
+
+def _average_best(score: Tensor, count: int) -> Tensor:
+    """Return the same weight for each of the `count` lowest scores, and 0 for the others."""
+    # Stable: argmin may return any of several smallest.
+    best = score.argsort(stable=True)[:count]
+    return torch.zeros_like(score).index_fill_(0, best, 1 / count)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fednorm.aggregators.base import PreAggregator
-from fednorm.aggregators.vectors import Vectors
+from fednorm.aggregators.rows import Vectors
 
 
 @dataclass(frozen=True)

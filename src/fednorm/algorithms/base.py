@@ -1,13 +1,14 @@
-"""What all training algorithms have: their fields, and learning rates by parameter."""
+"""SGD, which every training algorithm is: its fields, and learning rates by round and parameter."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from torch import nn
 
-from fednorm.algorithms.schedule import Schedule, learning_rate
 from fednorm.core.registry import param
+
+Schedule: TypeAlias = Literal["constant", "step", "inverse"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,33 @@ class SGD:
             every=self.decay_every,
             milestones=self.milestones,
         )
+
+
+def learning_rate(
+    rate: float,
+    schedule: Schedule,
+    round_: int,
+    rounds: int | None,
+    *,
+    every: int = 1000,
+    milestones: Sequence[float] = (0.5, 0.75),
+) -> float:
+    """Return the learning rate of a round, counted from 1.
+
+    `step` divides by 10 at each milestone, a share of the rounds (FixBN); `inverse` is
+    η/(1+⌊t/every⌋) with t counted from 0 (FBN).
+
+    >>> [learning_rate(0.1, "inverse", t, None) for t in (1, 1000, 1001)]
+    [0.1, 0.1, 0.05]
+    """
+    if schedule == "constant":
+        return rate
+    if schedule == "inverse":
+        return rate / (1 + (round_ - 1) // every)
+    if rounds is None:
+        raise ValueError("the schedule 'step' needs the number of rounds; give it, or 'constant'.")
+    passed = sum(round_ > share * rounds for share in milestones)
+    return rate * 0.1**passed
 
 
 def parameter_groups(

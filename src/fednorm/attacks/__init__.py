@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from fednorm.attacks.adversary import Adversary, Target, apply_attack, choose_byzantine
 from fednorm.attacks.alie import ALittleIsEnough
-from fednorm.attacks.apply import Adversary, Target, attacked, byzantine
 from fednorm.attacks.backdoor import Backdoor
 from fednorm.attacks.base import Attack, DataAttack, World
 from fednorm.attacks.foe import FallOfEmpires
@@ -11,8 +11,8 @@ from fednorm.attacks.following import Following, find_following
 from fednorm.attacks.gaussian import Gaussian
 from fednorm.attacks.label_flip import LabelFlip
 from fednorm.attacks.mimic import Mimic
+from fednorm.attacks.model_replacement import ModelReplacement
 from fednorm.attacks.non_finite import NonFinite
-from fednorm.attacks.replacement import Replacement
 from fednorm.attacks.sign_flip import SignFlip
 from fednorm.core.registry import create
 
@@ -23,7 +23,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "mimic": Mimic,
     "gaussian": Gaussian,
     "non_finite": NonFinite,
-    "replacement": Replacement,
+    "replacement": ModelReplacement,
     "label_flip": LabelFlip,
     "backdoor": Backdoor,
 }
@@ -37,9 +37,9 @@ __all__ = [
     "Following",
     "Target",
     "World",
+    "apply_attack",
     "attack",
-    "attacked",
-    "byzantine",
+    "choose_byzantine",
     "find_following",
 ]
 

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fednorm.attacks.base import Attack, View
+from fednorm.attacks.base import Attack, AttackContext
 from fednorm.core.registry import param
 
 
@@ -33,22 +33,22 @@ class ALittleIsEnough(Attack):
         if self.z is not None and not abs(self.z) < float("inf"):
             raise ValueError(f"alie needs a finite z, not {self.z}.")
 
-    def lie(self, own: Tensor, view: View) -> Tensor:
+    def corrupt(self, own: Tensor, context: AttackContext) -> Tensor:
         """Return the honest mean minus z standard deviations."""
         del own
-        z = deviations(view.clients, view.byzantine) if self.z is None else self.z
-        return view.honest.mean(0) - z * view.honest.std(0, correction=0)
+        z = choose_z(context.clients, context.byzantine) if self.z is None else self.z
+        return context.honest.mean(0) - z * context.honest.std(0, correction=0)
 
 
-def deviations(clients: int, byzantine: int) -> float:
+def choose_z(clients: int, byzantine: int) -> float:
     """Return z for n clients of which f lie.
 
     With so many liars that they need no honest client for a majority, or so few that no share of
     the honest ones is beyond z, the formula has no value; the nearest share that has one is taken.
 
-    >>> round(deviations(10, 3), 3)
+    >>> round(choose_z(10, 3), 3)
     0.18
-    >>> round(deviations(50, 24), 3)
+    >>> round(choose_z(50, 24), 3)
     1.426
     """
     honest = clients - byzantine

@@ -1,6 +1,6 @@
 """What an attack is: how a Byzantine client changes what it sends, or what it learns from."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class AttackContext:
     """What a Byzantine client knows when it lies about one tensor."""
 
     honest: Tensor  # `[clients, *shape]`: what the honest clients of the round send
@@ -24,8 +24,8 @@ class View:
 class Attack:
     """A frozen dataclass; its fields are its settings.
 
-    `lie` makes the tensors of an update, and the means of statistics. A variance must stay one, or
-    the server would know the liar at once: it is the lie about it, cut off at 0. Statistics are
+    `corrupt` makes the tensors of an update, and the means of statistics. A variance must stay one,
+    or the server would know the liar at once: it is the lie about it, cut off at 0. Statistics are
     running statistics, as FBN's Algorithm 2 sends them; where clients send moments, `following.py`
     translates the lie.
     """
@@ -33,13 +33,13 @@ class Attack:
     omniscient: ClassVar[bool] = False  # whether it looks at what honest clients send
     on_data: ClassVar[bool] = False  # whether it changes the client's data and nothing else
 
-    def lie(self, own: Tensor, view: View) -> Tensor:
+    def corrupt(self, own: Tensor, context: AttackContext) -> Tensor:
         """Return what is sent in the place of the client's own tensor."""
         raise NotImplementedError
 
-    def variance(self, own: Tensor, view: View) -> Tensor:
+    def corrupt_variance(self, own: Tensor, context: AttackContext) -> Tensor:
         """Return what is sent in the place of the client's own variance."""
-        return self.lie(own, view).clamp_min(0)
+        return self.corrupt(own, context).clamp_min(0)
 
 
 class DataAttack(Attack):
@@ -53,14 +53,14 @@ class DataAttack(Attack):
         """Return what the client learns from in the place of a batch."""
         raise NotImplementedError
 
-    def lie(self, own: Tensor, view: View) -> Tensor:
+    def corrupt(self, own: Tensor, context: AttackContext) -> Tensor:
         """Return the client's own tensor: what it sends is what its data made of it."""
-        del view
+        del context
         return own
 
-    def variance(self, own: Tensor, view: View) -> Tensor:
+    def corrupt_variance(self, own: Tensor, context: AttackContext) -> Tensor:
         """Return the client's own variance."""
-        del view
+        del context
         return own
 
 
@@ -70,7 +70,3 @@ class World:
 
     classes: int
     white: Tensor  # the brightest image, as a model sees it
-
-    def to(self, like: Tensor) -> "World":
-        """Return the same where a batch is, in its number format."""
-        return replace(self, white=self.white.to(like))

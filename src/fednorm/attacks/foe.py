@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fednorm.attacks.base import Attack, View
+from fednorm.attacks.base import Attack, AttackContext
 from fednorm.core.registry import param
 
 
@@ -30,7 +30,7 @@ class FallOfEmpires(Attack):
         if not 0 < self.epsilon < float("inf"):
             raise ValueError(f"foe needs an epsilon above 0, not {self.epsilon}.")
 
-    def lie(self, own: Tensor, view: View) -> Tensor:
+    def corrupt(self, own: Tensor, context: AttackContext) -> Tensor:
         """Return -ε times the honest mean."""
         del own
-        return -self.epsilon * view.honest.mean(0)
+        return -self.epsilon * context.honest.mean(0)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fednorm.attacks.base import Attack, View
+from fednorm.attacks.base import Attack, AttackContext
 from fednorm.core.registry import param
 
 
@@ -27,12 +27,12 @@ class Gaussian(Attack):
         if not 0 < self.std < float("inf"):
             raise ValueError(f"gaussian needs a std above 0, not {self.std}.")
 
-    def lie(self, own: Tensor, view: View) -> Tensor:
+    def corrupt(self, own: Tensor, context: AttackContext) -> Tensor:
         """Return noise."""
         # Drawn on the CPU in one number format: the same noise on every device.
-        noise = torch.randn(own.shape, generator=view.rng, dtype=torch.float64)
+        noise = torch.randn(own.shape, generator=context.rng, dtype=torch.float64)
         return (self.std * noise).to(own)
 
-    def variance(self, own: Tensor, view: View) -> Tensor:
+    def corrupt_variance(self, own: Tensor, context: AttackContext) -> Tensor:
         """Return the magnitude of noise."""
-        return self.lie(own, view).abs()
+        return self.corrupt(own, context).abs()

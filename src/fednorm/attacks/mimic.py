@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fednorm.attacks.base import Attack, View
+from fednorm.attacks.base import Attack, AttackContext
 from fednorm.core.registry import param
 
 
@@ -32,7 +32,7 @@ class Mimic(Attack):
         if self.victim < 0:
             raise ValueError(f"mimic needs a victim of 0 or more, not {self.victim}.")
 
-    def lie(self, own: Tensor, view: View) -> Tensor:
+    def corrupt(self, own: Tensor, context: AttackContext) -> Tensor:
         """Return the victim's tensor."""
         del own
-        return view.honest[self.victim % len(view.honest)].clone()
+        return context.honest[self.victim % len(context.honest)].clone()

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fednorm.attacks.base import Attack, View
+from fednorm.attacks.base import Attack, AttackContext
 from fednorm.core.registry import param
 
 
@@ -25,11 +25,11 @@ class NonFinite(Attack):
         if self.value not in ("nan", "inf"):
             raise ValueError(f"non_finite needs the value 'nan' or 'inf', not {self.value!r}.")
 
-    def lie(self, own: Tensor, view: View) -> Tensor:
-        """Return what is no number."""
-        del view
+    def corrupt(self, own: Tensor, context: AttackContext) -> Tensor:
+        """Return NaN or infinity."""
+        del context
         return torch.full_like(own, float(self.value))
 
-    def variance(self, own: Tensor, view: View) -> Tensor:
-        """Return what is no number."""
-        return self.lie(own, view)
+    def corrupt_variance(self, own: Tensor, context: AttackContext) -> Tensor:
+        """Return NaN or infinity."""
+        return self.corrupt(own, context)

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fednorm.attacks.base import Attack, View
+from fednorm.attacks.base import Attack, AttackContext
 
 
 @dataclass(frozen=True)
 class SignFlip(Attack):
     """The opposite of the client's own values."""
 
-    def lie(self, own: Tensor, view: View) -> Tensor:
+    def corrupt(self, own: Tensor, context: AttackContext) -> Tensor:
         """Return the opposite."""
-        del view
+        del context
         return -own
 
-    def variance(self, own: Tensor, view: View) -> Tensor:
+    def corrupt_variance(self, own: Tensor, context: AttackContext) -> Tensor:
         """Return the true variance."""
-        del view
+        del context
         return own

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from fednorm.attacks import attacked, find_following
+from fednorm.attacks import apply_attack, find_following
 from fednorm.core.inspect import clients_of
 from fednorm.core.messages import (
     Batches,
@@ -129,7 +129,9 @@ class _Engine:
         batches = [self.clients.batches(client, received.round) for client in answering]
         results, answers = self.train(task, received, memories, batches)
         own = sorted((reply for reply, _ in results), key=lambda reply: reply.client)
-        replies = attacked(own, adversary, received.round, following=find_following(task, received))
+        replies = apply_attack(
+            own, adversary, received.round, following=find_following(task, received)
+        )
         state = server_round(
             task, state, replies, asked=answering, minimum=self.conditions.minimum_replies
         )

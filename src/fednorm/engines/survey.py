@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeAlias
 
-from fednorm.attacks import Adversary, attacked
+from fednorm.attacks import Adversary, apply_attack
 from fednorm.core.messages import Broadcast, Memory, Rejected, ServerState, bytes_down, report_bytes
 from fednorm.core.round import broadcast
 from fednorm.core.survey import Surveyed, client_survey, server_survey
@@ -56,7 +56,7 @@ def survey(
             client_survey(task, received, memories.get(c, Memory()), clients.everything(c), rule)
             for c in asked
         ]
-    answers = attacked(own, way.adversary, received.round, survey=True)
+    answers = apply_attack(own, way.adversary, received.round, survey=True)
     after = server_survey(task, state, answers)
     size = fmean(report_bytes(answer.stats) for answer in answers) if answers else 0.0
     return after, Asked(1, size, bytes_down(received), after.rejected)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fednorm.aggregators import check, parse
-from fednorm.attacks import ATTACKS, Adversary, Attack, Backdoor, World, byzantine
+from fednorm.attacks import ATTACKS, Adversary, Attack, Backdoor, World, choose_byzantine
 from fednorm.core.aggregator import Aggregator
 from fednorm.core.task import Task
 from fednorm.data import Dataset
@@ -73,7 +73,7 @@ def conditions(experiment: "Experiment", task: Task, clients: Clients, seed: int
                 "it shares no statistics, so there is nothing to attack with "
                 "attack_target = 'statistics'; choose 'updates', or another strategy."
             )
-        liars = byzantine(clients.all(), experiment.byzantine, seed)
+        liars = choose_byzantine(clients.all(), experiment.byzantine, seed)
         adversary = Adversary(attack, liars, experiment.attack_target, seed)
     return Conditions(
         adversary,

@@ -1,24 +1,20 @@
 """The networks of the papers and small ones to try; a user's own by "package.module:function"."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from fednorm.core.own import call_own
 from fednorm.core.registry import create
 from fednorm.models.base import Model
-from fednorm.models.cnn import Cnn
 from fednorm.models.deeplabv3plus import DeepLabV3Plus
 from fednorm.models.fbn_cnn import FbnCnn
 from fednorm.models.lenet import LeNet
-from fednorm.models.mlp import Mlp
 from fednorm.models.mobilenet_v2 import MobileNetV2
-from fednorm.models.own import build_own
-from fednorm.models.resnet import ResNet
-from fednorm.models.resnet18 import ResNet18
-from fednorm.models.resnet20 import ResNet20
-from fednorm.models.resnet50 import ResNet50
-from fednorm.models.tutorial_cnn import TutorialCnn
+from fednorm.models.resnet import ResNet, ResNet18, ResNet20, ResNet50
+from fednorm.models.small import Cnn, Mlp, TutorialCnn
 
 __all__ = ["MODELS", "Model", "build"]
 
@@ -55,5 +51,16 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int, **fields: 
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         if ":" in name:
-            return build_own(name, {"shape": tuple(shape), "classes": classes}, fields)
+            return _build_own(name, {"shape": tuple(shape), "classes": classes}, fields)
         return create("model", MODELS, name, fields).build(tuple(shape), classes)
+
+
+def _build_own(name: str, offered: Mapping[str, Any], fields: Mapping[str, Any]) -> nn.Module:
+    """Call the user's function with shape and classes, if it takes them, and return its network."""
+    model = call_own("model", name, offered, fields)
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model {name!r} must return a torch.nn.Module, but returned "
+            f"{type(model).__name__}; return the network itself."
+        )
+    return model

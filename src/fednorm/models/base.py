@@ -1,8 +1,15 @@
-"""What a registered model is, and the shapes that convolutional ones can take."""
+"""What a registered model is, and checks of its settings: image shapes, stems, widths."""
 
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from torch import nn
+
+Stem: TypeAlias = Literal["auto", "cifar", "imagenet"]
+STEM_HELP = (
+    "'imagenet' is the original, 'cifar' that for small images; 'auto' takes 'cifar' if height or "
+    "width is under 96 pixels"
+)
+_SMALL = 96  # pixels: CIFAR-10 has 32, Tiny-ImageNet 64, ImageNet 224
 
 
 class Model(Protocol):
@@ -13,10 +20,12 @@ class Model(Protocol):
         ...
 
 
-def image_shape(model: str, shape: tuple[int, ...], *, least: int = 1) -> tuple[int, int, int]:
-    """Return (channels, height, width), or say why the model cannot take such samples.
+def check_image_shape(
+    model: str, shape: tuple[int, ...], *, least: int = 1
+) -> tuple[int, int, int]:
+    """Return (channels, height, width), or raise ValueError if the model cannot take the samples.
 
-    >>> image_shape("cnn", (1, 8, 8), least=4)
+    >>> check_image_shape("cnn", (1, 8, 8), least=4)
     (1, 8, 8)
     """
     needs = f"model {model!r} needs images of shape (channels, height, width)"
@@ -34,20 +43,20 @@ def image_shape(model: str, shape: tuple[int, ...], *, least: int = 1) -> tuple[
     return channels, height, width
 
 
-def one_of(owner: str, value: object, known: tuple[str, ...]) -> None:
-    """Refuse a setting that is none of the known ones.
+def check_choice(owner: str, value: object, known: tuple[str, ...]) -> None:
+    """Raise ValueError unless a setting is one of the known ones.
 
-    >>> one_of("stem of model 'resnet18'", "cifar", ("cifar", "imagenet"))
+    >>> check_choice("stem of model 'resnet18'", "cifar", ("cifar", "imagenet"))
     """
     if value not in known:
         choices = " or ".join(map(repr, known))
         raise ValueError(f"{owner} must be {choices}, but is {value!r}.")
 
 
-def positive_widths(owner: str, widths: object) -> tuple[int, ...]:
+def check_widths(owner: str, widths: object) -> tuple[int, ...]:
     """Return a list or tuple of layer widths as a tuple of positive whole numbers.
 
-    >>> positive_widths("hidden of model 'mlp'", [128, 64])
+    >>> check_widths("hidden of model 'mlp'", [128, 64])
     (128, 64)
     """
     if isinstance(widths, list | tuple) and all(isinstance(w, int) and w >= 1 for w in widths):
@@ -55,3 +64,23 @@ def positive_widths(owner: str, widths: object) -> tuple[int, ...]:
     raise ValueError(
         f"{owner} must be a list of positive whole numbers such as [128, 64], but is {widths!r}."
     )
+
+
+def check_stem(model: str, stem: object) -> None:
+    """Raise ValueError unless the stem is a known one."""
+    check_choice(f"stem of model {model!r}", stem, ("auto", "cifar", "imagenet"))
+
+
+def choose_stem(model: str, shape: tuple[int, ...], stem: Stem) -> tuple[int, bool]:
+    """Return the number of channels, and whether the stem is the one for small images.
+
+    Images that would not fill one pixel at the end are refused: CIFAR's stem leaves an eighth of
+    each side, ImageNet's a 32nd.
+
+    >>> choose_stem("resnet18", (3, 64, 64), "auto"), choose_stem("resnet18", (1, 96, 200), "auto")
+    ((3, True), (1, False))
+    """
+    _, height, width = check_image_shape(model, shape)
+    small = stem == "cifar" or (stem == "auto" and min(height, width) < _SMALL)
+    channels, _, _ = check_image_shape(model, shape, least=8 if small else 32)
+    return channels, small

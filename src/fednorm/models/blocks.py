@@ -1,8 +1,11 @@
-"""Residual blocks and their parts, named as in torchvision, so that its state_dicts load.
+"""Residual blocks, their parts, and how networks are put together of them.
+
+Modules are named as in torchvision, so that its state_dicts load.
 
 He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition" (2016), arXiv:1512.03385.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
@@ -14,17 +17,17 @@ def conv(channels: int, width: int, kernel: int, stride: int = 1, dilation: int 
     return nn.Conv2d(channels, width, kernel, stride, padding, dilation, bias=False)
 
 
-def normalised(layer: nn.Conv2d, *activation: nn.Module) -> nn.Sequential:
+def add_norm(layer: nn.Conv2d, *activation: nn.Module) -> nn.Sequential:
     """Return a convolution with its BatchNorm and, if given, its activation."""
     return nn.Sequential(layer, nn.BatchNorm2d(layer.out_channels), *activation)
 
 
-def projection(channels: int, width: int, stride: int) -> nn.Module:
+def build_projection(channels: int, width: int, stride: int) -> nn.Module:
     """Return He et al.'s option B of a shortcut that changes the shape: a convolution."""
-    return normalised(conv(channels, width, 1, stride))
+    return add_norm(conv(channels, width, 1, stride))
 
 
-class Block(nn.Module):
+class BasicBlock(nn.Module):
     """Convolution, BatchNorm, ReLU, convolution, BatchNorm, plus the shortcut, then ReLU."""
 
     def __init__(
@@ -32,7 +35,7 @@ class Block(nn.Module):
         channels: int,
         width: int,
         stride: int,
-        shortcut: Callable[[int, int, int], nn.Module] = projection,
+        shortcut: Callable[[int, int, int], nn.Module] = build_projection,
     ) -> None:
         super().__init__()
         self.conv1 = conv(channels, width, 3, stride)
@@ -69,7 +72,7 @@ class Bottleneck(nn.Module):
         self.bn3 = nn.BatchNorm2d(wide)
         self.relu = nn.ReLU()
         same = stride == 1 and channels == wide
-        self.downsample = nn.Identity() if same else projection(channels, wide, stride)
+        self.downsample = nn.Identity() if same else build_projection(channels, wide, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output."""
@@ -77,6 +80,49 @@ class Bottleneck(nn.Module):
         out = self.bn3(self.conv3(self.relu(self.bn2(self.conv2(out)))))
         added: Tensor = self.relu(out + self.downsample(x))
         return added
+
+
+def build_stem(channels: int, width: int, *, small: bool) -> dict[str, nn.Module]:
+    """Return the first layers: for small images 3x3 with stride 1, else 7x7 and pooling (by 4)."""
+    first = conv(channels, width, 3) if small else conv(channels, width, 7, 2)
+    layers: dict[str, nn.Module] = {"conv1": first, "bn1": nn.BatchNorm2d(width), "relu": nn.ReLU()}
+    return layers if small else {**layers, "maxpool": nn.MaxPool2d(3, 2, 1)}
+
+
+def build_stages(
+    block: Callable[[int, int, int], nn.Module],
+    widths: tuple[int, ...],
+    depths: tuple[int, ...],
+    expansion: int = 1,
+) -> dict[str, nn.Module]:
+    """Return "layer1", "layer2" and so on; each after the first halves the image.
+
+    Args:
+        block: makes a block from its input channels, its width and its stride.
+        widths: of the blocks of each stage; the stem has the width of the first.
+        depths: blocks in each stage.
+        expansion: channels that leave a block, in widths.
+    """
+    layers: dict[str, nn.Module] = {}
+    channels = widths[0]
+    for number, (width, depth) in enumerate(zip(widths, depths, strict=True), 1):
+        first = block(channels, width, 1 if number == 1 else 2)
+        channels = expansion * width
+        rest = [block(channels, width, 1) for _ in range(depth - 1)]
+        layers[f"layer{number}"] = nn.Sequential(first, *rest)
+    return layers
+
+
+def add_classifier(layers: dict[str, nn.Module], features: int, classes: int) -> nn.Sequential:
+    """Return the layers, global average pooling and a linear classifier as one network."""
+    head = {
+        "avgpool": nn.AdaptiveAvgPool2d(1),
+        "flatten": nn.Flatten(),
+        "fc": nn.Linear(features, classes),
+    }
+    model = nn.Sequential(OrderedDict({**layers, **head}))
+    he_initialise(model)
+    return model
 
 
 def dilate(layers: Iterable[nn.Module]) -> None:

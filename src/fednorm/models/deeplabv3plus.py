@@ -27,9 +27,10 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from fednorm.core.registry import param
-from fednorm.models import mobilenet_v2, resnet50
-from fednorm.models.base import image_shape, one_of
-from fednorm.models.blocks import conv, dilate, he_initialise, normalised
+from fednorm.models.base import check_choice, check_image_shape
+from fednorm.models.blocks import add_norm, conv, dilate, he_initialise
+from fednorm.models.mobilenet_v2 import build_mobilenet_features
+from fednorm.models.resnet import build_resnet50_trunk
 
 WIDTH = 256
 LOW_WIDTH = 48
@@ -53,10 +54,10 @@ class Pyramid(nn.Module):
         super().__init__()
         views = [conv(channels, WIDTH, 1)]
         views += [conv(channels, WIDTH, 3, dilation=rate) for rate in RATES]
-        self.views = nn.ModuleList(normalised(view, nn.ReLU()) for view in views)
-        mean = normalised(conv(channels, WIDTH, 1), nn.ReLU())
+        self.views = nn.ModuleList(add_norm(view, nn.ReLU()) for view in views)
+        mean = add_norm(conv(channels, WIDTH, 1), nn.ReLU())
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), *mean)
-        self.project = normalised(conv((len(views) + 1) * WIDTH, WIDTH, 1), nn.ReLU())
+        self.project = add_norm(conv((len(views) + 1) * WIDTH, WIDTH, 1), nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
         """Return all views in one."""
@@ -74,10 +75,10 @@ class DeepLab(nn.Module):
         self.low = backbone.low
         self.backbone = backbone.layers
         self.aspp = Pyramid(backbone.channels)
-        self.reduce = normalised(conv(backbone.low_channels, LOW_WIDTH, 1), nn.ReLU())
+        self.reduce = add_norm(conv(backbone.low_channels, LOW_WIDTH, 1), nn.ReLU())
         self.decoder = nn.Sequential(
-            normalised(conv(LOW_WIDTH + WIDTH, WIDTH, 3), nn.ReLU()),
-            normalised(conv(WIDTH, WIDTH, 3), nn.ReLU()),
+            add_norm(conv(LOW_WIDTH + WIDTH, WIDTH, 3), nn.ReLU()),
+            add_norm(conv(WIDTH, WIDTH, 3), nn.ReLU()),
         )
         he_initialise(self)
         self.classifier = nn.Conv2d(WIDTH, classes, 1)
@@ -89,31 +90,31 @@ class DeepLab(nn.Module):
             features = layer(features)
             low = features if name == self.low else low
         low = self.reduce(low)
-        joined = torch.cat([low, _resized(self.aspp(features), low)], 1)
-        return _resized(self.classifier(self.decoder(joined)), x)
+        joined = torch.cat([low, _resize(self.aspp(features), low)], 1)
+        return _resize(self.classifier(self.decoder(joined)), x)
 
 
-def _resized(features: Tensor, like: Tensor) -> Tensor:
+def _resize(features: Tensor, like: Tensor) -> Tensor:
     return interpolate(features, like.shape[-2:], mode="bilinear", align_corners=False)
 
 
-def mobile(channels: int) -> Backbone:
+def build_mobilenet(channels: int) -> Backbone:
     """Return MobileNet-v2 up to its 320 channels; its last stride is that of block 14."""
-    layers = list(mobilenet_v2.features(channels, small=False).children())[:-1]
+    layers = list(build_mobilenet_features(channels, small=False).children())[:-1]
     dilate(layers[14:])
     return Backbone(nn.Sequential(*layers), 320, low="3", low_channels=24)
 
 
-def residual(channels: int) -> Backbone:
+def build_resnet(channels: int) -> Backbone:
     """Return ResNet-50 up to its 2048 channels."""
-    layers = resnet50.trunk(channels, small=False)
+    layers = build_resnet50_trunk(channels, small=False)
     dilate(layers["layer4"].children())
     return Backbone(nn.Sequential(OrderedDict(layers)), 2048, low="layer1", low_channels=256)
 
 
 BACKBONES: Mapping[str, Callable[[int], Backbone]] = {
-    "mobilenet_v2": mobile,
-    "resnet50": residual,
+    "mobilenet_v2": build_mobilenet,
+    "resnet50": build_resnet,
 }
 
 
@@ -127,9 +128,9 @@ class DeepLabV3Plus:
 
     def __post_init__(self) -> None:
         """Check the backbone."""
-        one_of("backbone of model 'deeplabv3plus'", self.backbone, tuple(BACKBONES))
+        check_choice("backbone of model 'deeplabv3plus'", self.backbone, tuple(BACKBONES))
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return the network for images of at least 16x16 pixels."""
-        channels, _, _ = image_shape("deeplabv3plus", shape, least=16)
+        channels, _, _ = check_image_shape("deeplabv3plus", shape, least=16)
         return DeepLab(BACKBONES[self.backbone](channels), classes)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fednorm.core.registry import param
-from fednorm.models.base import image_shape
+from fednorm.models.base import check_image_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,14 @@ class FbnCnn:
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return the network for images of at least 4x4 pixels."""
-        channels, height, width = image_shape("fbn_cnn", shape, least=4)
+        channels, height, width = check_image_shape("fbn_cnn", shape, least=4)
         return nn.Sequential(
-            *layer(channels, 64),
-            *layer(64, 64),
+            *_build_layer(channels, 64),
+            *_build_layer(64, 64),
             nn.MaxPool2d(2, 2),
             nn.Dropout(self.dropout),
-            *layer(64, 128),
-            *layer(128, 128),
+            *_build_layer(64, 128),
+            *_build_layer(128, 128),
             nn.MaxPool2d(2, 2),
             nn.Dropout(self.dropout),
             nn.Flatten(),
@@ -46,7 +46,7 @@ class FbnCnn:
         )
 
 
-def layer(channels: int, width: int) -> list[nn.Module]:
+def _build_layer(channels: int, width: int) -> list[nn.Module]:
     """Return a convolution, its ReLU and its BatchNorm, in the table's order."""
     conv = nn.Conv2d(channels, width, kernel_size=3, padding=1)
     return [conv, nn.ReLU(), nn.BatchNorm2d(width)]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fednorm.models.base import image_shape
+from fednorm.models.base import check_image_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,12 @@ class LeNet:
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return the network for images of at least 16x16 pixels."""
-        channels, height, width = image_shape("lenet", shape, least=16)
+        channels, height, width = check_image_shape("lenet", shape, least=16)
         return nn.Sequential(
-            *layer(channels, 6),
-            *layer(6, 16),
+            *_build_layer(channels, 6),
+            *_build_layer(6, 16),
             nn.Flatten(),
-            nn.Linear(16 * left(height) * left(width), 120),
+            nn.Linear(16 * _count_pixels(height) * _count_pixels(width), 120),
             nn.ReLU(),
             nn.Linear(120, 84),
             nn.ReLU(),
@@ -37,16 +37,16 @@ class LeNet:
         )
 
 
-def layer(channels: int, width: int) -> list[nn.Module]:
+def _build_layer(channels: int, width: int) -> list[nn.Module]:
     """Return a convolution, its BatchNorm, its ReLU and its pooling."""
     conv = nn.Conv2d(channels, width, kernel_size=5)
     return [conv, nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)]
 
 
-def left(pixels: int) -> int:
+def _count_pixels(pixels: int) -> int:
     """Return how many pixels both layers leave of a side.
 
-    >>> left(32), left(16)
+    >>> _count_pixels(32), _count_pixels(16)
     (5, 1)
     """
     return ((pixels - 4) // 2 - 4) // 2

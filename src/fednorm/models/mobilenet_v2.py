@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from fednorm.core.registry import param
-from fednorm.models.blocks import conv, he_initialise, normalised
-from fednorm.models.stems import HELP, Stem, check_stem, sized
+from fednorm.models.base import STEM_HELP, Stem, check_stem, choose_stem
+from fednorm.models.blocks import add_norm, conv, he_initialise
 
 # Expansion of a block, channels that leave it, blocks in the stage, stride of the first.
 STAGES = (
@@ -32,10 +32,10 @@ class InvertedResidual(nn.Module):
     def __init__(self, channels: int, width: int, stride: int, expansion: int) -> None:
         super().__init__()
         wide = channels * expansion
-        widen = [normalised(conv(channels, wide, 1), nn.ReLU6())] if expansion > 1 else []
+        widen = [add_norm(conv(channels, wide, 1), nn.ReLU6())] if expansion > 1 else []
         each = nn.Conv2d(wide, wide, 3, stride, padding=1, groups=wide, bias=False)
-        narrow = normalised(conv(wide, width, 1))
-        self.conv = nn.Sequential(*widen, normalised(each, nn.ReLU6()), *narrow)
+        narrow = add_norm(conv(wide, width, 1))
+        self.conv = nn.Sequential(*widen, add_norm(each, nn.ReLU6()), *narrow)
         self.adds = stride == 1 and channels == width
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class MobileNetV2:
     """MobileNet-v2 as in torchvision, with fewer strides for small images."""
 
     dropout: float = param(0.2, "share of the features dropped before the classifier")
-    stem: Stem = param("auto", HELP)
+    stem: Stem = param("auto", STEM_HELP)
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -61,10 +61,10 @@ class MobileNetV2:
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return the network for images of at least 8x8 pixels, or 32x32 with ImageNet's stem."""
-        channels, small = sized("mobilenet_v2", shape, self.stem)
+        channels, small = choose_stem("mobilenet_v2", shape, self.stem)
         linear = nn.Linear(LAST, classes)
         parts: dict[str, nn.Module] = {
-            "features": features(channels, small=small),
+            "features": build_mobilenet_features(channels, small=small),
             "pool": nn.AdaptiveAvgPool2d(1),
             "flatten": nn.Flatten(),
             "classifier": nn.Sequential(nn.Dropout(self.dropout), linear),
@@ -76,15 +76,15 @@ class MobileNetV2:
         return model
 
 
-def features(channels: int, *, small: bool) -> nn.Sequential:
+def build_mobilenet_features(channels: int, *, small: bool) -> nn.Sequential:
     """Return the layers before the classifier: a convolution, 17 blocks, a convolution."""
     width = 32
     layers: list[nn.Module] = [
-        normalised(conv(channels, width, 3, 1 if small else 2), nn.ReLU6()),
+        add_norm(conv(channels, width, 3, 1 if small else 2), nn.ReLU6()),
     ]
     for number, (expansion, following, depth, stride) in enumerate(STAGES):
         step = 1 if small and number == 1 else stride
         for place in range(depth):
             layers.append(InvertedResidual(width, following, 1 if place else step, expansion))
             width = following
-    return nn.Sequential(*layers, normalised(conv(width, LAST, 1), nn.ReLU6()))
+    return nn.Sequential(*layers, add_norm(conv(width, LAST, 1), nn.ReLU6()))

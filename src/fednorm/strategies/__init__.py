@@ -18,7 +18,7 @@ from fednorm.strategies.gn import GN
 from fednorm.strategies.gn_ws import GnWs
 from fednorm.strategies.hbn import HBN
 from fednorm.strategies.heterofl import HeteroFL
-from fednorm.strategies.in_ import IN
+from fednorm.strategies.instance_norm import IN
 from fednorm.strategies.ln import LN
 from fednorm.strategies.naive import Naive
 from fednorm.strategies.none import NoNorm

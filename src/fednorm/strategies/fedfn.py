@@ -11,16 +11,25 @@ Server: as the base strategy.
 Deviation: the classifier keeps its bias, which the paper's formula does not have.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from fednorm.core.registry import param
-from fednorm.core.strategy import Conversion
-from fednorm.nn.feature_norm import normalize_features
+from fednorm.core.strategy import Conversion, Replacement
+from fednorm.nn.convert import ConversionError
 from fednorm.strategies.base import Strategy
+
+
+class DirectionLinear(nn.Linear):
+    """Linear layer on L2-normalised input."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's own name)
+        """Return the product with each input's direction."""
+        return functional.linear(functional.normalize(input, dim=-1), self.weight, self.bias)
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,7 @@ class FedFN(Strategy):
 
     def convert(self, model: nn.Module) -> Conversion:
         """Convert as the base strategy does, then normalise the features."""
-        return normalize_features(self._base.convert(model))
+        return _normalize_features(self._base.convert(model))
 
     # Everything else is the base strategy's.
 
@@ -56,3 +65,17 @@ class FedFN(Strategy):
 
 
 _DELEGATED = {name for name in vars(Strategy) if not name.startswith("_") and name != "convert"}
+
+
+def _normalize_features(conversion: Conversion) -> Conversion:
+    """Let the classifier of a converted model see directions; it is the last linear layer."""
+    linear = [(path, m) for path, m in conversion.model.named_modules() if type(m) is nn.Linear]
+    if not linear:
+        raise ConversionError(
+            f"{type(conversion.model).__name__} has no linear layer that could be its classifier; "
+            "FedFN normalises the features before it."
+        )
+    path, classifier = linear[-1]
+    classifier.__class__ = DirectionLinear
+    done = Replacement(path, "Linear", DirectionLinear.__name__)
+    return replace(conversion, replaced=(*conversion.replaced, done))

@@ -1,4 +1,4 @@
-"""Who lies, about what, and how the lies get into the replies of a round."""
+"""The adversary: which clients are Byzantine, what they attack, and what they send instead."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednorm.attacks.base import Attack, View
+from fednorm.attacks.base import Attack, AttackContext
 from fednorm.attacks.following import Following, Translation
 from fednorm.core.messages import Reply, Report
 from fednorm.core.moments import Moments
@@ -22,10 +22,10 @@ Answer = TypeVar("Answer", Reply, Surveyed)
 TAG = 601
 
 
-def byzantine(clients: Sequence[ClientId], count: int, seed: int) -> frozenset[ClientId]:
+def choose_byzantine(clients: Sequence[ClientId], count: int, seed: int) -> frozenset[ClientId]:
     """Return which clients lie: the same ones for a seed, whatever their data.
 
-    >>> byzantine(range(10), 3, seed=0) == byzantine(range(10), 3, seed=0)
+    >>> choose_byzantine(range(10), 3, seed=0) == choose_byzantine(range(10), 3, seed=0)
     True
     """
     chosen = np.random.default_rng([seed, TAG]).choice(len(clients), count, replace=False)
@@ -48,7 +48,7 @@ class Adversary:
         return torch.Generator().manual_seed(seed)
 
 
-def attacked(
+def apply_attack(
     answers: Sequence[Answer],
     adversary: Adversary | None,
     round_: int,
@@ -76,21 +76,17 @@ def attacked(
     if adversary.attack.omniscient and not honest:
         return list(answers)
     purpose = 1 + survey
-    translations = _translations(answers, following)
+    translations = _find_translations(answers, following)
 
-    def lies(client: ClientId) -> _Lies:
-        rng = adversary.generator(client, round_, purpose)
-        return _Lies(adversary.attack, liars, rng, translations)
+    def corrupt(answer: Answer) -> Answer:
+        rng = adversary.generator(answer.client, round_, purpose)
+        corruption = _Corruption(adversary.attack, liars, rng, translations)
+        return _corrupt_answer(answer, honest, adversary.target, corruption)
 
-    return [
-        answer
-        if answer.client not in adversary.clients
-        else _falsified(answer, honest, adversary, lies(answer.client))
-        for answer in answers
-    ]
+    return [corrupt(answer) if answer.client in adversary.clients else answer for answer in answers]
 
 
-def _translations(
+def _find_translations(
     answers: Sequence[Reply | Surveyed], following: Mapping[str, Following]
 ) -> dict[str, Translation]:
     """Return how lies about each layer are translated; the server counts as its clients do."""
@@ -103,66 +99,74 @@ def _translations(
 
 
 @dataclass(frozen=True, slots=True)
-class _Lies:
+class _Corruption:
     attack: Attack
     liars: int
     rng: torch.Generator
     translations: Mapping[str, Translation]
 
-    def tensors(self, own: Tensors, honest: Sequence[Tensors]) -> dict[str, Tensor]:
+    def corrupt_tensors(self, own: Tensors, honest: Sequence[Tensors]) -> dict[str, Tensor]:
         return {
-            n: self.attack.lie(t, self._view(t, [h.get(n) for h in honest])) for n, t in own.items()
+            name: self.attack.corrupt(
+                tensor, self._find_context(tensor, [h.get(name) for h in honest])
+            )
+            for name, tensor in own.items()
         }
 
-    def reports(
+    def corrupt_reports(
         self, own: Mapping[str, Report], honest: Sequence[Mapping[str, Report]]
     ) -> dict[str, Report]:
         return {
-            path: self._report(report, [h[path] for h in honest if path in h], path)
+            path: self._corrupt_report(report, [h[path] for h in honest if path in h], path)
             for path, report in own.items()
         }
 
-    def _report(self, own: Report, honest: Sequence[Report], path: str) -> Report:
+    def _corrupt_report(self, own: Report, honest: Sequence[Report], path: str) -> Report:
         translation = self.translations.get(path)
         first, *more = (
-            self._moments(moments, [h.calls[i] for h in honest if i < len(h.calls)], translation)
+            self._corrupt_moments(
+                moments, [h.calls[i] for h in honest if i < len(h.calls)], translation
+            )
             for i, moments in enumerate(own.calls)
         )
         return replace(own, moments=first, more=tuple(more))
 
-    def _moments(
+    def _corrupt_moments(
         self, own: Moments, honest: Sequence[Moments], translation: Translation | None
     ) -> Moments:
         if self.attack.omniscient and not honest:
             return own
         if translation is None:
-            return self._falsify(own, honest)
+            return self._corrupt_values(own, honest)
         seen = [translation.to_running(moments) for moments in honest]
-        lie = translation.to_moments(self._falsify(translation.to_running(own), seen))
+        lie = translation.to_moments(self._corrupt_values(translation.to_running(own), seen))
         return replace(lie, mean=lie.mean.to(own.mean), var=lie.var.to(own.var))
 
-    def _falsify(self, own: Moments, honest: Sequence[Moments]) -> Moments:
-        mean = self._view(own.mean, [h.mean for h in honest])
-        var = self._view(own.var, [h.var for h in honest])
+    def _corrupt_values(self, own: Moments, honest: Sequence[Moments]) -> Moments:
+        mean = self._find_context(own.mean, [h.mean for h in honest])
+        var = self._find_context(own.var, [h.var for h in honest])
         return replace(
             own,
-            mean=self.attack.lie(own.mean, mean),
+            mean=self.attack.corrupt(own.mean, mean),
             # Backward means have no variance.
-            var=self.attack.variance(own.var, var) if own.var.numel() else own.var,
+            var=self.attack.corrupt_variance(own.var, var) if own.var.numel() else own.var,
         )
 
-    def _view(self, own: Tensor, honest: Sequence[Tensor | None]) -> View:
+    def _find_context(self, own: Tensor, honest: Sequence[Tensor | None]) -> AttackContext:
         present = [tensor for tensor in honest if tensor is not None]
         stacked = torch.stack(present) if present else own.new_empty(0, *own.shape)
-        return View(stacked, self.liars, self.rng)
+        return AttackContext(stacked, self.liars, self.rng)
 
 
-def _falsified(own: Answer, honest: Sequence[Answer], adversary: Adversary, lies: _Lies) -> Answer:
+def _corrupt_answer(
+    own: Answer, honest: Sequence[Answer], target: Target, corruption: _Corruption
+) -> Answer:
     changed: dict[str, object] = {}
-    if adversary.target != "updates":
-        changed["stats"] = lies.reports(own.stats, [h.stats for h in honest])
-    if isinstance(own, Reply) and adversary.target != "statistics":
+    if target != "updates":
+        changed["stats"] = corruption.corrupt_reports(own.stats, [h.stats for h in honest])
+    if isinstance(own, Reply) and target != "statistics":
         replies = [h for h in honest if isinstance(h, Reply)]
-        changed["update"] = lies.tensors(own.update, [h.update for h in replies])
-        changed["momentum"] = lies.tensors(own.momentum, [h.momentum for h in replies])
+        changed["update"] = corruption.corrupt_tensors(own.update, [h.update for h in replies])
+        momenta = [h.momentum for h in replies]
+        changed["momentum"] = corruption.corrupt_tensors(own.momentum, momenta)
     return replace(own, **changed)  # type: ignore[arg-type]  # each is of its field's type

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fednorm.attacks.base import Attack, View
+from fednorm.attacks.base import Attack, AttackContext
 from fednorm.core.registry import param
 
 
 @dataclass(frozen=True)
-class Replacement(Attack):
+class ModelReplacement(Attack):
     """The client's own values, scaled up."""
 
     scale: float | None = param(None, "the factor; 'none' is n/f, which outweighs a mean")
@@ -26,13 +26,13 @@ class Replacement(Attack):
         if self.scale is not None and not abs(self.scale) < float("inf"):
             raise ValueError(f"replacement needs a finite scale, not {self.scale}.")
 
-    def lie(self, own: Tensor, view: View) -> Tensor:
+    def corrupt(self, own: Tensor, context: AttackContext) -> Tensor:
         """Return the scaled values."""
-        return own * self._factor(view)
+        return own * self._factor(context)
 
-    def variance(self, own: Tensor, view: View) -> Tensor:
+    def corrupt_variance(self, own: Tensor, context: AttackContext) -> Tensor:
         """Return the variance of scaled data."""
-        return own * self._factor(view) ** 2
+        return own * self._factor(context) ** 2
 
-    def _factor(self, view: View) -> float:
-        return view.clients / view.byzantine if self.scale is None else self.scale
+    def _factor(self, context: AttackContext) -> float:
+        return context.clients / context.byzantine if self.scale is None else self.scale

@@ -1,0 +1,200 @@
+"""Rows of the clients' values: one vector for each client, and weighted sums of these.
+
+Rules and pre-aggregations see inner products, norms and distances first. The values themselves are
+read once more at the end, to be summed or to be reduced column by column.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fednorm.aggregators.columns import SUMMED, Scratch, map_blocks, split_columns
+
+# Rows closer than 3e-7 of their norms are told apart by nothing but rounding.
+_ROUNDING = 1e-13
+_SMALL = 1e-30
+_PIECE = 1024  # values
+_LARGEST = 1e140  # its square is not beyond float64
+
+
+def as_rows(values: Tensor) -> Tensor:
+    """Return `[clients, *shape]` as `[clients, d]`, in a type in which rules can compute.
+
+    16 bits are too few for sums, and integers have no halves. Where the square of a vector would
+    be beyond float64, values are cut to what is not: that far away, farther makes no difference.
+    """
+    rows = values.reshape(len(values), -1)
+    if not rows.is_floating_point():
+        return rows.double()
+    if rows.dtype.itemsize < torch.float32.itemsize:
+        return rows.float()
+    if rows.dtype is torch.float64 and any(abs(end) > _LARGEST for end in rows.aminmax()):
+        return rows.clamp(-_LARGEST, _LARGEST)
+    return rows
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Rows `[n, d]`, or, after pre-aggregation, weighted sums of them.
+
+    Inner products are in float64: products of float32 values are exact in it, vectors of 1e30 do
+    not overflow, and what rounding is left lies below the rounding of the values themselves.
+    """
+
+    rows: Tensor
+    before: Self | None = None
+    step: Tensor | None = None  # the matrix that made these out of those before
+
+    def mix(self, step: Tensor) -> "Vectors":
+        """Return the weighted sums of these vectors; each row of `step` `[m, n]` holds weights."""
+        return Vectors(self.rows, self, step)
+
+    def __len__(self) -> int:
+        return len(self.rows if self.step is None else self.step)
+
+    @cached_property
+    def mixing(self) -> Tensor | None:
+        """The matrix that makes these vectors out of the rows; None where they are the rows."""
+        if self.before is None or self.before.mixing is None or self.step is None:
+            return self.step
+        return self.step @ self.before.mixing
+
+    @cached_property
+    def gram(self) -> Tensor:
+        """The inner products of all pairs, on the CPU.
+
+        >>> Vectors(torch.tensor([[3.0, 4.0], [1.0, 0.0]])).gram
+        tensor([[25.,  3.],
+                [ 3.,  1.]], dtype=torch.float64)
+        """
+        if self.before is not None and self.step is not None:
+            return self.step @ self.before.gram @ self.step.T
+
+        def work(block: slice, scratch: Scratch) -> Tensor:
+            wide = _widen(self.rows[:, block], scratch)
+            return wide @ wide.T
+
+        return _add_up(map_blocks(work, split_columns(self.rows)))
+
+    @cached_property
+    def squared_norms(self) -> Tensor:
+        """The inner product of each vector with itself, without those of the pairs."""
+        if self.step is not None:
+            return self.gram.diagonal()
+
+        def exact(block: slice, scratch: Scratch) -> Tensor:
+            return _widen(self.rows[:, block], scratch).square_().sum(1)
+
+        squares = _add_squares(self.rows)
+        # Outside of this range squares may be beyond float32.
+        if ((squares > _SMALL) & (squares < 1 / _SMALL)).all():
+            return squares
+        return _add_up(map_blocks(exact, split_columns(self.rows)))
+
+    @cached_property
+    def squared_distances(self) -> Tensor:
+        """The squared distance of every pair; equal vectors are at exactly 0.
+
+        >>> Vectors(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).squared_distances
+        tensor([[ 0., 25.],
+                [25.,  0.]], dtype=torch.float64)
+        """
+        norms = self.gram.diagonal()
+        sums = norms[:, None] + norms
+        squared = sums - 2 * self.gram
+        return torch.where(squared <= _ROUNDING * sums, 0, squared)
+
+    def distances_to(self, coefficients: Tensor) -> Tensor:
+        """Return each vector's distance to the sum of all, weighted by the coefficients."""
+        if not coefficients.any():
+            return self.squared_norms.sqrt()
+        inner = self.gram @ coefficients
+        squared = self.gram.diagonal() - 2 * inner + coefficients @ inner
+        return squared.clamp_min(0).sqrt()
+
+
+def _add_squares(rows: Tensor) -> Tensor:
+    """Return the squared norms, added up in float64 over pieces that float32 can add up well."""
+    count = rows.shape[1] // _PIECE
+    pieces = rows[:, : count * _PIECE].reshape(len(rows), count, _PIECE)
+    rest = rows[:, None, count * _PIECE :]
+    norms = [torch.linalg.vector_norm(part, dim=2) for part in (pieces, rest)]
+    return torch.cat(norms, 1).to("cpu", torch.float64).square().sum(1)
+
+
+def _widen(block: Tensor, scratch: Scratch) -> Tensor:
+    return scratch.take("wide", tuple(block.shape), torch.float64).copy_(block)
+
+
+def _add_up(parts: list[Tensor]) -> Tensor:
+    return sum(parts[1:], parts[0])
+
+
+def materialise(vectors: Vectors) -> Tensor:
+    """Compute the values `[m, d]` of vectors that are sums of rows."""
+    rows, mixing = vectors.rows, vectors.mixing
+    if mixing is None:
+        return rows.clone()
+    result = rows.new_empty(len(mixing), rows.shape[1])
+    matrix = mixing.to(rows)
+
+    def work(block: slice, scratch: Scratch) -> None:
+        result[:, block] = _mix(matrix, rows[:, block], scratch)
+
+    map_blocks(work, split_columns(rows))
+    return result
+
+
+def sum_vectors(coefficients: Tensor, vectors: Vectors) -> Tensor:
+    """Return the weighted sum of the vectors; rows of weight 0 are not even read.
+
+    >>> vectors = Vectors(torch.tensor([[torch.inf, 1.0], [2.0, 4.0]]))
+    >>> sum_vectors(torch.tensor([0.0, 0.5]), vectors)
+    tensor([1., 2.])
+    """
+    rows, mixing = vectors.rows, vectors.mixing
+    weights = (coefficients if mixing is None else coefficients @ mixing).to(rows)
+    used = weights.nonzero().flatten()
+    if len(used) == 1:
+        return rows[used[0]] * weights[used]
+    if len(used) == len(rows):
+        return torch.mv(rows.T, weights)
+    result = rows.new_empty(rows.shape[1])
+
+    def work(block: slice, scratch: Scratch) -> None:
+        shape = (len(used), rows[:, block].shape[1])
+        buffer = _take_buffer("used", shape, rows, scratch)
+        part = torch.index_select(rows[:, block], 0, used, out=buffer)
+        torch.mv(part.T, weights[used], out=result[block])
+
+    map_blocks(work, split_columns(rows, SUMMED))
+    return result
+
+
+def reduce_columns(reduce: Callable[[Tensor, Scratch], Tensor], vectors: Vectors) -> Tensor:
+    """Apply `reduce`, block by block, to the columns of the vectors."""
+    rows, mixing = vectors.rows, vectors.mixing
+    result = rows.new_empty(rows.shape[1])
+    matrix = None if mixing is None else mixing.to(rows)
+
+    def work(block: slice, scratch: Scratch) -> None:
+        part = rows[:, block]
+        result[block] = reduce(part if matrix is None else _mix(matrix, part, scratch), scratch)
+
+    map_blocks(work, split_columns(rows))
+    return result
+
+
+def _mix(matrix: Tensor, block: Tensor, scratch: Scratch) -> Tensor:
+    shape = (len(matrix), block.shape[1])
+    return torch.mm(matrix, block, out=_take_buffer("mixed", shape, block, scratch))
+
+
+def _take_buffer(name: str, shape: tuple[int, int], like: Tensor, scratch: Scratch) -> Tensor:
+    if like.device.type != "cpu":
+        return like.new_empty(shape)
+    return scratch.take(name, shape, like.dtype)

@@ -1,0 +1,110 @@
+"""Small networks, quick enough for a CPU: a perceptron and two convolutional ones."""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from fednorm.core.registry import param
+from fednorm.models.base import check_image_shape, check_widths
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """Linear, ReLU and BatchNorm for each hidden width, then a linear classifier.
+
+    A multilayer perceptron with BatchNorm: for points and for small images.
+    """
+
+    hidden: tuple[int, ...] = param((128, 64), "width of each hidden layer")
+
+    def __post_init__(self) -> None:
+        """Check the widths; a configuration file gives them as a list."""
+        widths = check_widths("hidden of model 'mlp'", self.hidden)
+        object.__setattr__(self, "hidden", widths)
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Return the network for flattened samples."""
+        layers: list[nn.Module] = [nn.Flatten()]
+        width = math.prod(shape)
+        for following in self.hidden:
+            layers += [nn.Linear(width, following), nn.ReLU(), nn.BatchNorm1d(following)]
+            width = following
+        return nn.Sequential(*layers, nn.Linear(width, classes))
+
+
+@dataclass(frozen=True, slots=True)
+class Cnn:
+    """Two blocks of convolution, BatchNorm, ReLU and pooling, then a linear classifier.
+
+    A small convolutional network with BatchNorm, quick enough for 8x8 digits on a CPU.
+    """
+
+    width: int = param(16, "channels of the first convolution; the second has twice as many")
+
+    def __post_init__(self) -> None:
+        """Check the width."""
+        if self.width < 1:
+            raise ValueError(f"width of model 'cnn' must be at least 1, but is {self.width}.")
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Return the network for images of at least 4x4 pixels."""
+        channels, height, width = check_image_shape("cnn", shape, least=4)
+        return nn.Sequential(
+            *_build_block(channels, self.width),
+            *_build_block(self.width, 2 * self.width),
+            nn.Flatten(),
+            nn.Linear(2 * self.width * (height // 4) * (width // 4), classes),
+        )
+
+
+def _build_block(channels: int, width: int) -> list[nn.Module]:
+    """Return the layers of one block, which halves height and width."""
+    conv = nn.Conv2d(channels, width, kernel_size=3, padding=1)
+    return [conv, nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)]
+
+
+class NormalizedCNN(nn.Module):
+    """Two blocks of convolution, BatchNorm, ReLU and pooling, then a linear classifier."""
+
+    def __init__(self, shape: tuple[int, int, int], hidden: int, classes: int) -> None:
+        super().__init__()
+        channels, height, width = shape
+        self.conv1 = nn.Conv2d(channels, hidden, kernel_size=3, padding=1)
+        self.norm1 = nn.BatchNorm2d(hidden)
+        self.conv2 = nn.Conv2d(hidden, 2 * hidden, kernel_size=3, padding=1)
+        self.norm2 = nn.BatchNorm2d(2 * hidden)
+        self.fc = nn.Linear(2 * hidden * (height // 4) * (width // 4), classes)
+        self.pool = nn.MaxPool2d(2)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of a batch of images."""
+        x = self.pool(self.relu(self.norm1(self.conv1(x))))
+        x = self.pool(self.relu(self.norm2(self.conv2(x))))
+        logits: Tensor = self.fc(x.flatten(1))
+        return logits
+
+
+@dataclass(frozen=True, slots=True)
+class TutorialCnn:
+    """The tutorial's network: 32 and 64 channels, each with BatchNorm, ReLU and pooling.
+
+    The network of Unbitrium's tutorial 091 ("FL Batch Normalization", class NormalizedCNN) with
+    BatchNorm, and its modules named as there. Height and width may differ and be any from 4 on.
+    """
+
+    hidden_channels: int = param(32, "channels of the first convolution; the second has twice")
+
+    def __post_init__(self) -> None:
+        """Check the width."""
+        if self.hidden_channels < 1:
+            raise ValueError(
+                "hidden_channels of model 'tutorial_cnn' must be at least 1, but is "
+                f"{self.hidden_channels}."
+            )
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Return the network for images of at least 4x4 pixels."""
+        image = check_image_shape("tutorial_cnn", shape, least=4)
+        return NormalizedCNN(image, self.hidden_channels, classes)
