@@ -50,6 +50,12 @@ def _summary(cls: type) -> str:
     return (inspect.getdoc(cls) or "").partition("\n")[0]
 
 
+def _explanation(cls: type) -> str:
+    """Return what follows the summary in the class docstring, or else the module's docstring."""
+    following = (inspect.getdoc(cls) or "").partition("\n")[2].strip()
+    return following or inspect.getdoc(sys.modules[cls.__module__]) or ""
+
+
 def listing(name: str) -> Table:
     """Return one line for each entry of a kind."""
     table = Table(title=name, title_justify="left", title_style="bold", box=None, pad_edge=False)
@@ -63,10 +69,9 @@ def listing(name: str) -> Table:
 def description(kind_name: str, name: str) -> Group:
     """Return what an entry does, its paper, and its parameters."""
     cls: type = find(kind_name, KINDS[kind_name], name)
-    module = inspect.getdoc(sys.modules[cls.__module__]) or ""
     return Group(
         Text(f"{name}: {_summary(cls)}\n", style="bold"),
-        Markdown(module),
+        Markdown(_explanation(cls)),
         Text(),
         _parameters(cls),
     )

@@ -13,9 +13,8 @@ from fednorm.cli import app as fednorm
 from fednorm.cli.data import app
 from fednorm.core.registry import UnknownNameError
 from fednorm.data import DATASETS
-from fednorm.data.idx_files import FILES
-from fednorm.data.mnist import Mnist
-from fednorm.data.ways import MissingDataError
+from fednorm.data.datasets.mnist import FILES, Mnist
+from fednorm.data.sources import MissingDataError
 from fednorm.experiment.load import ConfigError
 
 
