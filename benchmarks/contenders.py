@@ -17,7 +17,7 @@ from torch.nn import functional
 from works import WORKS, Work, as_floats, network, tensors
 
 from fednorm.data import Dataset
-from fednorm.data.look import Look
+from fednorm.data.transforms import Look
 from fednorm.engines.allocator import keep_memory
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.environment import cores

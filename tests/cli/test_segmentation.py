@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from fednorm.cli import app
 from fednorm.data import load
-from fednorm.data.cityscapes import LABELS
-from fednorm.data.look import IGNORED
+from fednorm.data.datasets.cityscapes import LABELS
+from fednorm.data.transforms import IGNORED
 
 CITIES = ("aachen", "bremen", "ulm")
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fednorm.data import idx_files
-from fednorm.data.store import digest
+from fednorm.data.cache import digest
+from fednorm.data.datasets.mnist import FILES
 
 
 def arrays_of(channels, side, classes, train=20, test=6):
@@ -86,7 +86,7 @@ def write_pickles(folder, parts, key, monkeypatch, sums):
 
 def write_idx(folder, arrays, *, compressed):
     folder.mkdir(parents=True)
-    for key, name in idx_files.FILES.items():
+    for key, name in FILES.items():
         array = arrays[key][:, 0] if key.startswith("x") else arrays[key]
         header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
         data = header + array.tobytes()

@@ -19,15 +19,12 @@ from data.layouts import (
     write_archive,
     write_pickles,
 )
-from fednorm.data import cache, cifar10, cifar100, load
-from fednorm.data.cifar10 import Cifar10
-from fednorm.data.cifar100 import Cifar100
-from fednorm.data.cifar_files import read_pickle
-from fednorm.data.known import Known
-from fednorm.data.store import DamagedDataError, digest, opened
-from fednorm.data.ways import MissingDataError
+from fednorm.data import DATASETS, load
+from fednorm.data.cache import DamagedDataError, digest, get_home, open_cached
+from fednorm.data.datasets.cifar import Cifar10, Cifar100, read_pickle
+from fednorm.data.sources import DownloadableDataset, MissingDataError
 
-REAL = cache.home() / "cifar10"  # before any test puts another folder in its place
+REAL = get_home() / "cifar10"  # before any test puts another folder in its place
 
 
 @pytest.fixture
@@ -41,13 +38,13 @@ def cifar(home, monkeypatch):
 def test_cifar10_from_the_unpacked_binary_version(cifar, tmp_path):
     folder = tmp_path / "mine" / "cifar-10-batches-bin"
     folder.mkdir(parents=True)
-    for name, (x, y) in batches_of(cifar, cifar10.BINARY).items():
+    for name, (x, y) in batches_of(cifar, Cifar10.binary_files).items():
         (folder / name).write_bytes(binary(x, y))
     assert_is(load("cifar10", 0, root=str(tmp_path / "mine")), cifar)
 
 
 def test_cifar10_from_the_archive_in_the_folder_of_all_data(cifar, home):
-    parts = batches_of(cifar, cifar10.BINARY)
+    parts = batches_of(cifar, Cifar10.binary_files)
     files = {f"cifar-10-batches-bin/{name}": binary(*part) for name, part in parts.items()}
     write_archive(home / "cifar-10-binary.tar.gz", files)
     assert_is(load("cifar10", 0), cifar)
@@ -62,19 +59,19 @@ def test_cifar10_from_the_archive_in_the_folder_of_all_data(cifar, home):
     ],
 )
 def test_cifar10_from_the_pickles_of_torchvision_and_keras(cifar, tmp_path, monkeypatch, below):
-    parts = batches_of(cifar, list(cifar10.PICKLES))
-    write_pickles(tmp_path / below, parts, b"labels", monkeypatch, cifar10.PICKLES)
+    parts = batches_of(cifar, list(Cifar10.pickles))
+    write_pickles(tmp_path / below, parts, b"labels", monkeypatch, Cifar10.pickles)
     assert_is(load("cifar10", 0), cifar)
 
 
 def test_cifar10_is_downloaded_if_no_copy_is_here(cifar, home, tmp_path, monkeypatch):
-    parts = batches_of(cifar, cifar10.BINARY)
+    parts = batches_of(cifar, Cifar10.binary_files)
     files = {f"cifar-10-batches-bin/{name}": binary(*part) for name, part in parts.items()}
     there = tmp_path / "there" / "cifar-10-binary.tar.gz"
     write_archive(there, files)
-    monkeypatch.setattr(cifar10, "URL", there.as_uri())
+    monkeypatch.setattr(Cifar10, "url", there.as_uri())
     monkeypatch.setattr(
-        cifar10, "MD5", hashlib.md5(there.read_bytes(), usedforsecurity=False).hexdigest()
+        Cifar10, "md5", hashlib.md5(there.read_bytes(), usedforsecurity=False).hexdigest()
     )
     assert_is(load("cifar10", 0), cifar)
     there.unlink()
@@ -129,7 +126,7 @@ def test_an_error_tells_all_that_was_tried_and_what_to_do(cifar, home, tmp_path)
 def test_a_copy_with_other_pixels_is_refused(cifar, home, tmp_path):
     folder = tmp_path / "mine" / "cifar-10-batches-bin"
     folder.mkdir(parents=True)
-    for name, (x, y) in batches_of(cifar, cifar10.BINARY).items():
+    for name, (x, y) in batches_of(cifar, Cifar10.binary_files).items():
         (folder / name).write_bytes(binary(x ^ (name == "test_batch.bin"), y))
     with pytest.raises(MissingDataError, match="x_test does not have the SHA-256"):
         load("cifar10", 0, root=str(tmp_path / "mine"))
@@ -157,19 +154,19 @@ def test_a_damaged_archive_is_a_reason_and_not_a_crash(cifar, home, damage):
 def test_cifar100_uses_the_fine_labels(home, tmp_path, monkeypatch):
     arrays = arrays_of(3, 32, 100)
     tiny(monkeypatch, Cifar100, arrays)
-    parts = batches_of(arrays, cifar100.BINARY)
+    parts = batches_of(arrays, Cifar100.binary_files)
     files = {f"cifar-100-binary/{name}": binary(*p, before=[7]) for name, p in parts.items()}
     archive = tmp_path / "mine" / "cifar-100-binary.tar.gz"
     write_archive(archive, files)
-    with pytest.raises(MissingDataError, match=f"must have {cifar100.MD5}"):
+    with pytest.raises(MissingDataError, match=f"must have {Cifar100.md5}"):
         load("cifar100", 0, root=str(tmp_path / "mine"))
     md5 = hashlib.md5(archive.read_bytes(), usedforsecurity=False).hexdigest()
-    monkeypatch.setattr(cifar100, "MD5", md5)
+    monkeypatch.setattr(Cifar100, "md5", md5)
     assert_is(load("cifar100", 0, root=str(tmp_path / "mine")), arrays)
     assert load("cifar100", 0).classes == 100
-    parts = batches_of(arrays, list(cifar100.PICKLES))
+    parts = batches_of(arrays, list(Cifar100.pickles))
     folder = tmp_path / "other" / "cifar-100-python"
-    write_pickles(folder, parts, b"fine_labels", monkeypatch, cifar100.PICKLES)
+    write_pickles(folder, parts, b"fine_labels", monkeypatch, Cifar100.pickles)
     monkeypatch.setenv("FEDNORM_DATA", str(home / "second"))
     assert_is(load("cifar100", 0, root=str(tmp_path / "other")), arrays)
 
@@ -191,8 +188,10 @@ def test_builtins_are_refused_in_a_pickle(function):
         read_pickle(data)
 
 
-@pytest.mark.parametrize("cls", Known.__subclasses__())
-def test_every_known_data_set_says_what_it_is(cls):
+@pytest.mark.parametrize(
+    "cls", [cls for cls in DATASETS.values() if issubclass(cls, DownloadableDataset)]
+)
+def test_every_downloadable_data_set_says_what_it_is(cls):
     assert cls.sources
     assert cls.files
     assert len(cls.mean) == len(cls.std) == cls.shapes["x"][1]
@@ -200,7 +199,7 @@ def test_every_known_data_set_says_what_it_is(cls):
 
 @pytest.mark.skipif(not (REAL / "index.json").exists(), reason="CIFAR-10 is not in the cache")
 def test_the_real_cifar10_has_the_known_checksums():
-    arrays = opened(Path(REAL))
+    arrays = open_cached(Path(REAL))
     assert digest(arrays["x"]) == (
         "9d5c2eddadb0deff02c14c350c0385aab7b1d5ff1edfeb4997c8dc8644960111"
     )

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fednorm.data import load
-from fednorm.data.batches import Plan, participants
-from fednorm.data.federation import federation, interleaved
+from fednorm.data.federation import federation, interleave_batches
+from fednorm.data.sampling import Plan, draw_participants
 from fednorm.engines.centralized import Merged
 
 KEY = {"seed": 3, "client": 2, "round_": 7}
@@ -66,14 +66,14 @@ def test_an_impossible_plan_is_refused(fields):
 
 
 def test_participants_are_drawn_anew_each_round():
-    drawn = [participants(20, 0.25, seed=1, round_=r) for r in range(1, 30)]
+    drawn = [draw_participants(20, 0.25, seed=1, round_=r) for r in range(1, 30)]
     assert all(len(set(d)) == 5 and d == sorted(d) for d in drawn)
     assert len({tuple(d) for d in drawn}) > 20
     assert {c for d in drawn for c in d} == set(range(20))
-    assert participants(20, 1.0, seed=1, round_=1) == list(range(20))
-    assert len(participants(20, 0.001, seed=1, round_=1)) == 1
+    assert draw_participants(20, 1.0, seed=1, round_=1) == list(range(20))
+    assert len(draw_participants(20, 0.001, seed=1, round_=1)) == 1
     with pytest.raises(ValueError, match="participation must be in"):
-        participants(20, 0.0, seed=1, round_=1)
+        draw_participants(20, 0.0, seed=1, round_=1)
 
 
 def test_a_client_trains_and_is_tested_on_its_own_classes():
@@ -135,7 +135,7 @@ def test_interleaved_batches_are_those_of_the_clients(flip):
     data = clients.data
     clients = replace(clients, data=replace(data, look=replace(data.look, flip=flip)))
     parts = [clients.batches(client, 5).steps for client in (4, 0, 7)]
-    found = list(interleaved(parts))
+    found = list(interleave_batches(parts))
     assert len(found) == 3
     for together, *apart in zip(found, *parts, strict=True):
         for i, own in enumerate(apart):
@@ -146,4 +146,4 @@ def test_interleaved_batches_are_those_of_the_clients(flip):
 def test_batches_of_different_sizes_cannot_be_interleaved():
     long, short = (made(plan=Plan(size)).batches(0, 1).steps for size in (6, 5))
     with pytest.raises(ValueError, match="same shape"):
-        next(interleaved([long, short]))
+        next(interleave_batches([long, short]))

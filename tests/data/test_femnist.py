@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from fednorm.data import load
-from fednorm.data.batches import Plan
+from fednorm.data.cache import DamagedDataError
 from fednorm.data.federation import federation
-from fednorm.data.store import DamagedDataError
-from fednorm.data.ways import MissingDataError
+from fednorm.data.sampling import Plan
+from fednorm.data.sources import MissingDataError
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -64,7 +64,7 @@ def test_clients_are_the_writers(halves):
 def test_the_second_time_nothing_is_parsed(halves, monkeypatch):
     root, _ = halves
     first = load("femnist", 0, root=str(root))
-    monkeypatch.setattr("fednorm.data.femnist.read", None)
+    monkeypatch.setattr("fednorm.data.datasets.femnist.read", None)
     assert torch.equal(load("femnist", 0, root=str(root)).x, first.x)
 
 

@@ -13,11 +13,10 @@ from data.layouts import (
     tiny,
     write_idx,
 )
-from fednorm.data import idx_files, load, mnist
-from fednorm.data.fashion_mnist import FashionMnist
-from fednorm.data.mnist import Mnist
-from fednorm.data.store import DamagedDataError
-from fednorm.data.ways import MissingDataError
+from fednorm.data import load
+from fednorm.data.cache import DamagedDataError
+from fednorm.data.datasets.mnist import FashionMnist, Mnist, parse_idx
+from fednorm.data.sources import MissingDataError
 
 
 @pytest.fixture
@@ -56,10 +55,10 @@ def test_objects_in_a_file_of_keras_are_not_read(digits, tmp_path):
 def test_mnist_from_the_second_mirror(digits, tmp_path, monkeypatch):
     write_idx(tmp_path / "there", digits, compressed=True)
     mirrors = ["https://example.org/mnist", (tmp_path / "there").as_uri()]
-    monkeypatch.setattr(mnist, "MIRRORS", mirrors)
-    for name in list(mnist.MD5):
+    monkeypatch.setattr(Mnist, "mirrors", mirrors)
+    for name in list(Mnist.md5):
         data = (tmp_path / "there" / f"{name}.gz").read_bytes()
-        monkeypatch.setitem(mnist.MD5, name, hashlib.md5(data, usedforsecurity=False).hexdigest())
+        monkeypatch.setitem(Mnist.md5, name, hashlib.md5(data, usedforsecurity=False).hexdigest())
     assert_is(load("mnist", 0), digits)
 
 
@@ -84,7 +83,7 @@ def test_fashion_mnist_from_debian(home, tmp_path, monkeypatch):
     del home
     arrays = arrays_of(1, 28, 10)
     tiny(monkeypatch, FashionMnist, arrays)
-    monkeypatch.setattr("fednorm.data.fashion_mnist.DEBIAN", tmp_path / "debian")
+    monkeypatch.setattr("fednorm.data.datasets.mnist.DEBIAN", tmp_path / "debian")
     write_idx(tmp_path / "debian" / "fashion-mnist", arrays, compressed=True)
     assert_is(load("fashion_mnist", 0), arrays)
 
@@ -94,7 +93,7 @@ def test_fashion_mnist_from_debian(home, tmp_path, monkeypatch):
 )
 def test_what_is_no_idx_file_is_refused(data):
     with pytest.raises(DamagedDataError):
-        idx_files.parse_idx(data)
+        parse_idx(data)
 
 
 @pytest.fixture

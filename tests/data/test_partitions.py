@@ -8,8 +8,13 @@ from hypothesis import strategies as st
 
 from fednorm.core.registry import UnknownNameError
 from fednorm.data.partition import PARTITIONS, match_groups, match_test, parse, partition
-from fednorm.data.partition.base import Partition, log_dirichlet, softmax
-from fednorm.data.partition.dirichlet import Dirichlet, draw_counts
+from fednorm.data.partition.base import Partition
+from fednorm.data.partition.dirichlet import (
+    Dirichlet,
+    draw_counts,
+    draw_log_dirichlet,
+    softmax,
+)
 from fednorm.data.partition.feature_shift import KINDS
 
 TEXTS = {
@@ -145,7 +150,7 @@ def test_dirichlet_draws_as_one_sample_at_a_time_would():
 
 
 def test_dirichlet_weights_have_the_moments_of_a_dirichlet():
-    mixes = softmax(log_dirichlet(0.5, (20000, 4), np.random.default_rng(0)))
+    mixes = softmax(draw_log_dirichlet(0.5, (20000, 4), np.random.default_rng(0)))
     np.testing.assert_allclose(mixes.mean(0), 1 / 4, atol=0.01)
     variance = (1 / 4) * (3 / 4) / (4 * 0.5 + 1)
     np.testing.assert_allclose(mixes.var(0), variance, atol=0.005)

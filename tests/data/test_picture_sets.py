@@ -10,12 +10,13 @@ import torch
 from PIL import Image
 
 from fednorm.core.registry import UnknownNameError
-from fednorm.data import load, tiny_imagenet
-from fednorm.data.batches import Plan
-from fednorm.data.cityscapes import LABELS, Cityscapes
+from fednorm.data import load
+from fednorm.data.cache import DamagedDataError
+from fednorm.data.datasets import tiny_imagenet
+from fednorm.data.datasets.cityscapes import LABELS, Cityscapes
 from fednorm.data.federation import federation
-from fednorm.data.store import DamagedDataError
-from fednorm.data.ways import MissingDataError
+from fednorm.data.sampling import Plan
+from fednorm.data.sources import MissingDataError
 
 pytestmark = pytest.mark.usefixtures("home")
 

@@ -17,8 +17,8 @@ from fednorm.cli import app
 from fednorm.core.registry import UnknownNameError
 from fednorm.core.task import Task
 from fednorm.data import load
-from fednorm.data.batches import Plan
 from fednorm.data.federation import federation
+from fednorm.data.sampling import Plan
 from fednorm.doctor import examine, save, show
 from fednorm.doctor.fixed_batches import deal_again, draw
 from fednorm.doctor.layers import find_layers

@@ -9,8 +9,8 @@ from fednorm.algorithms import algorithm
 from fednorm.core.round import NonFiniteLossError
 from fednorm.core.task import Task
 from fednorm.data import load
-from fednorm.data.batches import Plan
 from fednorm.data.federation import federation
+from fednorm.data.sampling import Plan
 from fednorm.engines import lockstep
 from fednorm.models import build
 from fednorm.strategies import STRATEGIES

@@ -11,8 +11,8 @@ from fednorm.algorithms import algorithm
 from fednorm.core.messages import Batches
 from fednorm.core.task import export
 from fednorm.data import load
-from fednorm.data.batches import Plan
 from fednorm.data.federation import federation
+from fednorm.data.sampling import Plan
 from fednorm.engines import lockstep, meeting, trial
 from fednorm.engines.simulate import rounds
 from fednorm.experiment.compare import run_all

@@ -15,9 +15,9 @@ from torch.nn import functional
 
 from fednorm import Memory, broadcast, client_round, server_round
 from fednorm.algorithms import algorithm
-from fednorm.data.batches import Plan
 from fednorm.data.dataset import Dataset
 from fednorm.data.federation import federation
+from fednorm.data.sampling import Plan
 from fednorm.engines import cohort, lockstep, simulate, workers
 from populations import Population, flat, follow, population, weighted
 from support import last, nested_model, run_by_hand, task_of

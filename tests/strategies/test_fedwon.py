@@ -10,8 +10,8 @@ import fednorm
 from fednorm import Memory, broadcast, client_round, strategy
 from fednorm.algorithms import algorithm
 from fednorm.data import load
-from fednorm.data.batches import Plan
 from fednorm.data.federation import federation
+from fednorm.data.sampling import Plan
 from fednorm.engines import cohort, lockstep, simulate, workers
 from fednorm.engines.centralized import Merged
 from fednorm.experiment.load import ConfigError, build

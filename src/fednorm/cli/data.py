@@ -12,9 +12,8 @@ from rich.table import Table
 from fednorm.cli.options import console
 from fednorm.core.registry import find
 from fednorm.data import DATASETS
-from fednorm.data.cache import decoded_home
-from fednorm.data.images import Images
-from fednorm.data.store import INDEX
+from fednorm.data.cache import INDEX, get_decoded_home
+from fednorm.data.image_dataset import ImageDataset
 from fednorm.experiment.entry import Entry, make
 from fednorm.experiment.load import ConfigError, override
 
@@ -76,10 +75,10 @@ def list_() -> None:
     for column in ("where", "comes from"):
         table.add_column(column, overflow="fold")
     for name, cls in DATASETS.items():
-        if not issubclass(cls, Images):
+        if not issubclass(cls, ImageDataset):
             table.add_row(name, "yes", "", "", "comes with fednorm")
-        elif size := _size(decoded_home() / name):
-            place = escape(str(decoded_home() / name))
+        elif size := _size(get_decoded_home() / name):
+            place = escape(str(get_decoded_home() / name))
             table.add_row(name, "yes", decimal(size), place, ", ".join(cls.sources))
         else:
             table.add_row(name, "no", "", "", ", ".join(cls.sources))

@@ -1,24 +1,21 @@
 """Data sets, and how they are divided among clients (`fednorm.data.partition`)."""
 
+from collections.abc import Mapping
 from typing import Any
 
+from fednorm.core.own import call_own
 from fednorm.core.registry import create
-from fednorm.data.cifar10 import Cifar10
-from fednorm.data.cifar100 import Cifar100
-from fednorm.data.cityscapes import Cityscapes
 from fednorm.data.dataset import Dataset, Source
-from fednorm.data.digits import Digits
-from fednorm.data.fashion_mnist import FashionMnist
-from fednorm.data.femnist import Femnist
-from fednorm.data.folder import Folder
-from fednorm.data.hf import HuggingFace
-from fednorm.data.imagenet import ImageNet
-from fednorm.data.mnist import Mnist
-from fednorm.data.own import load_own
-from fednorm.data.patterns import Patterns
-from fednorm.data.ring import Ring
-from fednorm.data.scenes import Scenes
-from fednorm.data.tiny_imagenet import TinyImageNet
+from fednorm.data.datasets.cifar import Cifar10, Cifar100
+from fednorm.data.datasets.cityscapes import Cityscapes
+from fednorm.data.datasets.digits import Digits
+from fednorm.data.datasets.femnist import Femnist
+from fednorm.data.datasets.folder import Folder
+from fednorm.data.datasets.huggingface import HuggingFace
+from fednorm.data.datasets.imagenet import ImageNet
+from fednorm.data.datasets.mnist import FashionMnist, Mnist
+from fednorm.data.datasets.synthetic import Patterns, Ring, Scenes
+from fednorm.data.datasets.tiny_imagenet import TinyImageNet
 
 __all__ = ["DATASETS", "Dataset", "Source", "load"]
 
@@ -53,5 +50,16 @@ def load(name: str, seed: int, **fields: Any) -> Dataset:
     3
     """
     if ":" in name:
-        return load_own(name, seed, fields)
+        return _load_own(name, seed, fields)
     return create("data set", DATASETS, name, fields).load(seed)
+
+
+def _load_own(name: str, seed: int, fields: Mapping[str, Any]) -> Dataset:
+    """Call the user's function, with the seed if it takes one, and return its data."""
+    data = call_own("data set", name, {"seed": seed}, fields)
+    if not isinstance(data, Dataset):
+        raise TypeError(
+            f"data set {name!r} must return a fednorm.data.Dataset, but returned "
+            f"{type(data).__name__}; make one of its tensors."
+        )
+    return data

@@ -1,13 +1,35 @@
-"""Where data sets are kept on this machine, and how much of them is held in memory."""
+"""Decoded data on disk: where they are kept, how they are checked, and what stays in memory.
 
+A data set is a folder with one .npy file per array and an index of their checksums. The folder is
+written under a temporary name and renamed when complete, so that an interrupted write is never
+read. Arrays beyond the memory limit are mapped from their files.
+"""
+
+import hashlib
+import json
 import os
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeAlias
 
+import numpy as np
+from filelock import FileLock
+from numpy.typing import NDArray
+
+Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+
+INDEX = "index.json"
+_CHUNK = 1 << 24
 _GIGABYTE = 10**9
 _DEFAULT_LIMIT = 4.0
 
 
-def home() -> Path:
+class DamagedDataError(ValueError):
+    """Data that do not match their checksum."""
+
+
+def get_home() -> Path:
     """Return the folder of all data sets: `FEDNORM_DATA`, or `fednorm` in the user's cache."""
     if chosen := os.environ.get("FEDNORM_DATA"):
         return Path(chosen).expanduser()
@@ -15,20 +37,20 @@ def home() -> Path:
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "fednorm"
 
 
-def decoded_home() -> Path:
-    """Return the folder of what was decoded; no other file of a user's is ever in it."""
-    return home() / "decoded"
+def get_decoded_home() -> Path:
+    """Return the folder of decoded data; it holds no file that a user put there."""
+    return get_home() / "decoded"
 
 
-def roots(root: str | None) -> list[Path]:
-    """Return where a copy made by another library is looked for: only in `root`, if it is given."""
+def list_roots(root: str | None) -> list[Path]:
+    """Return the folders to search for a copy: `root` alone, if it is given."""
     if root is not None:
         return [Path(root).expanduser()]
-    return [home(), Path("data"), Path.home() / ".keras" / "datasets"]
+    return [get_home(), Path("data"), Path.home() / ".keras" / "datasets"]
 
 
-def limit() -> float:
-    """Return how many bytes of samples are read into memory; more are mapped from their file."""
+def get_memory_limit() -> float:
+    """Return the bytes of a data set to read into memory; a larger one is mapped from its files."""
     text = os.environ.get("FEDNORM_DATA_LIMIT", str(_DEFAULT_LIMIT))
     try:
         gigabytes = float(text)
@@ -40,3 +62,93 @@ def limit() -> float:
             f"but is {text!r}."
         )
     return gigabytes * _GIGABYTE
+
+
+def digest(array: NDArray[Any]) -> str:
+    """Return the SHA-256 of an array's values in row order.
+
+    >>> digest(np.zeros(0, np.uint8))[:8]
+    'e3b0c442'
+    """
+    values = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    result = hashlib.sha256()
+    for start in range(0, len(values), _CHUNK):
+        result.update(values[start : start + _CHUNK].data)
+    return result.hexdigest()
+
+
+def load_or_create(folder: Path, write: Callable[[Path], None]) -> Arrays:
+    """Return the arrays of a folder; if it is missing or damaged, `write` creates them first."""
+    if (arrays := _open_if_whole(folder)) is not None:
+        return arrays
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.parent / f".{folder.name}.lock"):  # runs side by side need the same data
+        if _open_if_whole(folder) is None:
+            _replace(folder, write)
+    return open_cached(folder)
+
+
+def _open_if_whole(folder: Path) -> Arrays | None:
+    get_memory_limit()  # an invalid limit does not mean damaged data
+    try:
+        return open_cached(folder)
+    except (OSError, ValueError, LookupError, EOFError, AttributeError):  # absent, or damaged
+        return None
+
+
+def save(folder: Path, arrays: Arrays) -> None:
+    """Write arrays, one file each."""
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array, allow_pickle=False)
+
+
+def open_cached(folder: Path) -> Arrays:
+    """Return the arrays of a folder after checking them: mapped ones only by their size."""
+    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    large = sum(entry["bytes"] for entry in index.values()) > get_memory_limit()
+    # Copy-on-write, because torch warns of arrays that cannot be written.
+    arrays = {
+        name: np.load(folder / f"{name}.npy", mmap_mode="c" if large and entry["large"] else None)
+        for name, entry in index.items()
+    }
+    for name, entry in index.items():
+        mapped = isinstance(arrays[name], np.memmap)
+        if arrays[name].nbytes != entry["bytes"] or (
+            not mapped and digest(arrays[name]) != entry["sha256"]
+        ):
+            raise DamagedDataError(f"{folder / name}.npy is not what was written.")
+    return arrays
+
+
+def _replace(folder: Path, write: Callable[[Path], None]) -> None:
+    """Write a folder anew and replace the old one."""
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+        fresh, old = Path(scratch) / "new", Path(scratch) / "old"
+        fresh.mkdir()
+        write(fresh)
+        _seal(fresh)
+        if folder.exists():
+            if not (folder / INDEX).exists():
+                raise DamagedDataError(
+                    f"{str(folder)!r} is in the way of a decoded data set and is not one; move it."
+                )
+            folder.rename(old)
+        fresh.rename(folder)
+
+
+def _seal(folder: Path) -> None:
+    """Write the index of all arrays in a folder, after everything has reached the disk."""
+    index = {}
+    for path in sorted(folder.glob("*.npy")):
+        array = np.load(path, mmap_mode="r")
+        index[path.stem] = {
+            "sha256": digest(array),
+            "bytes": array.nbytes,
+            "large": array.ndim > 1,
+        }
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+    with (folder / INDEX).open("w", encoding="utf-8") as file:
+        json.dump(index, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fednorm.data.look import AS_IT_IS, IGNORED, Batch, Look
+from fednorm.data.transforms import AS_IT_IS, IGNORED, Batch, Look
 
 _EVERY = 8  # pixels of a mask
 _MOST_SAMPLES, _MOST_VALUES = 1000, 4_000_000  # of a test batch
@@ -159,5 +159,5 @@ class Source(Protocol):
 
 
 def random_generator(seed: int, tag: int) -> np.random.Generator:
-    """Return the generator of one purpose, so that equal seeds do not mean equal draws."""
+    """Return an independent random generator for (seed, tag)."""
     return np.random.default_rng([seed, tag])

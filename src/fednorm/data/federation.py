@@ -11,11 +11,11 @@ from torch import Tensor
 
 from fednorm.core.messages import Batches
 from fednorm.core.types import ClientId
-from fednorm.data.batches import Plan, participants
 from fednorm.data.dataset import Dataset
-from fednorm.data.look import Batch
 from fednorm.data.partition import Indices, Partition, match_groups, match_test, parse, partition
 from fednorm.data.partition.natural import Natural
+from fednorm.data.sampling import Plan, draw_participants
+from fednorm.data.transforms import Batch
 
 TAG = 302
 
@@ -31,7 +31,7 @@ class Federation:
     plan: Plan
     seed: int
     participation: float = 1.0
-    unseen: int = 0  # the last so many clients never train
+    unseen: int = 0  # this many clients, the last ones, never train
 
     @property
     def clients(self) -> int:
@@ -45,7 +45,7 @@ class Federation:
     def participants(self, round_: int) -> list[ClientId]:
         """Return who takes part in a round."""
         trained = self.clients - self.unseen
-        return participants(trained, self.participation, seed=self.seed, round_=round_)
+        return draw_participants(trained, self.participation, seed=self.seed, round_=round_)
 
     def batches(self, client: ClientId, round_: int) -> Batches:
         """Return a client's batches of a round."""
@@ -53,7 +53,7 @@ class Federation:
             client=client,
             steps=Steps(self, client, round_),
             examples=len(self.parts[client]),
-            seed=_dropout_seed(self.seed, client, round_),
+            seed=_derive_dropout_seed(self.seed, client, round_),
             everything=Steps(self.once(), client, 0),
             lengths=self.plan.lengths(len(self.parts[client])),
         )
@@ -82,13 +82,13 @@ class Steps:
 
     def __iter__(self) -> Iterator[Batch]:
         data, key = self.federation.data, (self.federation.seed, self.client, self.round_)
-        for step, chosen in enumerate(self.chosen()):
+        for step, chosen in enumerate(self.draw_indices()):
             # A generator takes as long to make as a small batch does.
             rng = np.random.default_rng([*key, step, TAG + 1]) if data.look.random else None
             yield data.training_batch(chosen, rng)
 
-    def chosen(self) -> Iterator[Indices]:
-        """Yield which samples of the data set the batches hold."""
+    def draw_indices(self) -> Iterator[Indices]:
+        """Draw the sample numbers of each batch."""
         own = self.federation.parts[self.client]
         draws = self.federation.plan.draw(
             len(own), seed=self.federation.seed, client=self.client, round_=self.round_
@@ -96,7 +96,7 @@ class Steps:
         return (own[positions] for positions in draws)
 
 
-def interleaved(parts: Sequence[Iterable[Batch]]) -> Iterator[Batch]:
+def interleave_batches(parts: Sequence[Iterable[Batch]]) -> Iterator[Batch]:
     """Yield the batches of several clients as one: the first sample of each, then the next.
 
     All clients must have batches of the same sizes.
@@ -104,7 +104,7 @@ def interleaved(parts: Sequence[Iterable[Batch]]) -> Iterator[Batch]:
     steps = [own for own in parts if isinstance(own, Steps)]
     data = steps[0].federation.data if len(steps) == len(parts) else None
     if data and not data.look.random:  # one cut for all of them, which small batches feel
-        for chosen in zip(*(own.chosen() for own in steps), strict=True):
+        for chosen in zip(*(own.draw_indices() for own in steps), strict=True):
             yield data.training_batch(np.stack(chosen, 1).ravel())
         return
     for batches in zip(*parts, strict=True):
@@ -112,7 +112,7 @@ def interleaved(parts: Sequence[Iterable[Batch]]) -> Iterator[Batch]:
         yield x, y
 
 
-def _dropout_seed(seed: int, client: int, round_: int) -> int:
+def _derive_dropout_seed(seed: int, client: int, round_: int) -> int:
     # A tenth of the time of numpy's SeedSequence, which a round of small clients would feel.
     key = struct.pack("<4q", seed, client, round_, TAG)
     return int.from_bytes(blake2b(key, digest_size=8).digest(), "little") >> 1
@@ -134,12 +134,13 @@ def federation(  # noqa: PLR0913 (what a federation is)
     """
     if not 0 <= unseen < clients:
         raise ValueError(f"of {clients} clients, {unseen} cannot be unseen; some must train.")
-    participants(clients, participation, seed=seed, round_=1)  # refuses an impossible share
+    draw_participants(clients, participation, seed=seed, round_=1)  # refuses an impossible share
     labels = data.labels()
     parts = partition(rule, labels, clients=clients, seed=seed, groups=data.groups)
+    test = _split_test(data, rule, parts, seed)
     return Federation(
-        data=replace(data, x=_as_seen(data.x, rule, parts, seed)),
-        x_test=_as_seen(data.x_test, rule, test := _test_parts(data, rule, parts, seed), seed + 1),
+        data=replace(data, x=_apply_client_transform(data.x, rule, parts, seed)),
+        x_test=_apply_client_transform(data.x_test, rule, test, seed + 1),
         parts=parts,
         test_parts=test,
         plan=plan,
@@ -149,7 +150,7 @@ def federation(  # noqa: PLR0913 (what a federation is)
     )
 
 
-def _test_parts(data: Dataset, rule: str, parts: list[Indices], seed: int) -> list[Indices]:
+def _split_test(data: Dataset, rule: str, parts: list[Indices], seed: int) -> list[Indices]:
     groups, groups_test = data.groups, data.groups_test
     if isinstance(parse(rule), Natural) and groups is not None and groups_test is not None:
         return match_groups(groups, parts, groups_test)
@@ -157,7 +158,7 @@ def _test_parts(data: Dataset, rule: str, parts: list[Indices], seed: int) -> li
     return match_test(data.labels(), parts, data.labels(test=True), rng)
 
 
-def _as_seen(x: Tensor, rule: str, parts: list[Indices], seed: int) -> Tensor:
+def _apply_client_transform(x: Tensor, rule: str, parts: list[Indices], seed: int) -> Tensor:
     """Return the samples as their clients see them; the same tensor if all see them as they are."""
     chosen = parse(rule)
     if type(chosen).transform is Partition.transform:

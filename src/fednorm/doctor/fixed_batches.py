@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fednorm.core.messages import Batches
 from fednorm.core.types import ClientId
-from fednorm.data.batches import Plan
 from fednorm.data.dataset import Dataset
 from fednorm.data.federation import Federation
+from fednorm.data.sampling import Plan
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
 TAG = 601

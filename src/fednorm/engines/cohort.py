@@ -21,7 +21,7 @@ from fednorm.core.moments import Moments
 from fednorm.core.round import NonFiniteLossError, broadcast, client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId, Tensors
-from fednorm.data.federation import interleaved
+from fednorm.data.federation import interleave_batches
 from fednorm.engines import trial
 from fednorm.engines.clients import train_client
 from fednorm.engines.lockstep import is_random
@@ -160,7 +160,7 @@ class _Side:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         count = len(self.parts)
-        for x, y in interleaved(self.parts):
+        for x, y in interleave_batches(self.parts):
             wide = x.reshape(len(x) // count, -1, *x.shape[2:])
             last = self.memory_format if wide.dim() == 4 else torch.contiguous_format  # noqa: PLR2004
             yield wide.contiguous(memory_format=last), y.view(-1, count, *y.shape[1:])

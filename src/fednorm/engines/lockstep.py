@@ -24,7 +24,7 @@ from fednorm.core.messages import Batches, Memory
 from fednorm.core.round import NonFiniteLossError, broadcast, client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
-from fednorm.data.federation import Federation, interleaved
+from fednorm.data.federation import Federation, interleave_batches
 from fednorm.engines import trial
 from fednorm.engines.centralized import Merged, merged
 from fednorm.engines.clients import Clients
@@ -112,7 +112,7 @@ class Together(Merged):
         parts = [_with_length(part) for part in drawn]
         steps, sizes = [part.steps for part in parts], tuple(part.lengths[0] for part in parts)
         if len(set(sizes)) == 1:
-            step = next(interleaved(steps))
+            step = next(interleave_batches(steps))
         else:
             only = [next(iter(own)) for own in steps]
             step = torch.cat([x for x, _ in only]), torch.cat([y for _, y in only])

@@ -9,8 +9,8 @@ from fednorm.algorithms import ALGORITHMS
 from fednorm.attacks import Target
 from fednorm.core.registry import find
 from fednorm.data import DATASETS
-from fednorm.data.batches import Plan
 from fednorm.data.partition import parse
+from fednorm.data.sampling import Plan
 from fednorm.experiment.adversity import check_adversity
 from fednorm.experiment.entry import OWN_SETTINGS, Entry, StrategyEntry, make
 from fednorm.models import MODELS

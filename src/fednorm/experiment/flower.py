@@ -15,7 +15,7 @@ from fednorm.core.survey import Surveyed
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.data.federation import Federation
-from fednorm.data.look import Batch
+from fednorm.data.transforms import Batch
 from fednorm.engines import simulate
 from fednorm.engines.clients import Clients
 from fednorm.engines.conditions import USUAL, Conditions

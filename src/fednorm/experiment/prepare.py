@@ -17,8 +17,8 @@ from fednorm.core.round import NonFiniteLossError, broadcast, client_round
 from fednorm.core.task import Task, export
 from fednorm.core.types import ClientId
 from fednorm.data import Dataset, load
-from fednorm.data.batches import Plan
 from fednorm.data.federation import Federation, federation
+from fednorm.data.sampling import Plan
 from fednorm.engines import simulate, workers
 from fednorm.engines.adapt import adapt_statistics
 from fednorm.engines.centralized import Merged

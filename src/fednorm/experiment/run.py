@@ -13,7 +13,7 @@ from fednorm.core.task import export
 from fednorm.core.types import ClientId
 from fednorm.data import Dataset
 from fednorm.data.federation import Federation
-from fednorm.data.look import Batch
+from fednorm.data.transforms import Batch
 from fednorm.engines.adapt import newcomer
 from fednorm.engines.evaluate import Score, is_personal, score, score_clients, score_global
 from fednorm.engines.simulate import Round, Start

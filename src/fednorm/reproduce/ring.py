@@ -22,7 +22,7 @@ from fednorm.core.messages import Batches, Running
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.data.dataset import random_generator
-from fednorm.data.ring import Ring
+from fednorm.data.datasets.synthetic import Ring
 from fednorm.engines import lockstep, simulate
 from fednorm.engines.centralized import Merged
 from fednorm.experiment.environment import environment, threads
@@ -153,7 +153,7 @@ def draw_points(gamma: float, rounds: int, seed: int) -> Draws:
     labels = np.broadcast_to(np.arange(CLIENTS)[:, None], shape).copy()
     mixed = round(gamma * POINTS)
     labels[..., :mixed] = rng.integers(CLIENTS, size=shape)[..., :mixed]
-    points = Ring(classes=CLIENTS).points(labels.ravel(), rng)
+    points = Ring(classes=CLIENTS).draw_points(labels.ravel(), rng)
     return Draws(points.double().reshape(*shape, 2), torch.from_numpy(labels))
 
 

@@ -1,4 +1,4 @@
-"""How samples are divided among clients: one file per partition, and one registry line each."""
+"""How samples are divided among clients: the partitions by name."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,16 +9,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fednorm.core.registry import create, find
-from fednorm.data.partition.base import Indices, Partition
-from fednorm.data.partition.checks import as_labels, check_parts, check_request
-from fednorm.data.partition.dirichlet import Dirichlet
-from fednorm.data.partition.dirichlet_unbalanced import DirichletUnbalanced
+from fednorm.data.partition.base import (
+    Indices,
+    Partition,
+    check_parts,
+    check_request,
+    to_labels,
+)
+from fednorm.data.partition.dirichlet import Dirichlet, DirichletUnbalanced
 from fednorm.data.partition.feature_shift import FeatureShift
 from fednorm.data.partition.gamma import Gamma
 from fednorm.data.partition.iid import Iid
-from fednorm.data.partition.matching import match_groups, match_test
 from fednorm.data.partition.natural import Natural
 from fednorm.data.partition.shards import Shards
+from fednorm.data.partition.test_split import match_groups, match_test
 
 __all__ = [
     "PARTITIONS",
@@ -67,7 +71,7 @@ def partition(
     [[1, 3], [0, 2]]
     """
     rule = parse(name, **fields)
-    array = as_labels(labels)
+    array = to_labels(labels)
     members = None if groups is None else np.asarray(groups)
     check_request(name, len(array), clients, members)
     parts = rule.split(array, clients, np.random.default_rng([seed, TAG]), members)
@@ -95,7 +99,7 @@ def parse(text: str, **fields: Any) -> Partition:
             f"{fields[argument]!r} as a field; give it once."
         )
     if argument is not None and argument not in fields:
-        fields |= _read(name, argument, value if equals else None)
+        fields |= _read_field(name, argument, value if equals else None)
     return create("partition", PARTITIONS, name, fields)
 
 
@@ -110,7 +114,7 @@ def rename(text: str, name: str) -> str | None:
     ('iid', None)
     """
     new = PARTITIONS.get(name.strip())  # an unknown name, or one with its value, is for `parse`
-    if new is None or new.argument is None or _field(new).default is not dataclasses.MISSING:
+    if new is None or new.argument is None or _find_field(new).default is not dataclasses.MISSING:
         return name
     before, _, value = text.partition("=")
     old = PARTITIONS.get(before.strip())
@@ -118,16 +122,16 @@ def rename(text: str, name: str) -> str | None:
     return f"{name.strip()}={value.strip()}" if same else None
 
 
-def _field(rule: type[Partition]) -> dataclasses.Field[Any]:
+def _find_field(rule: type[Partition]) -> dataclasses.Field[Any]:
     """Return the field that the text after "=" sets."""
     declared = dataclasses.fields(rule)  # type: ignore[arg-type]  # every one is a dataclass
     (field,) = (f for f in declared if f.name == rule.argument)
     return field
 
 
-def _read(name: str, argument: str, value: str | None) -> dict[str, Any]:
+def _read_field(name: str, argument: str, value: str | None) -> dict[str, Any]:
     """Return the field that the text sets: none if it has no value and needs none."""
-    field = _field(PARTITIONS[name])
+    field = _find_field(PARTITIONS[name])
     if value is None and field.default is not dataclasses.MISSING:
         return {}
     if value is not None and field.type is str:

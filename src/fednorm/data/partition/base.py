@@ -1,4 +1,4 @@
-"""What a partition is, and the dealing of samples that several partitions share."""
+"""What a partition is, its checks, and the dealing of samples that partitions share."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
@@ -31,10 +31,10 @@ class Partition(Protocol):
         return x
 
 
-def even_sizes(total: int, parts: int) -> Indices:
+def divide_evenly(total: int, parts: int) -> Indices:
     """Return sizes that sum to `total` and differ by at most 1, the larger ones first.
 
-    >>> even_sizes(7, 3).tolist()
+    >>> divide_evenly(7, 3).tolist()
     [3, 2, 2]
     """
     return total // parts + (np.arange(parts) < total % parts).astype(np.int64)
@@ -54,7 +54,7 @@ def sort_by_label(indices: Indices, labels: Indices) -> Indices:
     return indices[np.argsort(labels[indices], kind="stable")]
 
 
-def pools_by_label(labels: Indices, rng: np.random.Generator) -> list[Indices]:
+def shuffle_by_label(labels: Indices, rng: np.random.Generator) -> list[Indices]:
     """Return the shuffled sample numbers of each label that occurs, in the labels' order."""
     _, sizes = np.unique(labels, return_counts=True)
     return cut(sort_by_label(rng.permutation(len(labels)), labels), sizes)
@@ -70,26 +70,48 @@ def deal(pools: Sequence[Indices], counts: Indices) -> list[Indices]:
     return [np.sort(np.concatenate(column)) for column in zip(*rows, strict=True)]
 
 
-def log_dirichlet(alpha: float, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
-    """Return logarithms of unnormalised symmetric Dirichlet weights; `softmax` normalises them.
+def to_labels(labels: Tensor | Sequence[int] | NDArray[Any]) -> Indices:
+    """Return labels as a one-dimensional int64 array.
 
-    A gamma variate of shape alpha is one of shape alpha + 1 times U^(1/alpha). Its logarithm stays
-    finite however small alpha is, where the variate itself would underflow and leave 0 / 0.
+    >>> to_labels([2, 0, 1]).tolist()
+    [2, 0, 1]
     """
-    shrink = np.log1p(-rng.random(shape)) / max(alpha, 1e-300)
-    return np.log(rng.standard_gamma(alpha + 1, shape)) + shrink
-
-
-def softmax(logits: NDArray[Any]) -> NDArray[Any]:
-    """Normalise logarithms of weights over the last axis."""
-    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
-
-
-def check_alpha(name: str, alpha: float) -> None:
-    """Check a Dirichlet concentration."""
-    if not 0 < alpha < np.inf:
+    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ValueError(
-            f"partition {name!r} needs a finite alpha above 0, but got {alpha}; a small alpha "
-            "such as 0.1 is heterogeneous, a large one such as 100 nearly iid."
+            "a partition needs one integer label per sample, but got an array of shape "
+            f"{array.shape} and type {array.dtype}; pass class numbers, not one-hot rows or scores."
+        )
+    return array.astype(np.int64)
+
+
+def check_request(name: str, samples: int, clients: int, groups: NDArray[Any] | None) -> None:
+    """Check that the samples can be divided among the clients at all."""
+    if clients < 1:
+        raise ValueError(f"partition {name!r} needs at least 1 client, but got {clients}.")
+    if clients > samples:
+        raise ValueError(
+            f"partition {name!r} cannot give each of {clients} clients a sample: there are "
+            f"{samples}; choose fewer clients or more samples."
+        )
+    if groups is not None and len(groups) != samples:
+        raise ValueError(
+            f"partition {name!r} needs one group per sample, but got {len(groups)} groups "
+            f"for {samples} samples."
+        )
+
+
+def check_parts(name: str, parts: Sequence[Indices], samples: int) -> None:
+    """Check that every client has data and that every sample is used exactly once."""
+    for client, part in enumerate(parts):
+        if not len(part):
+            raise ValueError(
+                f"client {client} has no data: partition {name!r} gave it none of {samples} "
+                f"samples for {len(parts)} clients; choose fewer clients, another seed, or a "
+                "milder heterogeneity (a larger alpha or fraction)."
+            )
+    if not np.array_equal(np.sort(np.concatenate(parts)), np.arange(samples)):
+        raise ValueError(
+            f"partition {name!r} must use each of {samples} samples exactly once, but did not; "
+            "its split is at fault."
         )

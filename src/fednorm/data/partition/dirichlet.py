@@ -1,9 +1,6 @@
-"""Each client draws its own class mix from a Dirichlet distribution; clients are of equal size.
+"""Dirichlet partitions: class mixes per client, or shares of each class among clients.
 
-Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-Classification" (2019), arXiv:1909.06335. Samples are drawn without replacement; where a class has
-run out, the mix is renormalised over the classes that are left. alpha is the concentration of each
-class (a Dirichlet of alpha, alpha, ...), not its sum over the classes.
+alpha is the concentration of each component (a Dirichlet of alpha, alpha, ...), not its sum.
 """
 
 from dataclasses import dataclass
@@ -16,18 +13,24 @@ from fednorm.core.registry import param
 from fednorm.data.partition.base import (
     Indices,
     Partition,
-    check_alpha,
     deal,
-    even_sizes,
-    log_dirichlet,
-    pools_by_label,
-    softmax,
+    divide_evenly,
+    shuffle_by_label,
 )
+
+TRIES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Dirichlet(Partition):
-    """A Dirichlet class mix per client; sizes differ by at most 1."""
+    """A Dirichlet class mix per client; sizes differ by at most 1.
+
+    Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated
+    Visual Classification" (2019), arXiv:1909.06335. Each client draws its class mix from a
+    Dirichlet distribution. Samples are drawn without replacement; where a class has run out, the
+    mix is renormalised over the classes that are left. alpha is the concentration of each class (a
+    Dirichlet of alpha, alpha, ...), not its sum over the classes.
+    """
 
     argument: ClassVar[str | None] = "alpha"
 
@@ -42,14 +45,62 @@ class Dirichlet(Partition):
     ) -> list[Indices]:
         """Draw every client's class counts in turn from what is left, then deal them."""
         del groups
-        pools = pools_by_label(labels, rng)
+        pools = shuffle_by_label(labels, rng)
         stock = np.array([len(pool) for pool in pools])
-        mixes = log_dirichlet(self.alpha, (clients, len(pools)), rng)
+        mixes = draw_log_dirichlet(self.alpha, (clients, len(pools)), rng)
         counts = np.zeros((len(pools), clients), dtype=np.int64)
-        for client, size in enumerate(even_sizes(len(labels), clients)):
+        for client, size in enumerate(divide_evenly(len(labels), clients)):
             left = stock - counts.sum(axis=1)
             counts[:, client] = draw_counts(int(size), mixes[client], left, rng)
         return deal(pools, counts)
+
+
+@dataclass(frozen=True, slots=True)
+class DirichletUnbalanced(Partition):
+    """Dirichlet shares of every class; sizes differ.
+
+    Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks" (2019),
+    arXiv:1905.12022, section 4. Each class is dealt over the clients by a Dirichlet distribution,
+    drawn again until every client has `min_samples`.
+
+    byzfl, the library of FBN's authors, deals likewise (`dirichlet_niid` of its DataDistributor),
+    but among honest clients only, cuts a class at shares rounded down instead of to the nearest
+    sample, and may leave a client without data.
+    """
+
+    argument: ClassVar[str | None] = "alpha"
+
+    alpha: float = param(help="concentration above 0: small is heterogeneous, large nearly iid")
+    min_samples: int = param(1, "the least that every client must have")
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        check_alpha("dirichlet_unbalanced", self.alpha)
+        if self.min_samples < 1:
+            raise ValueError(
+                "partition 'dirichlet_unbalanced' needs min_samples of at least 1, because a "
+                f"client without data cannot take part, but got {self.min_samples}."
+            )
+
+    def split(
+        self, labels: Indices, clients: int, rng: np.random.Generator, groups: NDArray[Any] | None
+    ) -> list[Indices]:
+        """Draw shares until every client has enough, then deal the classes."""
+        del groups
+        pools = shuffle_by_label(labels, rng)
+        stock = np.array([len(pool) for pool in pools])
+        for _ in range(TRIES if self.min_samples * clients <= len(labels) else 0):
+            shares = softmax(draw_log_dirichlet(self.alpha, (len(pools), clients), rng))
+            ends = np.rint(np.cumsum(shares, axis=1) * stock[:, None]).astype(np.int64)
+            ends[:, -1] = stock
+            counts = np.diff(ends, axis=1, prepend=0)
+            if counts.sum(axis=0).min() >= self.min_samples:
+                return deal(pools, counts)
+        raise ValueError(
+            f"partition 'dirichlet_unbalanced' found no division of {len(labels)} samples that "
+            f"gives each of {clients} clients {self.min_samples} with alpha={self.alpha} "
+            f"({TRIES} tries); choose fewer clients, a larger alpha or a smaller min_samples."
+        )
 
 
 def draw_counts(
@@ -66,3 +117,30 @@ def draw_counts(
         counts[left] += rng.multinomial(missing, softmax(log_mix[left]))
         counts = np.minimum(counts, stock)
     return counts
+
+
+def draw_log_dirichlet(
+    alpha: float, shape: tuple[int, ...], rng: np.random.Generator
+) -> NDArray[Any]:
+    """Return logarithms of unnormalised symmetric Dirichlet weights; `softmax` normalises them.
+
+    A gamma variate of shape alpha is one of shape alpha + 1 times U^(1/alpha). Its logarithm stays
+    finite however small alpha is, where the variate itself would underflow and leave 0 / 0.
+    """
+    shrink = np.log1p(-rng.random(shape)) / max(alpha, 1e-300)
+    return np.log(rng.standard_gamma(alpha + 1, shape)) + shrink
+
+
+def softmax(logits: NDArray[Any]) -> NDArray[Any]:
+    """Normalise logarithms of weights over the last axis."""
+    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+
+def check_alpha(name: str, alpha: float) -> None:
+    """Check a Dirichlet concentration."""
+    if not 0 < alpha < np.inf:
+        raise ValueError(
+            f"partition {name!r} needs a finite alpha above 0, but got {alpha}; a small alpha "
+            "such as 0.1 is heterogeneous, a large one such as 100 nearly iid."
+        )

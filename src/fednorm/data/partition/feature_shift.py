@@ -28,8 +28,8 @@ TAG = 202
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Which client it is of how many, and the run's seed."""
+class ClientPosition:
+    """A client's number among all clients, and the run's seed."""
 
     client: int
     clients: int
@@ -41,30 +41,30 @@ class Place:
         return 2 * self.client / (self.clients - 1) - 1 if self.clients > 1 else 0.0
 
 
-def shift(x: Tensor, place: Place, strength: float) -> Tensor:
+def add_shift(x: Tensor, position: ClientPosition, strength: float) -> Tensor:
     """Add the tutorial's constant."""
-    return x + strength * 0.5 * (2 * place.client / place.clients - 1)
+    return x + strength * 0.5 * (2 * position.client / position.clients - 1)
 
 
-def brightness(x: Tensor, place: Place, strength: float) -> Tensor:
+def scale_brightness(x: Tensor, position: ClientPosition, strength: float) -> Tensor:
     """Make the whole sample brighter or darker."""
-    return x * 2 ** (strength * place.spread)
+    return x * 2 ** (strength * position.spread)
 
 
-def contrast(x: Tensor, place: Place, strength: float) -> Tensor:
+def scale_contrast(x: Tensor, position: ClientPosition, strength: float) -> Tensor:
     """Stretch the sample around its own mean."""
     mean = x.mean(dim=tuple(range(1, x.dim())), keepdim=True)
-    return mean + (x - mean) * 2 ** (strength * place.spread)
+    return mean + (x - mean) * 2 ** (strength * position.spread)
 
 
-def rotation(x: Tensor, place: Place, strength: float) -> Tensor:
+def rotate(x: Tensor, position: ClientPosition, strength: float) -> Tensor:
     """Turn images counter-clockwise about their centre; what comes in from outside is 0."""
     if x.dim() != IMAGE_AXES:
         raise ValueError(
             "feature shift 'rotation' needs images of shape (samples, channels, height, width), "
             f"but got {tuple(x.shape)}; choose another kind of shift for this data."
         )
-    angle = math.radians(DEGREES * strength * place.spread)
+    angle = math.radians(DEGREES * strength * position.spread)
     height, width = x.shape[2:]
     cos, sin = math.cos(angle), math.sin(angle)
     # affine_grid counts in half widths and half heights: the ratios keep it a rotation in pixels.
@@ -73,20 +73,20 @@ def rotation(x: Tensor, place: Place, strength: float) -> Tensor:
     return functional.grid_sample(x, grid, align_corners=False)
 
 
-def noise(x: Tensor, place: Place, strength: float) -> Tensor:
-    """Add noise that is the client's own, the same on every device."""
-    entropy = np.random.SeedSequence([place.seed, place.client, TAG])
+def add_noise(x: Tensor, position: ClientPosition, strength: float) -> Tensor:
+    """Add noise drawn for this client, the same on every device."""
+    entropy = np.random.SeedSequence([position.seed, position.client, TAG])
     generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
     drawn = torch.randn(x.shape, generator=generator).to(x)
-    return x + drawn * (strength * 0.25 * (1 + place.spread))
+    return x + drawn * (strength * 0.25 * (1 + position.spread))
 
 
-KINDS: dict[str, Callable[[Tensor, Place, float], Tensor]] = {
-    "shift": shift,
-    "brightness": brightness,
-    "contrast": contrast,
-    "rotation": rotation,
-    "noise": noise,
+KINDS: dict[str, Callable[[Tensor, ClientPosition, float], Tensor]] = {
+    "shift": add_shift,
+    "brightness": scale_brightness,
+    "contrast": scale_contrast,
+    "rotation": rotate,
+    "noise": add_noise,
 }
 
 
@@ -123,4 +123,4 @@ class FeatureShift(Partition):
         >>> FeatureShift().transform(torch.zeros(1, 2), client=0, clients=10, seed=0)
         tensor([[-0.5000, -0.5000]])
         """
-        return KINDS[self.kind](x, Place(client, clients, seed), self.strength)
+        return KINDS[self.kind](x, ClientPosition(client, clients, seed), self.strength)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fednorm.core.registry import param
-from fednorm.data.partition.base import Indices, Partition, cut, even_sizes, sort_by_label
+from fednorm.data.partition.base import Indices, Partition, cut, divide_evenly, sort_by_label
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class Gamma(Partition):
         order = rng.permutation(len(labels))
         alike = round(self.gamma * len(labels))
         # The random share's larger pieces come last, the rest's first, so the sums stay even.
-        dealt = cut(order[:alike], even_sizes(alike, clients)[::-1])
+        dealt = cut(order[:alike], divide_evenly(alike, clients)[::-1])
         rest = sort_by_label(order[alike:], labels)
-        chunks = cut(rest, even_sizes(len(rest), clients))
+        chunks = cut(rest, divide_evenly(len(rest), clients))
         return [
             np.sort(np.concatenate([one, other])) for one, other in zip(dealt, chunks, strict=True)
         ]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fednorm.data.partition.base import Indices, Partition, cut, even_sizes
+from fednorm.data.partition.base import Indices, Partition, cut, divide_evenly
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,5 +18,5 @@ class Iid(Partition):
     ) -> list[Indices]:
         """Shuffle and cut."""
         del groups
-        sizes = even_sizes(len(labels), clients)
+        sizes = divide_evenly(len(labels), clients)
         return [np.sort(part) for part in cut(rng.permutation(len(labels)), sizes)]

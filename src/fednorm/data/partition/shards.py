@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fednorm.core.registry import param
-from fednorm.data.partition.base import Indices, Partition, deal, even_sizes, pools_by_label
+from fednorm.data.partition.base import Indices, Partition, deal, divide_evenly, shuffle_by_label
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Shards(Partition):
     ) -> list[Indices]:
         """Deal class slots from a shuffled cycle of the classes, then split every class."""
         del groups
-        pools = pools_by_label(labels, rng)
+        pools = shuffle_by_label(labels, rng)
         classes, held = len(pools), self._classes_per_client(len(pools), clients)
         cycle = rng.permutation(classes)
         # Consecutive slots of a cycle are distinct classes, and reach every class in turn.
@@ -45,7 +45,7 @@ class Shards(Partition):
         counts = np.zeros((classes, clients), dtype=np.int64)
         for label, pool in enumerate(pools):
             holders = np.flatnonzero((slots == label).any(axis=1))
-            counts[label, holders] = even_sizes(len(pool), len(holders))
+            counts[label, holders] = divide_evenly(len(pool), len(holders))
         return deal(pools, counts)
 
     def _classes_per_client(self, classes: int, clients: int) -> int:

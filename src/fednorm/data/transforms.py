@@ -1,0 +1,118 @@
+"""Batch transforms: normalise, crop and flip all samples of a batch at once.
+
+Images are held once, as bytes. A training batch is cropped and flipped at random, then scaled and
+normalised; a test batch is only scaled and normalised.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Batch: TypeAlias = tuple[Tensor, Tensor]
+
+IGNORED = 255  # a pixel of a mask that has no label
+_NO_LABEL = -100  # what torch's cross entropy leaves out
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The transform of a batch; the default leaves samples as they are.
+
+    Attributes:
+        mean: of each channel, subtracted from pixels between 0 and 1.
+        std: of each channel, which divides them then.
+        pad: pixels of zeros around a training image, out of which one of its size is cut.
+        window: height and width to which training images are cut at random instead.
+        flip: whether half of the training images are mirrored.
+        channels_last: whether the channels of a pixel lie side by side in memory, which
+            convolutions on a CPU prefer.
+        dtype: the number format of a batch.
+        device: where batches are made.
+    """
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    pad: int = 0
+    window: tuple[int, int] | None = None
+    flip: bool = False
+    channels_last: bool = False
+    dtype: torch.dtype = torch.float32
+    device: torch.device | str = "cpu"
+
+    @property
+    def random(self) -> bool:
+        """Whether training batches are changed at random."""
+        return bool(self.pad or self.window or self.flip)
+
+    def training(self, x: Tensor, y: Tensor, rng: np.random.Generator) -> Batch:
+        """Apply the training transform; masks are cropped and flipped with their images."""
+        if self.pad or self.window:
+            x, y = self._crop(x, y, rng)
+        if self.flip:
+            mirrored = torch.from_numpy(rng.random(len(x)) < 0.5).to(x.device)  # noqa: PLR2004
+            x = _mirror(x, mirrored)
+            y = _mirror(y, mirrored) if y.dim() > 1 else y
+        return self.plain(x, y)
+
+    def plain(self, x: Tensor, y: Tensor) -> Batch:
+        """Apply the evaluation transform."""
+        if x.dtype == torch.uint8:
+            x = x.to(self.device, self.dtype).div_(255)
+        x = x.to(self.device, self.dtype)
+        if self.mean:
+            mean, std = _make_constants(self, x.dim() - 2)
+            x = (x - mean).div_(std)
+        if self.channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
+        return x, self._to_targets(y.to(self.device))
+
+    @staticmethod
+    def _to_targets(y: Tensor) -> Tensor:
+        if y.dtype != torch.uint8:
+            return y
+        labels = y.long()
+        return labels.masked_fill(labels == IGNORED, _NO_LABEL)
+
+    def _crop(self, x: Tensor, y: Tensor, rng: np.random.Generator) -> Batch:
+        height, width = self.window or x.shape[-2:]
+        x = functional.pad(x, (self.pad,) * 4)
+        if y.dim() > 1:
+            y = functional.pad(y, (self.pad,) * 4, value=IGNORED)
+        room = (x.shape[-2] - height, x.shape[-1] - width)
+        if min(room) < 0:
+            raise ValueError(
+                f"images of {tuple(x.shape[-2:])} pixels are smaller than the window "
+                f"{(height, width)} that is cut out of them; choose a smaller crop."
+            )
+        tops, lefts = (rng.integers(0, extra + 1, len(x)) for extra in room)
+        places = [
+            (..., slice(i, i + height), slice(j, j + width))
+            for i, j in zip(tops, lefts, strict=True)
+        ]
+        cut = torch.stack([image[place] for image, place in zip(x, places, strict=True)])
+        if y.dim() == 1:
+            return cut, y
+        return cut, torch.stack([mask[place] for mask, place in zip(y, places, strict=True)])
+
+
+@lru_cache
+def _make_constants(look: Look, axes: int) -> tuple[Tensor, Tensor]:
+    """Return mean and deviation of the channels, shaped to broadcast over `axes` more axes."""
+    shape = (-1, *(1,) * axes)
+    mean, std = (
+        torch.tensor(t, dtype=look.dtype, device=look.device) for t in (look.mean, look.std)
+    )
+    return mean.view(shape), std.view(shape)
+
+
+AS_IT_IS = Look()
+
+
+def _mirror(images: Tensor, chosen: Tensor) -> Tensor:
+    chosen = chosen.view(-1, *(1,) * (images.dim() - 1))
+    return torch.where(chosen, images.flip(-1), images)
