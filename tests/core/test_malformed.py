@@ -93,6 +93,11 @@ def bad_stats(draw, reply):
     wrong = [
         lambda: {**stats, path: replace(report, moments=bad_moments(draw, report.moments))},
         lambda: {**stats, path: replace(report, batches=draw.choice([-1, 0, 2**62, 1.5, *JUNK]))},
+        lambda: {**stats, path: replace(report, samples=draw.choice([0, -1, 1e-300, NAN, *JUNK]))},
+        lambda: {
+            **stats,
+            path: replace(report, more=draw.choice([(report.moments,) * 9, (None,), *JUNK])),
+        },
         lambda: {**stats, path: draw.choice(JUNK)},
         lambda: {**stats, f"{path}.more": report},
         lambda: {**stats, 3: report},

@@ -199,7 +199,7 @@ def _bad_report(path: str, report: Any, expected: Expected) -> Iterator[Fault]:
     lowest, highest = before.batches + expected.steps, before.batches + _STEPS
     if not (_is_whole(report.batches) and lowest <= report.batches <= highest):
         yield path, f"the counter of layer {path!r} is {report.batches!r} after {before.batches}"
-    if not (_is_number(report.samples) and 0 < report.samples <= LARGEST):
+    if not (_is_number(report.samples) and 1 <= report.samples <= LARGEST):
         yield path, f"the samples of layer {path!r} are {report.samples!r}"
     if report.more and len(report.calls) > report.batches - before.batches:
         yield path, f"layer {path!r} has {len(report.calls)} calls in a step, more than batches"
