@@ -19,6 +19,7 @@ from fednorm.experiment.prepare import prepare
 from fednorm.models import build as network
 from fednorm.nn.stacked_model import widen
 from fednorm.strategies import STRATEGIES
+from populations import Population
 from support import CLASSES, SHAPE, Toy, task_of
 
 LOCAL = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local", weight_decay=1e-3)
@@ -230,3 +231,14 @@ def test_a_wide_model_is_arranged_as_its_model(last):
     assert wide.memory_format is arranged
     weight = wide.task.model[2].weight
     assert weight.is_contiguous(memory_format=torch.channels_last) == last
+
+
+def test_clients_that_measure_all_their_data_are_tried_with_one_that_has_as_much():
+    clients = Population(
+        holds=(6, 7, 6, 7), batch=(3,) * 4, steps=(2,) * 4, shapes=((1, 8, 8),) * 4
+    )
+    task = task_of("hbn", algorithm("fedavg", lr=0.05))
+    batches = [clients.batches(client, 1) for client in clients.all()]
+    assert not cohort.find_misfit(task, batches)
+    groups = cohort.Cohorts(task, 4).groups(batches, {})
+    assert sorted([own.client for own in group] for group in groups) == [[0, 2], [1, 3]]

@@ -285,9 +285,10 @@ class Fixed(nn.Module):
         return self.last(self.other(self.norm(x)).flatten(1))
 
 
-def test_a_model_that_freezes_by_itself_is_left_to_do_so():
-    *_, last = run(task_of("naive", STEP, model=Fixed().train()), CLIENTS, 2)
-    assert set(last.replies[0].stats) == {"other"}
+@pytest.mark.parametrize("model", [Fixed, lambda: Fixed().train()], ids=["new", "training"])
+def test_a_model_that_freezes_by_itself_is_left_to_do_so(model):
+    results = run(task_of("naive", STEP, model=model()), CLIENTS, 2)
+    assert [set(result.replies[0].stats) for result in results] == [{"other"}, {"other"}]
 
 
 @pytest.mark.parametrize("settings", [{}, {"adapt": 0.3}, {"diagnose": True}])

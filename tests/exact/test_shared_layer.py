@@ -1,13 +1,16 @@
 """A BatchNorm layer that is called twice in a step follows as torch's does: call by call."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from fednorm.aggregators import parse
 from fednorm.algorithms import algorithm
+from fednorm.core.task import export
 from fednorm.engines import lockstep, simulate
 from populations import flat
 from support import Toy, last, task_of
@@ -175,3 +178,69 @@ def test_the_counter_counts_calls(name):
     state = run(name, EQUAL, model=Twice(None), momentum=None)
     assert state.running["norm"].batches == int(model.norm.num_batches_tracked) == 2 * ROUNDS
     assert_same(state, model)
+
+
+class Often(nn.Module):
+    """A layer that is called as often as the batch's first label says; call t sees mean 5t."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(2), nn.Linear(2, 4)
+        self.double()
+
+    def forward(self, x, times=None):
+        if times is None:
+            times = round(float(x[0, 0]))
+        values = x - x.mean(0)
+        return self.last(sum(self.norm(values + 5 * t) for t in range(times)))
+
+
+class Times(Toy):
+    """Client i calls its layer `times[i][s]` times in step s."""
+
+    def __init__(self, *times):
+        super().__init__(sizes=(8,) * len(times), steps=len(times[0]), shape=(2,))
+        object.__setattr__(self, "times", times)
+
+    def batches(self, client, round_):
+        own = super().batches(client, round_)
+        for (x, _), times in zip(own.steps, self.times[client], strict=True):
+            x[0, 0] = times
+        return own
+
+
+@pytest.mark.parametrize("times", [(2, *[1] * 30), (3, 1, 1, 2, 1, 1, 1, 1), (2, 2, 2), (1, 2)])
+def test_calls_of_steps_that_differ_weigh_what_they_do_in_torch(times):
+    clients = Times(times)
+    task = task_of("fbn", algorithm("fedavg", lr=LR), model=Often(), count=1)
+    got = last(task, clients, 1).state.running["norm"]
+    plain = Often()
+    for x, _ in clients.batches(0, 1).steps:
+        plain(x)
+    torch.testing.assert_close(got.mean, plain.norm.running_mean, rtol=0, atol=TIGHT)
+    assert got.batches == sum(times)
+
+
+def test_one_client_that_calls_a_layer_once_more_changes_little():
+    clients = Times(*[(1, 1)] * 9, (2, 1))
+    task = task_of("fbn", algorithm("fedavg", lr=LR), model=Often(), count=1)
+    got = last(task, clients, 1).state.running["norm"]
+    assert got.mean.abs().max() < 5 / 10
+
+
+def test_a_robust_rule_takes_clients_that_call_a_layer_unequally_often():
+    clients = Times(*[(n, n) for n in (3, 4, 5, 6, 7)])
+    task = task_of("fbn", algorithm("fedavg", lr=LR), model=Often(), count=1)
+    task = replace(task, aggregate_statistics=parse("median", 1))
+    result = last(task, clients, 1)
+    assert not result.rejected
+    assert result.state.running["norm"].mean.isfinite().all()
+
+
+def test_what_a_model_is_called_for_after_a_round_is_not_kept():
+    task = task_of("fbn", algorithm("fedavg", lr=LR), model=Often(), count=1)
+    result = last(task, Times((1, 1)), 1)
+    model = export(task, result.state).train()
+    for _ in range(20):
+        model(torch.randn(4, 2, dtype=torch.float64), 1)
+    assert len(model.norm.round.logs) == 1

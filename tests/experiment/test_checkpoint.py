@@ -329,8 +329,10 @@ def test_workers_that_die_again_and_again_are_given_up(tmp_path):
         for child in multiprocessing.active_children():
             os.kill(child.pid, signal.SIGKILL)
 
+    # Long enough that no run is over before its process is killed.
+    chosen = experiment(seeds=[0, 1], rounds=100_000)
     with pytest.raises(WorkerError, match="died 3 times in a row"):
-        run_all(experiment(seeds=[0, 1]), folder=tmp_path, on_round=on_round, workers=2)
+        run_all(chosen, folder=tmp_path, on_round=on_round, workers=2)
 
 
 def command(folder, **more):

@@ -6,10 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from typer.testing import CliRunner
 
 import fednorm
+from fednorm import data as data_sets
+from fednorm import models
 from fednorm.cli import app
 from fednorm.core.messages import Memory
 from fednorm.core.task import export
@@ -228,3 +231,15 @@ def test_the_command_and_a_file_can_ask_for_it(tmp_path):
     assert one["accuracy"] == pytest.approx(one["weighted"])
     help_text = CliRunner().invoke(app, ["compare", "--help"], env={"COLUMNS": "200"}).output
     assert "on all test samples" in " ".join(help_text.split())
+
+
+@pytest.mark.parametrize("name", ["naive", "fbn", "heterofl", "hbn"])
+def test_the_saved_model_is_the_one_that_was_tested(name, tmp_path):
+    result = fednorm.simulate(name, rounds=30, clients=3, partition="gamma=0.3", out=tmp_path)
+    (saved,) = tmp_path.glob("runs/*/model.safetensors")
+    data = data_sets.load("digits", 0)
+    model = models.build("mlp", data.shape, data.classes, 0).eval()
+    model.load_state_dict(load_file(saved))
+    with torch.no_grad():
+        right = [(model(x).argmax(1) == y).double() for x, y in data.test_batches()]
+    assert float(torch.cat(right).mean()) == pytest.approx(result.final.accuracy, abs=1e-9)

@@ -413,3 +413,64 @@ def test_the_quickstart_runs_and_learns(monkeypatch):
     assert found[-1] > 0.6
     lines = sum(len(path.read_text().splitlines()) for path in folder.rglob("*.py"))
     assert lines + len((folder / "pyproject.toml").read_text().splitlines()) < 150
+
+
+class Parts(nn.Module):
+    """A model whose parts the user's loop calls one after the other."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.BatchNorm2d(3))
+        self.head = nn.Sequential(nn.Flatten(), nn.Linear(108, 4))
+        self.body[2].eval()
+        self.double()
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+def test_a_loop_may_call_parts_of_the_model():
+    """What is frozen stays so, and what the layers keep does not grow with the steps."""
+    app, kept = ClientApp(), []
+
+    @app.train()
+    def train(message, context):
+        model = fednorm.flower.unpack(message, Parts(), context)
+        model.train()
+        x, y = torch.randn(4, 1, 8, 8).double(), torch.randint(4, (4,))
+        model(x)  # a step of which the layers know
+        for _ in range(10):
+            nn.functional.cross_entropy(model.head(model.body(x)), y).backward()
+        kept.append(len(model.body[1].round.logs))
+        return fednorm.flower.pack(model, message, context, examples=4)
+
+    chosen = fednorm.flower.NormStrategy(
+        "fbn", model=Parts(), min_available_nodes=3, fraction_evaluate=0.0
+    )
+    chosen.start(Nodes(app, 3), num_rounds=2)
+    assert chosen.state.round == 2
+    assert kept == [1] * 6
+    assert chosen.state.running["body.1"].batches == 22
+    assert chosen.state.running["body.2"].batches == 0
+
+
+@pytest.mark.parametrize(
+    ("column", "wrong"),
+    [
+        ("batches", torch.full((6,), float("nan"), dtype=torch.float64)),
+        ("samples", torch.ones(6, dtype=torch.complex128)),
+        ("count", torch.ones(6, dtype=torch.int64)),
+    ],
+)
+def test_numbers_of_another_kind_are_a_bad_reply(column, wrong, caplog):
+    def spoil(message, context, call_next):
+        answer = call_next(message, context)
+        if context.node_config["partition-id"] == 1:
+            record = tensors(answer.content[wire.STATISTICS])
+            answer.content[wire.STATISTICS] = arrays({**record, column: wrong})
+        return answer
+
+    chosen, _ = started("fbn", grid=Nodes(own_app(mods=[spoil]), 3), rounds=1)
+    assert chosen.state.round == 1
+    assert column in caplog.text

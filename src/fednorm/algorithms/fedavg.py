@@ -79,6 +79,11 @@ class FedAvg(SGD):
                     weight.grad = clip(weight.grad, weight.detach())
             optimizer.step()
             losses.append(loss.detach())
+        if not losses:
+            raise ValueError(
+                f"client {work.batches.client} has no batch to train on; its steps must yield at "
+                "least one, each time when they are iterated over."
+            )
         sent, kept = self._momentum(optimizer, work)
         start = work.broadcast.weights
         return Trained(

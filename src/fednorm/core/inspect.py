@@ -84,16 +84,8 @@ def complete(
 
 
 def _layers(reply: Reply) -> set[str]:
-    """Return the layers of which a reply says something, one name for each of their calls.
-
-    A count of 0 says nothing.
-    """
-    return {
-        path if call == 0 else f"{path} (call {call + 1})"
-        for path, report in reply.stats.items()
-        for call, moments in enumerate(report.calls)
-        if moments.count > 0
-    }
+    """Return the layers of which a reply says something; a count of 0 says nothing."""
+    return {path for path, report in reply.stats.items() if report.moments.count > 0}
 
 
 def clients_of(replies: Iterable[Reply | Rejected]) -> set[ClientId]:

@@ -5,6 +5,7 @@ Everything here is a frozen value. Engines own dictionaries and files; rounds ow
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Self
 
 from torch import Tensor
@@ -43,6 +44,11 @@ class Report:
     def calls(self) -> tuple[Moments, ...]:
         """The moments of each call of the layer in a step."""
         return (self.moments, *self.more)
+
+    def join_calls(self) -> Moments:
+        """Return one summary of all calls, each of which counts the same."""
+        share = 1 / len(self.calls)
+        return reduce(Moments.merge, (moments.scaled(share) for moments in self.calls))
 
     def weighed(self, examples: float) -> Self:
         """Return the report of a client whose update weighs so many examples."""

@@ -57,7 +57,8 @@ class Moments:
 
     def scaled(self, weight: float) -> Self:
         """Return the same distribution, weighing `weight` times as much."""
-        return type(self)(self.count * weight, self.mean, self.var)
+        mass = None if self.weight is None else self.weight * weight
+        return type(self)(self.count * weight, self.mean, self.var, mass)
 
     def merge(self, other: Self) -> Self:
         """Summarise the union of two sets of values from their summaries."""
@@ -68,7 +69,8 @@ class Moments:
         delta = other.mean - self.mean
         mean = self.mean + delta * share
         within = torch.lerp(self.var, other.var, share)
-        return type(self)(count, mean, within + delta**2 * (share * (1 - share)))
+        weight = None if self.weight is other.weight is None else self.mass + other.mass
+        return type(self)(count, mean, within + delta**2 * (share * (1 - share)), weight)
 
     def sums(self, around: Tensor) -> tuple[float, Tensor, Tensor]:
         """Return `(n, Σ(x-r), Σ(x-r)²)` around a point r that everybody knows.

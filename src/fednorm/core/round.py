@@ -88,6 +88,7 @@ def client_round(
     counted = replace(batches, steps=_Counted(task.algorithm, batches, session))
     with own_randomness(batches.seed, task.model):
         trained = task.algorithm.local(_work(task, received, memory, counted))
+    session.step = -1  # what the model is called for later belongs to no step
     if not math.isfinite(trained.loss):
         raise NonFiniteLossError(batches.client, received.round, trained.loss)
     kept = Memory(tensors=snapshot(task.layout.personal), optimizer=trained.optimizer)

@@ -62,19 +62,18 @@ class Merge:
         A robust rule trusts no single client; it takes the median, which liars cannot move out of
         the range of the others.
         """
-        return self._agreed([report.batches for report in self.reports])
+        counters = [report.batches for report in self.reports]
+        return max(counters) if trusts(self.aggregate) else median_low(counters)
 
     @property
     def calls(self) -> list[list[Moments]]:
-        """The clients' moments, by the call of the layer in a step that they belong to."""
-        count = self._agreed([len(report.calls) for report in self.reports])
-        return [
-            [report.calls[call] for report in self.reports if len(report.calls) > call]
-            for call in range(count)
-        ]
+        """The clients' moments, by the call of the layer in a step that they belong to.
 
-    def _agreed(self, said: Sequence[int]) -> int:
-        return max(said) if trusts(self.aggregate) else median_low(said)
+        Where clients call the layer unequally often, the calls of each are put together.
+        """
+        if len({len(report.calls) for report in self.reports}) > 1:
+            return [[report.join_calls() for report in self.reports]]
+        return [list(call) for call in zip(*(r.calls for r in self.reports), strict=True)]
 
 
 class NormStrategy(Protocol):

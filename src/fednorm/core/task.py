@@ -93,7 +93,11 @@ class Task:
 def _find_frozen(model: nn.Module, converted: nn.Module) -> frozenset[str]:
     """Return the modules of the converted model that the user has put into evaluation mode."""
     if model.training:
-        return frozenset(path for path, m in converted.named_modules() if not m.training)
+        frozen = {path for path, m in converted.named_modules() if not m.training}
+        converted.train()  # a model may freeze layers by itself whenever it is called
+        frozen |= {path for path, m in converted.named_modules() if not m.training}
+        keep_frozen(converted, frozen)
+        return frozenset(frozen)
     for path, module in model.named_modules():
         if module.training and isinstance(module, _MODAL):
             raise ValueError(

@@ -189,9 +189,7 @@ class Cohorts:
         """Return the cohorts of a round: clients that are alike, in groups of about one size."""
         alike: dict[object, list[Batches]] = {}
         for own in batches:
-            # Those who measure all their data must have as much of it, too.
-            data = own.examples if self.task.strategy.measures else None
-            shape = data, _shape(own, memories.get(own.client, Memory()))
+            shape = _shape(self.task, own, memories.get(own.client, Memory()))
             alike.setdefault(shape, []).append(own)
         return [group for same in alike.values() for group in _cut(same, self.size)]
 
@@ -228,12 +226,13 @@ class Cohorts:
         return results, {}
 
 
-def _shape(own: Batches, memory: Memory) -> object:
+def _shape(task: Task, own: Batches, memory: Memory) -> object:
     """Return what clients of one cohort must have in common."""
     tensors = [*memory.tensors.items(), *memory.optimizer.items()]
     counters = tuple((name, t.item()) for name, t in tensors if not t.dim())
     known = own.lengths or own.client  # nobody is like a client of whom nothing is known
-    return known, tuple(memory.tensors), tuple(memory.optimizer), counters
+    measured = own.examples if task.strategy.measures else None  # all data pass, side by side
+    return known, measured, tuple(memory.tensors), tuple(memory.optimizer), counters
 
 
 def _cut(same: list[Batches], size: int) -> Iterable[list[Batches]]:
@@ -258,7 +257,8 @@ def fits(task: Task, batches: Sequence[Batches]) -> bool:
 
 def find_misfit(task: Task, batches: Sequence[Batches]) -> str:
     """Return why cohorts do not train these clients as the loop does, or nothing if they do."""
-    alike = [own for own in batches if own.lengths and own.lengths == batches[0].lengths]
+    groups = Cohorts(task, len(batches)).groups(batches, {})
+    alike = max(groups, key=len, default=[])
     if (
         task.strategy.exchanges
         or task.loss is not functional.cross_entropy

@@ -45,6 +45,7 @@ class Round:
     rejected: tuple[Rejected, ...] = ()  # of all attempts
     vanished: int = 0  # clients that did not answer
     repeated: int = 0  # how often the round was run again with other clients
+    tested: ServerState | None = None  # with the statistics of the evaluation, if there was one
 
 
 @dataclass(frozen=True, slots=True)

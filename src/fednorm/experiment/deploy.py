@@ -77,7 +77,7 @@ class _Last:
 
 
 def _keep_model(prepared: Prepared, result: Round, path: Path) -> None:
-    model = export(prepared.task, result.state).state_dict()
+    model = export(prepared.task, result.tested or result.state).state_dict()
     personal = prepared.task.layout.personal
     path.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.save_model(path, {k: v for k, v in model.items() if k not in personal})

@@ -145,9 +145,10 @@ def batch_statistics(
     With `statistics="average"` a client reports running statistics, which hold them in part.
     """
     report = reply.stats[path]
-    mean, var = report.moments.mean, report.moments.var
     if task.strategy.statistics == "pool":
-        return mean, report.moments.unbiased_var
+        seen = report.join_calls()
+        return seen.mean, seen.unbiased_var
+    mean, var = report.moments.mean, report.moments.var
     shared, momentum = before.running[path], task.layout.sharing[path].momentum
     rate = find_rate(shared, report.batches, momentum)
     return shared.mean + (mean - shared.mean) / rate, shared.var + (var - shared.var) / rate

@@ -102,11 +102,13 @@ def _rounds(prepared: Prepared, tally: Tally, start: Checkpoint | None) -> Itera
     for result in prepared.rounds(Start(start.state, start.memories) if start else None):
         number = result.state.round
         due = number % experiment.evaluation_rounds == 0 or number == experiment.rounds
-        evaluation = evaluate(prepared, result) if due else None
+        tested = find_tested_state(prepared, result) if due else None
+        evaluation = evaluate(prepared, replace(result, tested=tested)) if due else None
         diagnostics = diagnosis.of(result, gradient=due) if diagnosis else None
         tally.add(result, evaluation, diagnostics, sends=not prepared.entry.centralized)
         tally.window = diagnosis.window if diagnosis else {}
-        kept = replace(result, replies=())  # nobody needs them any more, and they are large
+        # Nobody needs the replies any more, and they are large.
+        kept = replace(result, replies=(), tested=tested)
         del result
         yield kept
 
@@ -152,10 +154,16 @@ def _result(
     )
 
 
+def find_tested_state(prepared: Prepared, result: Round) -> ServerState:
+    """Return the state that is tested: strategies may take the statistics anew for it."""
+    task, clients = prepared.task, prepared.clients
+    return surveyed(task, result.state, result.memories, clients, _way(prepared))
+
+
 def evaluate(prepared: Prepared, result: Round) -> Evaluation:
     """Test the global model where there is one, and every client's where there is none."""
     task, data, experiment = prepared.task, prepared.data, prepared.experiment
-    state = surveyed(task, result.state, result.memories, prepared.clients, _way(prepared))
+    state = result.tested or find_tested_state(prepared, result)
     evaluation = Evaluation(state.round, 0.0, 0.0, result.train_loss)
     start = _start(prepared, result.memories)
     if personal(prepared):

@@ -66,7 +66,7 @@ class Saves:
     metrics: Metrics
     every: int | None = None  # rounds between checkpoints; by the clock if none
     last: float = field(default_factory=time.monotonic)
-    state: ServerState | None = None  # after the last round
+    state: ServerState | None = None  # after the last round, as it was tested if it was
 
     def start(self, device: torch.device | str) -> tuple[Checkpoint | None, list[str]]:
         """Return where the run stopped, if it did, and what is to be said about it."""
@@ -79,7 +79,7 @@ class Saves:
 
     def after(self, result: Round, tally: Tally) -> None:
         """Save if it is time."""
-        self.state = result.state
+        self.state = result.tested or result.state
         by_clock = time.monotonic() - self.last > SECONDS
         if by_clock if self.every is None else result.state.round % self.every == 0:
             self.save(result, tally)

@@ -5,6 +5,7 @@ state_dict keys, so a checkpoint moves freely between a plain model and a conver
 """
 
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -38,10 +39,13 @@ class Round:
     watched: int = 0  # batches of a pass without training
     step: int = -1  # of the last call
     call: int = 0  # which call of its step that was, counted from 0
+    per_step: set[int] = field(default_factory=set)  # how many calls the steps before it had
 
     def next_call(self) -> int:
         """Return which call of its step this is: a shared layer is called more than once."""
         again = self.step == self.session.step and self.step >= 0
+        if not again and self.logs:
+            self.per_step.add(self.call + 1)
         self.call = self.call + 1 if again else 0
         self.step = self.session.step
         return self.call
@@ -92,9 +96,18 @@ class Round:
         log.moments = replace(log.moments, mean=mean, var=var)
 
     def report(self, batches: int) -> Report:
-        """Return the moments of each call, with the layer's counter after the round."""
+        """Return the moments of each call, with the layer's counter after the round.
+
+        Where steps call the layer unequally often, no call stands for all of them: they are put
+        together, each with its weight.
+        """
         first, *more = (log.moments for log in self.logs)
-        return Report(first, batches, self.logs[0].samples or 1.0, tuple(more))
+        samples = self.logs[0].samples or 1.0
+        if more and len({*self.per_step, self.call + 1}) > 1:
+            mass = sum(log.mass for log in self.logs)
+            parts = (log.moments.scaled(log.mass / mass) for log in self.logs)
+            return Report(reduce(Moments.merge, parts), batches, samples)
+        return Report(first, batches, samples, tuple(more))
 
 
 _PLAIN = Round(rules.batch, Session(), "")  # a layer that has taken part in no round is BatchNorm

@@ -23,7 +23,7 @@ from fednorm.core.layer import Session
 from fednorm.core.messages import Batches, Broadcast, Memory, Report
 from fednorm.core.round import begin, reply
 from fednorm.core.survey import client_survey
-from fednorm.core.task import Task, keep_frozen, load, snapshot
+from fednorm.core.task import Task, load, snapshot
 from fednorm.core.types import Clip
 from fednorm.engines.flower import wire
 from fednorm.engines.flower.arrays import arrays
@@ -35,14 +35,9 @@ _TASK, _SESSION, _MEASURED = "fednorm_task", "fednorm_session", "fednorm_measure
 _OURS = (wire.HEADER, wire.BUFFERS, wire.STATISTICS, wire.MOMENTUM, wire.NOTES)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Freezing:
-    """Keeps modules frozen in a loop of the user's, which may call `.train()` on the model."""
-
-    frozen: frozenset[str]
-
-    def __call__(self, model: nn.Module, _given: object) -> None:
-        keep_frozen(model, self.frozen)
+def _stay_frozen(module: nn.Module, _given: object) -> None:
+    """Keep a module frozen in a loop of the user's, which may call `.train()` on the model."""
+    module.training = False
 
 
 def described(chosen: Strategy) -> str:
@@ -101,12 +96,24 @@ def _measure(
     return client_survey(task, received, memory, own, task.strategy.measure_rule()).stats
 
 
-def _count_steps(model: nn.Module, inputs: object) -> None:
-    """Tell the layers that a new step has begun, each time when the whole model is called."""
-    del inputs
-    session = getattr(model, _SESSION, None)
-    if isinstance(session, Session) and model.training:
-        session.step += 1
+class _Steps:
+    """Counts how often the whole model is called; of calls of its parts nobody knows the step."""
+
+    def __init__(self) -> None:
+        self.taken = -1
+
+    def begin(self, model: nn.Module, _given: object) -> None:
+        """Tell the layers that a new step has begun."""
+        session = getattr(model, _SESSION, None)
+        if isinstance(session, Session) and model.training:
+            self.taken += 1
+            session.step = self.taken
+
+    def end(self, model: nn.Module, *_given: object) -> None:
+        """Tell the layers that it is over."""
+        session = getattr(model, _SESSION, None)
+        if isinstance(session, Session):
+            session.step = -1
 
 
 def parameter_groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
@@ -237,9 +244,11 @@ def _task(message: Message, model: nn.Module) -> tuple[Task, Broadcast]:
     if not isinstance(task, Task) or task.strategy != chosen:
         task = Task.build(model, chosen, algorithm("fedavg"), rounds=received.rounds)
         setattr(task.model, _TASK, task)
-        task.model.register_forward_pre_hook(_count_steps)
-        if task.frozen:
-            task.model.register_forward_pre_hook(_Freezing(task.frozen))
+        steps = _Steps()
+        task.model.register_forward_pre_hook(steps.begin)
+        task.model.register_forward_hook(steps.end)
+        for path in task.frozen:
+            task.model.get_submodule(path).register_forward_pre_hook(_stay_frozen)
         _clip_in_hooks(task)
     return task, wire.aligned(received, task.initial_state)
 

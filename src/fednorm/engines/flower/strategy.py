@@ -250,7 +250,7 @@ def read_survey(content: RecordDict, state: ServerState) -> Surveyed:
     """Return a client's answer to a query for its statistics."""
     said = wire.header(content)
     stats = wire.read_reports(content, said.layers(), state.running)
-    return Surveyed(int(str(said["client"])), wire.examples_of(content), stats)
+    return Surveyed(wire.integer(said, "client"), wire.examples_of(content), stats)
 
 
 def _reply(state: ServerState, content: RecordDict, wanted: Expected) -> Reply:
@@ -258,7 +258,7 @@ def _reply(state: ServerState, content: RecordDict, wanted: Expected) -> Reply:
     (weights,) = _weights_of(content).array_records.values()
     new = expect("the reply", tensors(weights), state.weights)
     return Reply(
-        client=int(str(said["client"])),
+        client=wire.integer(said, "client"),
         examples=wire.examples_of(content),
         update={name: new[name] - state.weights[name] for name in wanted.update},
         buffers=expect("the reply", wire.optional(content, wire.BUFFERS), state.buffers),

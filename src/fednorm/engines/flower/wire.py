@@ -52,8 +52,14 @@ def _split(
     fits = sizes.dtype == torch.int64 and sizes.shape == (count, 2) and bool((sizes >= 0).all())
     if not fits or tuple(sizes.sum(0).tolist()) != lengths:
         raise WireError(f"statistics of {count} layers have sizes {sizes.tolist()} of {lengths}.")
-    if any(record[column].shape != (count,) for column in columns):
-        raise WireError(f"statistics of {count} layers must have as many counts.")
+    for column in columns:
+        wanted_type = torch.int64 if column == "batches" else torch.float64
+        found = record[column]
+        if found.shape != (count,) or found.dtype != wanted_type:
+            raise WireError(
+                f"{column!r} of the statistics of {count} layers must be as many numbers of type "
+                f"{wanted_type}, but is {tuple(found.shape)} of {found.dtype}."
+            )
     means, variances = (
         torch.split(record[name], sizes[:, i].tolist()) for i, name in enumerate(("mean", "var"))
     )
@@ -229,8 +235,8 @@ def read_broadcast(record: RecordDict, weights: str = WEIGHTS) -> Broadcast:
             for path, (mean, var), seen in zip(layers, split, batches, strict=True)
         }
     return Broadcast(
-        round=_integer(said, "round"),
-        rounds=None if rounds is None else _integer(said, "rounds"),
+        round=integer(said, "round"),
+        rounds=None if rounds is None else integer(said, "rounds"),
         weights=tensors(_arrays(record, weights)),
         buffers=optional(record, BUFFERS),
         running=running,
@@ -239,7 +245,8 @@ def read_broadcast(record: RecordDict, weights: str = WEIGHTS) -> Broadcast:
     )
 
 
-def _integer(said: Header, key: str) -> int:
+def integer(said: Header, key: str) -> int:
+    """Return a whole number that a message says of itself."""
     value = said[key]
     if not isinstance(value, int) or isinstance(value, bool):
         raise WireError(f"{key!r} must be an integer, but is {value!r}.")
