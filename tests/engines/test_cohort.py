@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from fednorm.algorithms import algorithm
+from fednorm.core.messages import Batches
 from fednorm.core.round import NonFiniteLossError
 from fednorm.engines import cohort
 from fednorm.engines.simulate import rounds as in_turn
@@ -233,8 +234,14 @@ def test_a_wide_model_is_arranged_as_its_model(last):
     assert weight.is_contiguous(memory_format=torch.channels_last) == last
 
 
+class InOneBatch(Population):
+    def everything(self, client):
+        generator = torch.Generator().manual_seed(client)
+        return Batches(client, [self._batch(client, self.holds[client], generator)], 1)
+
+
 def test_clients_that_measure_all_their_data_are_tried_with_one_that_has_as_much():
-    clients = Population(
+    clients = InOneBatch(
         holds=(6, 7, 6, 7), batch=(3,) * 4, steps=(2,) * 4, shapes=((1, 8, 8),) * 4
     )
     task = task_of("hbn", algorithm("fedavg", lr=0.05))
