@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -321,6 +322,21 @@ def test_a_worker_that_dies_is_replaced(tmp_path, caplog):
     assert killed
     assert "a worker process died" in caplog.text
     assert [repr(r.history) for r in parts.runs] == [repr(r.history) for r in whole.runs]
+
+
+@pytest.mark.parametrize("name", ["hbn", "heterofl"])
+def test_a_run_that_ended_before_its_model_was_saved_saves_the_one_it_tested(
+    name, tmp_path, monkeypatch
+):
+    chosen = experiment("surveyed", strategies=[name])
+    whole, ended = tmp_path / "whole", tmp_path / "ended"
+    run_all(chosen, folder=whole, saving=Saving(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "save_model", Mock(side_effect=SystemExit))
+        with pytest.raises(SystemExit):
+            run_all(chosen, folder=ended, saving=Saving(1))
+    run_all(chosen, folder=ended, saving=Saving(1))
+    assert outcome(ended) == outcome(whole)
 
 
 def test_workers_that_die_again_and_again_are_given_up(tmp_path):

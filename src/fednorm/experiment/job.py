@@ -8,8 +8,11 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from fednorm.core.messages import ServerState
 from fednorm.core.task import export
+from fednorm.engines.simulate import Round
 from fednorm.experiment import checkpoint
+from fednorm.experiment.checkpoint import Checkpoint
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.entry import StrategyEntry
 from fednorm.experiment.environment import threads
@@ -17,7 +20,7 @@ from fednorm.experiment.load import ConfigError
 from fednorm.experiment.prepare import ModelSource, Prepared, prepare
 from fednorm.experiment.record import keep, recorded, run_folder, run_key
 from fednorm.experiment.result import RunResult
-from fednorm.experiment.run import Event, OnRound, run
+from fednorm.experiment.run import Event, OnRound, find_tested_state, run
 from fednorm.experiment.saves import Metrics, Saves
 
 _PATIENCE = 60.0  # seconds for a process of a killed comparison to end its round
@@ -88,13 +91,21 @@ def _recorded(job: Job, prepared: Prepared, on_round: OnRound, target: Path) -> 
             on_round(event)
 
         result = run(prepared, both, saves=saves, start=start)
-        if result.status in {"finished", "stopped"} and saves.state:
-            model = export(prepared.task, saves.state).state_dict()
+        if result.status in {"finished", "stopped"} and saves.reached:
+            model = export(prepared.task, _find_state(prepared, saves.reached)).state_dict()
             shared = {k: v for k, v in model.items() if k not in prepared.task.layout.personal}
             checkpoint.save_model(target / "model.safetensors", shared)
         return result
     finally:
         metrics.file.close()
+
+
+def _find_state(prepared: Prepared, reached: Round | Checkpoint) -> ServerState:
+    """Return the state whose model is saved: what was tested, or would be if it were now."""
+    if isinstance(reached, Round) and reached.tested:
+        return reached.tested
+    # Nodes of Flower can be asked for their statistics only while rounds go on.
+    return reached.state if prepared.remote else find_tested_state(prepared, reached)
 
 
 @contextmanager

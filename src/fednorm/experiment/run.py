@@ -154,10 +154,10 @@ def _result(
     )
 
 
-def find_tested_state(prepared: Prepared, result: Round) -> ServerState:
+def find_tested_state(prepared: Prepared, reached: Round | Checkpoint) -> ServerState:
     """Return the state that is tested: strategies may take the statistics anew for it."""
     task, clients = prepared.task, prepared.clients
-    return surveyed(task, result.state, result.memories, clients, _way(prepared))
+    return surveyed(task, reached.state, reached.memories, clients, _way(prepared))
 
 
 def evaluate(prepared: Prepared, result: Round) -> Evaluation:

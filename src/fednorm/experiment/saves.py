@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fednorm.core.messages import Rejected, ServerState
+from fednorm.core.messages import Rejected
 from fednorm.engines.simulate import Round
 from fednorm.experiment import checkpoint
 from fednorm.experiment.checkpoint import Checkpoint
@@ -66,20 +66,20 @@ class Saves:
     metrics: Metrics
     every: int | None = None  # rounds between checkpoints; by the clock if none
     last: float = field(default_factory=time.monotonic)
-    state: ServerState | None = None  # after the last round, as it was tested if it was
+    reached: Round | Checkpoint | None = None  # where the run is
 
     def start(self, device: torch.device | str) -> tuple[Checkpoint | None, list[str]]:
         """Return where the run stopped, if it did, and what is to be said about it."""
         found, messages = checkpoint.newest(self.folder, self.key, device)
         if found and self.metrics.keep(found.state.round):
-            self.state = found.state
+            self.reached = found
             return found, messages
         self.metrics.keep(0)
         return None, messages
 
     def after(self, result: Round, tally: Tally) -> None:
         """Save if it is time."""
-        self.state = result.tested or result.state
+        self.reached = result
         by_clock = time.monotonic() - self.last > SECONDS
         if by_clock if self.every is None else result.state.round % self.every == 0:
             self.save(result, tally)
