@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from fednorm.aggregators import parse
-from fednorm.experiment.memory import peak
+from fednorm.experiment.memory import measure_peak
 
 DIMENSION = 1_300_000
 BYZANTINE = {10: 3, 100: 20}  # of how many clients
@@ -119,7 +119,7 @@ def memory(n: int, texts: list[str]) -> None:
     rows = torch.randn(n, DIMENSION)
     parse("nnm > median", 1)(rows[:, :100_000], torch.ones(n))  # what libraries load at first use
     for text in texts:
-        with peak() as most:
+        with measure_peak() as most:
             parse(text, BYZANTINE[n])(rows, torch.ones(n))
         share = "unknown" if most.bytes is None else f"{most.bytes / rows.nbytes:.2f}"
         print(f"{n:4d} {text:58s} {share:>9s}", flush=True)

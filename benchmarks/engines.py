@@ -12,9 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from fednorm.experiment.compare import run_all
+from fednorm.experiment.compare import run_comparison
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.load import build
+from fednorm.experiment.load import build_experiment
 from fednorm.experiment.run import Event
 from fednorm.experiment.submit import SuperLink, submit
 
@@ -23,7 +23,7 @@ from flower.deployment import Deployment
 
 VALUES = {
     "strategies": ["fbn"], "seeds": 1, "clients": 2, "rounds": 6, "model": "resnet20",
-    "algorithm": {"name": "fedavg", "lr": 0.05}, "steps": 5, "eval_every": 1,
+    "algorithm": {"name": "fedavg", "lr": 0.05}, "local_steps": 5, "eval_every": 1,
 }  # fmt: skip
 
 
@@ -47,13 +47,13 @@ class Clock:
 
 def experiment(engine: str) -> Experiment:
     """Return the work, for an engine."""
-    return build({**VALUES, "engine": engine})
+    return build_experiment({**VALUES, "engine": engine})
 
 
 def here(engine: str) -> float:
     """Measure an engine of this process."""
     clock = Clock()
-    run_all(experiment(engine), on_round=clock)
+    run_comparison(experiment(engine), on_round=clock)
     return clock.seconds
 
 

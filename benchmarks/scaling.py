@@ -35,12 +35,12 @@ def images(seed: int) -> object:
 
 def one(strategy: str, clients: int, rounds: int) -> dict[str, float]:
     """Measure one line, in this process."""
-    from fednorm.experiment.environment import threads  # noqa: PLC0415
-    from fednorm.experiment.load import build  # noqa: PLC0415
-    from fednorm.experiment.memory import peak  # noqa: PLC0415
+    from fednorm.experiment.environment import limit_threads  # noqa: PLC0415
+    from fednorm.experiment.load import build_experiment  # noqa: PLC0415
+    from fednorm.experiment.memory import measure_peak  # noqa: PLC0415
     from fednorm.experiment.prepare import prepare  # noqa: PLC0415
 
-    experiment = build(
+    experiment = build_experiment(
         {
             "strategies": [strategy],
             "data": "scaling:images",
@@ -49,16 +49,16 @@ def one(strategy: str, clients: int, rounds: int) -> dict[str, float]:
             "clients": clients,
             "participation": min(1.0, 100 / clients),
             "algorithm": {"name": "fedavg", "lr": 0.01},
-            "batch": 10,
-            "steps": 5,
+            "batch_size": 10,
+            "local_steps": 5,
             "rounds": rounds,
             "seeds": [0],
         }
     )
-    with threads(1):
+    with limit_threads(1):
         prepared = prepare(experiment, experiment.strategies[0], 0)
         times, sent = [], (0.0, 0.0)
-        with peak() as found:
+        with measure_peak() as found:
             start = process_time()
             for result in prepared.rounds():
                 times.append(process_time() - start)

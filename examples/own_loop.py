@@ -19,7 +19,7 @@ model = nn.Sequential(
     nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.BatchNorm1d(64), nn.Linear(64, 10)
 )
 task = fednorm.Task.build(
-    model, fednorm.strategy("fbn"), fednorm.algorithm("dsgd", lr=0.1), rounds=ROUNDS
+    model, fednorm.create_strategy("fbn"), fednorm.algorithm("dsgd", lr=0.1), rounds=ROUNDS
 )
 generator = torch.Generator().manual_seed(0)
 
@@ -32,13 +32,13 @@ def draw(client: int) -> fednorm.Batches:
 
 
 state = task.initial_state
-memories = {client: fednorm.Memory() for client in range(CLIENTS)}
+client_states = {client: fednorm.ClientState() for client in range(CLIENTS)}
 for _ in range(ROUNDS):
     received = fednorm.broadcast(task, state)  # send this to the clients
     replies = []
     for client in range(CLIENTS):  # this part runs on the client's machine
-        reply, memories[client] = fednorm.client_round(
-            task, received, memories[client], draw(client)
+        reply, client_states[client] = fednorm.client_round(
+            task, received, client_states[client], draw(client)
         )
         replies.append(reply)
     state = fednorm.server_round(task, state, replies)  # and this on the server again

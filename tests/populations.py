@@ -47,8 +47,8 @@ class Population:
             steps,
             self.holds[client],
             seed=round_ * 100 + client,
-            everything=self.everything(client).steps,
-            lengths=lengths,
+            all_data=self.everything(client).steps,
+            batch_sizes=lengths,
         )
 
     def everything(self, client):

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fednorm.core.messages import Batches, Memory
+from fednorm.core.messages import Batches, ClientState
 from fednorm.core.round import broadcast, client_round, server_round
 from fednorm.core.task import Task
 from fednorm.engines.simulate import rounds
 from fednorm.models import build
-from fednorm.strategies import strategy
+from fednorm.strategies import create_strategy
 
 SHAPE, CLASSES = (1, 8, 8), 4
 
@@ -61,8 +61,8 @@ class Toy:
             steps,
             size * self.steps,
             seed=round_ * 100 + client,
-            everything=self._everything(client),
-            lengths=(size,) * self.steps,
+            all_data=self._everything(client),
+            batch_sizes=(size,) * self.steps,
         )
 
     def _batch(self, client, generator):
@@ -82,7 +82,7 @@ class Toy:
 
 def task_of(name, algorithm, *, model=None, count=20, **fields):
     """Make a task; `name` may be a strategy object."""
-    chosen = strategy(name, **fields) if isinstance(name, str) else name
+    chosen = create_strategy(name, **fields) if isinstance(name, str) else name
     return Task.build(model or nested_model(), chosen, algorithm, rounds=count)
 
 
@@ -94,17 +94,17 @@ def last(task, clients, count=20):
 
 def run_by_hand(task, clients, count, lost=lambda *_: False):
     """Run rounds with the two public functions; replies of lost clients never arrive."""
-    state, memories = task.initial_state, {}
+    state, client_states = task.initial_state, {}
     for _ in range(count):
         received = broadcast(task, state)
         replies = []
         for client in clients.participants(received.round):
             batches = clients.batches(client, received.round)
-            memory = memories.get(client, Memory())
-            reply, kept = client_round(task, received, memory, batches)
+            client_state = client_states.get(client, ClientState())
+            reply, kept = client_round(task, received, client_state, batches)
             if not lost(received.round, client):
                 replies.append(reply)
-                memories[client] = kept
+                client_states[client] = kept
         state = server_round(task, state, replies)
     return state
 

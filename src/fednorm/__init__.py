@@ -6,17 +6,17 @@ Compare strategies with `compare`, run one with `simulate`, or call `client_roun
 
 from fednorm.algorithms import algorithm
 from fednorm.api import compare, simulate
-from fednorm.core.messages import Batches, Broadcast, Memory, Reply, ServerState
+from fednorm.core.messages import Batches, Broadcast, ClientState, Reply, ServerState
 from fednorm.core.moments import Moments, pool
 from fednorm.core.round import broadcast, client_round, server_round
 from fednorm.core.task import Task, export
 from fednorm.data.partition import partition
-from fednorm.strategies import strategies, strategy
+from fednorm.strategies import create_strategy, list_strategies
 
 __all__ = [
     "Batches",
     "Broadcast",
-    "Memory",
+    "ClientState",
     "Moments",
     "Reply",
     "ServerState",
@@ -25,11 +25,11 @@ __all__ = [
     "broadcast",
     "client_round",
     "compare",
+    "create_strategy",
     "export",
+    "list_strategies",
     "partition",
     "pool",
     "server_round",
     "simulate",
-    "strategies",
-    "strategy",
 ]

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
-from fednorm.experiment.compare import run_all
+from fednorm.experiment.compare import run_comparison
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.load import build
+from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import ModelSource
 from fednorm.experiment.result import Comparison, RunResult
 
@@ -42,7 +42,7 @@ def compare(
     if strategies is not None:
         settings["strategies"] = list(strategies)
     folder = None if out is None else Path(out)
-    return run_all(build(settings), folder=folder, model=source, workers=workers)
+    return run_comparison(build_experiment(settings), folder=folder, model=source, workers=workers)
 
 
 def simulate(strategy: str | dict[str, Any], *, seed: int = 0, **settings: Any) -> RunResult:

@@ -6,9 +6,9 @@ stand around your own training loop. `examples/flower_quickstart` is a complete 
 
 try:
     from fednorm.engines.flower.client import (
+        calibrate,
         pack,
         parameter_groups,
-        survey,
         unpack,
         weights_only,
     )
@@ -20,4 +20,4 @@ except ModuleNotFoundError as error:
         'fednorm.flower needs Flower, which is not installed; pip install "fednorm[flower]".'
     ) from error
 
-__all__ = ["NormStrategy", "pack", "parameter_groups", "survey", "unpack", "weights_only"]
+__all__ = ["NormStrategy", "calibrate", "pack", "parameter_groups", "unpack", "weights_only"]

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from fednorm import Memory, Moments, broadcast, client_round, pool, server_round
+from fednorm import ClientState, Moments, broadcast, client_round, pool, server_round
 from fednorm.aggregators import TooFewClientsError, parse
 from fednorm.algorithms import algorithm
-from fednorm.core.aggregator import trusts, weighted_mean
-from fednorm.core.combine import combined
-from fednorm.core.merge import average, follow, replaced
-from fednorm.core.messages import Report, Running
-from fednorm.core.strategy import Merge
+from fednorm.core.aggregator import is_weighted_mean, weighted_mean
+from fednorm.core.combine import combine_tensors
+from fednorm.core.merge import average, ema_update, pool_statistics
+from fednorm.core.messages import LayerStats, RunningStats
+from fednorm.core.strategy import MergeInput
 from support import Toy, task_of
 
 
@@ -69,32 +69,32 @@ def test_one_voice_is_not_believed_alone():
 def merge_of(aggregate, counters):
     moments = reports(len(counters))
     layer = type("Layer", (), {"momentum": 0.1})()
-    said = [Report(m, batches) for m, batches in zip(moments, counters, strict=True)]
-    return Merge(said, [1] * len(said), aggregate, layer)
+    said = [LayerStats(m, batches) for m, batches in zip(moments, counters, strict=True)]
+    return MergeInput(said, [1] * len(said), aggregate, layer)
 
 
 def test_a_counter_of_a_liar_is_outvoted():
-    before = Running(torch.zeros(4).double(), torch.ones(4).double(), 10)
+    before = RunningStats(torch.zeros(4).double(), torch.ones(4).double(), 10)
     counters = [11, 11, 11, 11, 10**9]
     for aggregate, expected in ((weighted_mean, 10**9), (parse("median", f=1), 11)):
         merge = merge_of(aggregate, counters)
-        for found in (average(merge), replaced(merge), follow(before, merge)):
+        for found in (average(merge), pool_statistics(merge), ema_update(before, merge)):
             assert found.batches == expected
-    pooled = pool([r.moments for r in merge.reports], merge.aggregate)
-    torch.testing.assert_close(follow(before, merge).mean, 0.1 * pooled.mean)
+    pooled = pool([r.moments for r in merge.reports], merge.aggregator)
+    torch.testing.assert_close(ema_update(before, merge).mean, 0.1 * pooled.mean)
 
 
 def test_only_the_weighted_mean_trusts():
-    assert trusts(weighted_mean)
-    assert not trusts(parse("median", f=0))
-    assert not trusts(parse("nnm > mean", f=0))
+    assert is_weighted_mean(weighted_mean)
+    assert not is_weighted_mean(parse("median", f=0))
+    assert not is_weighted_mean(parse("nnm > mean", f=0))
 
 
 @pytest.fixture
 def replies():
     task, clients = task_of("fbn", algorithm("dsgd", lr=0.05)), Toy(sizes=(5,) * 6)
     received = broadcast(task, task.initial_state)
-    return [client_round(task, received, Memory(), clients.batches(c, 1))[0] for c in range(6)]
+    return [client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in range(6)]
 
 
 def test_distances_are_between_whole_updates():
@@ -103,12 +103,12 @@ def test_distances_are_between_whole_updates():
         {"a": torch.tensor([x]), "b": torch.tensor([[y, y]]), "n": torch.tensor(3 + i)}
         for i, (x, y) in enumerate([(0.0, 9.0), (0.1, 1.0), (5.0, 1.1), (4.0, 1.2), (0.2, 3.0)])
     ]
-    found = combined(parts, [1] * 5, parse("krum", f=1))
+    found = combine_tensors(parts, [1] * 5, parse("krum", f=1))
     assert list(found) == ["a", "b", "n"]
     chosen = [p for p in parts if torch.equal(p["a"], found["a"])]
     assert torch.equal(found["b"], chosen[0]["b"])
     assert found["n"] == 5  # of integers the median
-    apart = combined([{"a": p["a"]} for p in parts], [1] * 5, parse("krum", f=1))
+    apart = combine_tensors([{"a": p["a"]} for p in parts], [1] * 5, parse("krum", f=1))
     assert not torch.equal(apart["a"], found["a"])
     assert found["a"].untyped_storage().nbytes() == found["a"].nbytes  # can be saved by itself
 
@@ -118,11 +118,11 @@ def test_types_are_kept_apart():
         {"a": torch.full((2,), float(i)), "b": torch.full((3,), float(i)).double()}
         for i in range(5)
     ]
-    found = combined(parts, [1] * 5, parse("median", f=1))
+    found = combine_tensors(parts, [1] * 5, parse("median", f=1))
     assert found["a"].dtype is torch.float32
     assert found["b"].dtype is torch.float64
     assert found["a"].tolist() == [2.0] * 2
-    assert combined([{}] * 5, [1] * 5, parse("median", f=1)) == {}
+    assert combine_tensors([{}] * 5, [1] * 5, parse("median", f=1)) == {}
 
 
 @pytest.mark.parametrize("text", ["median", "nnm > trimmed_mean", "multi_krum", "geometric_median"])
@@ -130,7 +130,7 @@ def test_a_liar_does_not_take_the_round_down(replies, text):
     def lie(reply):
         update = {name: torch.full_like(t, -1e30) for name, t in reply.update.items()}
         stats = {
-            path: Report(
+            path: LayerStats(
                 Moments(1e12, r.moments.mean * 0 + 1e15, r.moments.var * 0 + 1e15), r.batches + 999
             )
             for path, r in reply.stats.items()
@@ -138,7 +138,7 @@ def test_a_liar_does_not_take_the_round_down(replies, text):
         return replace(reply, update=update, stats=stats, examples=10**9)
 
     task = task_of("fbn", algorithm("dsgd", lr=0.05))
-    task = replace(task, aggregate=parse(text, 1), aggregate_statistics=parse(text, 1))
+    task = replace(task, aggregator=parse(text, 1), statistics_aggregator=parse(text, 1))
     honest = server_round(task, task.initial_state, replies[1:])
     after = server_round(task, task.initial_state, [lie(replies[0]), *replies[1:]])
     for name, weight in after.weights.items():

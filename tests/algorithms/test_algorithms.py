@@ -76,7 +76,9 @@ def test_local_momentum_stays_with_its_client():
     result = last(task_of("none", step), Toy(steps=2), 2)
     assert not result.state.momentum
     name = next(iter(result.state.weights))
-    assert not torch.equal(result.memories[0].optimizer[name], result.memories[1].optimizer[name])
+    assert not torch.equal(
+        result.client_states[0].optimizer[name], result.client_states[1].optimizer[name]
+    )
 
 
 def test_dsgd_mean_is_the_gradient_of_the_merged_batch():
@@ -97,11 +99,13 @@ def test_dsgd_client_momentum_of_absent_clients_waits():
     task = task_of("none", step)
     one, two, three = rounds(task, Toy(absent={2: (0,)}), 3)
     name = next(iter(one.state.weights))
-    assert three.memories[0].optimizer[name] is not None
+    assert three.client_states[0].optimizer[name] is not None
     del two
     again = list(rounds(task_of("none", step), Toy(absent={2: (0,)}), 2))
-    first = again[0].memories[1].optimizer[name]
-    assert torch.equal(again[1].memories[0].optimizer[name], again[0].memories[0].optimizer[name])
+    first = again[0].client_states[1].optimizer[name]
+    assert torch.equal(
+        again[1].client_states[0].optimizer[name], again[0].client_states[0].optimizer[name]
+    )
     assert first is not None
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fednorm import Memory, broadcast, client_round
+from fednorm import ClientState, broadcast, client_round
 from fednorm.algorithms import algorithm
 from fednorm.attacks import (
     ATTACKS,
@@ -19,7 +19,7 @@ from fednorm.attacks import (
     choose_byzantine,
 )
 from fednorm.attacks.alie import choose_z
-from fednorm.core.survey import Surveyed
+from fednorm.core.survey import CalibrationReply
 from support import Toy, task_of
 
 LIARS = frozenset({1, 4})
@@ -31,7 +31,7 @@ def replies():
     task = task_of("fbn", algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global"))
     clients = Toy(sizes=(5, 4, 6, 5, 3))
     received = broadcast(task, task.initial_state)
-    return [client_round(task, received, Memory(), clients.batches(c, 1))[0] for c in range(5)]
+    return [client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in range(5)]
 
 
 def lies(replies, name, target="both", **fields):
@@ -132,7 +132,7 @@ def test_attacks_see_honest_replies_only(replies, name):
 
 
 def test_answers_of_a_survey_are_statistics(replies):
-    told = [Surveyed(r.client, r.examples, r.stats) for r in replies]
+    told = [CalibrationReply(r.client, r.examples, r.stats) for r in replies]
     adversary = Adversary(attack("sign_flip"), LIARS, "statistics", seed=3)
     found = apply_attack(told, adversary, 1, survey=True)
     path = next(iter(replies[1].stats))

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from fednorm import Memory, broadcast, client_round
+from fednorm import ClientState, broadcast, client_round
 from fednorm.aggregators import parse
 from fednorm.algorithms import algorithm
 from fednorm.attacks import Adversary, apply_attack, attack, find_following
 from fednorm.core.messages import Batches
 from fednorm.core.task import Task
-from fednorm.engines.conditions import Conditions
+from fednorm.engines.conditions import Faults
 from fednorm.engines.simulate import rounds
-from fednorm.strategies import strategy
+from fednorm.strategies import create_strategy
 from support import Toy, task_of
 
 N, CHANNELS, BETA = 10, 3, 0.1
@@ -60,14 +60,14 @@ def run(source, lie, count, *, rule="mean", algo="dsgd", **fields):
     model = nn.Sequential(nn.BatchNorm1d(CHANNELS), nn.Linear(CHANNELS, 2)).to(source.dtype)
     task = Task.build(
         model,
-        strategy("fbn", **fields),
+        create_strategy("fbn", **fields),
         algorithm(algo, lr=0.01),
         rounds=count,
-        aggregate_statistics=parse(rule, len(LIARS)),
+        statistics_aggregator=parse(rule, len(LIARS)),
     )
     adversary = Adversary(lie, frozenset(LIARS), "statistics", seed=0)
     found = [
-        r.state.running["0"] for r in rounds(task, source, count, conditions=Conditions(adversary))
+        r.state.running["0"] for r in rounds(task, source, count, conditions=Faults(adversary))
     ]
     return [r.mean.numpy() for r in found], [r.var.numpy() for r in found]
 
@@ -217,7 +217,7 @@ def replies_of(name, *, steps=1, sizes=(5, 4, 6, 5, 3), **fields):
     }
     received = broadcast(task, replace(task.initial_state, running=running))
     clients = Toy(sizes=sizes, steps=steps)
-    own = [client_round(task, received, Memory(), clients.batches(c, 1))[0] for c in range(5)]
+    own = [client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in range(5)]
     return own, received, find_following(task, received)
 
 
@@ -255,7 +255,7 @@ def test_what_is_sent_makes_the_false_running_statistics(name, false_mean, false
         ):
             expected = false((1 - rate) * old + rate * true)
             torch.testing.assert_close((1 - rate) * old + rate * sent, expected)
-        assert (lie.batches, lie.moments.count) == (report.batches, own.count)
+        assert (lie.num_batches, lie.moments.count) == (report.num_batches, own.count)
 
 
 def test_noise_is_that_of_running_statistics():
@@ -292,7 +292,7 @@ def test_backward_means_are_followed_with_their_own_momentum():
 def test_the_rate_is_the_servers_where_clients_take_unequal_steps():
     """It counts as many batches as the client with the most of them."""
     replies, received, following = replies_of("fbn")
-    longer = {p: replace(r, batches=r.batches + 2) for p, r in replies[0].stats.items()}
+    longer = {p: replace(r, batches=r.num_batches + 2) for p, r in replies[0].stats.items()}
     found = lies_of("sign_flip", [replace(replies[0], stats=longer), *replies[1:]], following)
     rate = 1 - 0.9**3
     for path, report in replies[1].stats.items():

@@ -94,19 +94,23 @@ def test_flags_win_over_the_file_and_set_over_flags(tmp_path):
 
 
 def test_sweep_compares_values_of_a_field(tmp_path):
-    sweep = ["--sweep", "strategy.momentum=0.05,none", "--strategies", "fbn,gn"]
+    sweep = ["--sweep", "strategy.stats_momentum=0.05,none", "--strategies", "fbn,gn"]
     result = inside("compare", *QUICK, *sweep, "--out", tmp_path)
     assert result.exit_code == 0, result.output
     runs = json.loads((tmp_path / "results.json").read_text())["runs"]
-    assert [run["strategy"] for run in runs] == ["fbn momentum=0.05", "fbn momentum=none", "gn"]
+    assert [run["strategy"] for run in runs] == [
+        "fbn stats_momentum=0.05",
+        "fbn stats_momentum=none",
+        "gn",
+    ]
     assert runs[0]["final"]["loss"] != runs[1]["final"]["loss"]
     assert inside("run", tmp_path / "config.toml", "--out", tmp_path / "again").exit_code == 0
 
 
 def test_attacks_and_defences_are_options(tmp_path):
-    chosen = ["--byzantine", 1, "--attack-target", "statistics", "--aggregate", "trimmed_mean"]
-    swept = ["--sweep", "attack=foe,alie", "--sweep", "aggregate_statistics=mean,nnm > median"]
-    few = ["--strategies", "fbn", "--dropout", 0.1, "--set", "model.hidden=[4]"]
+    chosen = ["--byzantine", 1, "--attack-target", "statistics", "--aggregator", "trimmed_mean"]
+    swept = ["--sweep", "attack=foe,alie", "--sweep", "statistics_aggregator=mean,nnm > median"]
+    few = ["--strategies", "fbn", "--client-dropout", 0.1, "--set", "model.hidden=[4]"]
     arguments = [*chosen, *swept, *few, "--clients", 6]
     result = inside("compare", *QUICK, *arguments, "--out", tmp_path)
     assert result.exit_code == 0, result.output
@@ -122,7 +126,7 @@ def test_attacks_and_defences_are_options(tmp_path):
 
 
 def test_too_few_good_replies_are_an_error_of_the_command(tmp_path):
-    chosen = ["--attack", "non_finite", "--byzantine", 1, "--set", "minimum_replies=3"]
+    chosen = ["--attack", "non_finite", "--byzantine", 1, "--set", "min_replies=3"]
     result = inside("compare", *QUICK, "--strategies", "fbn", *chosen, "--out", tmp_path)
     assert result.exit_code == 1
     assert "fbn, seed 0, stopped: round 1 has only 2 usable replies" in result.output
@@ -132,7 +136,7 @@ def test_fresh_starts_over(tmp_path):
     arguments = ["compare", "--strategies", "gn", "--out", tmp_path]
     assert inside(*arguments, *QUICK).exit_code == 0
     (tmp_path / "mine.txt").write_text("keep me")
-    assert inside(*arguments, *QUICK, "--batch", "7", "--fresh").exit_code == 0
+    assert inside(*arguments, *QUICK, "--batch-size", "7", "--fresh").exit_code == 0
     assert (tmp_path / "mine.txt").exists()
 
 

@@ -45,8 +45,8 @@ def test_cities_as_clients(streets, tmp_path):
     out = tmp_path / "out"
     command = shlex.split(
         "compare --data cityscapes --model deeplabv3plus --partition natural --clients 3 "
-        "--algorithm fedavg --lr 0.05 --epochs 2 --rounds 4 --batch 4 --seeds 1 --workers 1 "
-        "--strategies centralized,fixbn,gn"
+        "--algorithm fedavg --lr 0.05 --local-epochs 2 --rounds 4 --batch-size 4 --seeds 1 "
+        "--workers 1 --strategies centralized,fixbn,gn"
     )
     data = ["--set", f'data.root="{streets}"', "--set", "data.size=[48, 64]"]
     augmented = ["--set", "data.crop=[32, 48]", "--set", "data.augment=flip"]

@@ -12,10 +12,10 @@ from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS, parse
 from fednorm.algorithms import algorithm
 from fednorm.attacks import ATTACKS, Adversary, World, attack
 from fednorm.core.task import Task
-from fednorm.engines.conditions import Conditions
-from fednorm.engines.poisoned import Poisoned
+from fednorm.engines.conditions import Faults
+from fednorm.engines.poisoned import PoisonedClients
 from fednorm.engines.simulate import rounds
-from fednorm.strategies import strategy
+from fednorm.strategies import create_strategy
 from support import CLASSES, SHAPE, Toy, nested_model
 
 FILES = {"replacement": "model_replacement"}  # the paper's whole word
@@ -49,16 +49,16 @@ def attacked_run(name, chosen, target, rule="nnm > trimmed_mean"):
     adversary = Adversary(attack(name), frozenset({3}), target, seed=0)
     source = clients
     if adversary.attack.on_data:
-        source = Poisoned(clients, adversary, World(CLASSES, torch.ones(SHAPE)))
+        source = PoisonedClients(clients, adversary, World(CLASSES, torch.ones(SHAPE)))
     task = Task.build(
         nested_model(),
-        strategy(chosen),
+        create_strategy(chosen),
         algorithm("dsgd", lr=0.01),
         rounds=2,
-        aggregate=parse(rule, 1),
-        aggregate_statistics=parse(rule.replace("trimmed_mean", "median"), 1),
+        aggregator=parse(rule, 1),
+        statistics_aggregator=parse(rule.replace("trimmed_mean", "median"), 1),
     )
-    *_, last = rounds(task, source, 2, conditions=Conditions(adversary))
+    *_, last = rounds(task, source, 2, conditions=Faults(adversary))
     assert last.state.round == 2
     for tensor in last.state.weights.values():
         assert torch.isfinite(tensor).all()

@@ -8,9 +8,9 @@ import re
 import pytest
 import torch
 
-from fednorm import Memory, broadcast, client_round, server_round
+from fednorm import ClientState, broadcast, client_round, server_round
 from fednorm.algorithms import algorithm
-from fednorm.core.messages import bytes_down, bytes_up
+from fednorm.core.messages import download_bytes, upload_bytes
 from fednorm.core.task import export
 from fednorm.core.types import Role
 from fednorm.engines.evaluate import is_personal, score_clients, score_global
@@ -75,9 +75,9 @@ def test_a_round_is_a_pure_function(name, step):
     task, clients = task_of(name, step), Toy()
     received = broadcast(task, task.initial_state)
     start = {k: v.clone() for k, v in received.weights.items()}
-    first = client_round(task, received, Memory(), clients.batches(0, 1))
-    client_round(task, received, Memory(), clients.batches(1, 1))
-    again = client_round(task, received, Memory(), clients.batches(0, 1))
+    first = client_round(task, received, ClientState(), clients.batches(0, 1))
+    client_round(task, received, ClientState(), clients.batches(1, 1))
+    again = client_round(task, received, ClientState(), clients.batches(0, 1))
     for key, value in first[0].update.items():
         assert torch.equal(value, again[0].update[key])
     for key, value in first[1].tensors.items():
@@ -93,7 +93,7 @@ def test_a_round_is_a_pure_function(name, step):
 def test_evaluation_depends_on_no_other_sample(name):
     task, clients = task_of(name, algorithm("dsgd", lr=0.05)), Toy()
     result = last(task, clients, 3)
-    model = export(task, result.state, result.memories[0])
+    model = export(task, result.state, result.client_states[0])
     assert not model.training
     ((x, _),) = clients.test(0)
     with torch.no_grad():
@@ -104,7 +104,7 @@ def test_evaluation_depends_on_no_other_sample(name):
 def test_is_tested_globally_or_per_client(name):
     task, clients = task_of(name, algorithm("dsgd", lr=0.05)), Toy()
     result = last(task, clients, 2)
-    scores = score_clients(task, result.state, result.memories, clients, range(3))
+    scores = score_clients(task, result.state, result.client_states, clients, range(3))
     assert len(scores) == 3
     assert all(0 <= s.accuracy <= 1 and s.examples == 5 for s in scores.values())
     if not is_personal(task):
@@ -116,14 +116,14 @@ def test_is_tested_globally_or_per_client(name):
 def test_message_sizes_are_those_of_the_tensors(name):
     task, clients = task_of(name, algorithm("dsgd")), Toy()
     received = broadcast(task, task.initial_state)
-    reply, _ = client_round(task, received, Memory(), clients.batches(0, 1))
+    reply, _ = client_round(task, received, ClientState(), clients.batches(0, 1))
     shared = sum(p.numel() * 8 for p in task.layout.shared.values())
     running = list(received.running.values())
     moments = [report.moments for report in reply.stats.values()]
     down = sum(8 * (r.mean.numel() + r.var.numel()) for r in running) + 8 * len(running)
     up = sum(8 * (m.mean.numel() + m.var.numel()) for m in moments) + 24 * len(moments)
-    assert bytes_down(received) == shared + down + 8
-    assert bytes_up(reply) == shared + up + 8
+    assert download_bytes(received) == shared + down + 8
+    assert upload_bytes(reply) == shared + up + 8
 
 
 @every
@@ -132,7 +132,7 @@ def test_a_batch_of_one_either_works_or_is_announced(name):
     received = broadcast(task, task.initial_state)
     batches = Toy(sizes=(1, 1)).batches(0, 1)
     if not task.strategy.needs_batch_statistics:
-        reply, _ = client_round(task, received, Memory(), batches)
+        reply, _ = client_round(task, received, ClientState(), batches)
         assert all(torch.isfinite(t).all() for t in reply.update.values())
 
 
@@ -140,7 +140,7 @@ def test_a_batch_of_one_either_works_or_is_announced(name):
 def test_checkpoint_of_the_trained_model_loads_strictly(name):
     task = task_of(name, algorithm("dsgd", lr=0.05))
     result = last(task, Toy(), 2)
-    saved = export(task, result.state, result.memories[0]).state_dict()
+    saved = export(task, result.state, result.client_states[0]).state_dict()
     fresh = task.strategy.convert(nested_model(3)).model
     fresh.load_state_dict(saved, strict=True)
     for key, value in fresh.state_dict().items():

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fednorm import Memory, broadcast, client_round, server_round
+from fednorm import ClientState, broadcast, client_round, server_round
 from fednorm.aggregators import parse
 from fednorm.algorithms import algorithm
 from fednorm.core.aggregator import weighted_mean
-from fednorm.core.combine import combined
+from fednorm.core.combine import combine_tensors
 from fednorm.core.round import NoUsableReplyError
 from support import Toy, task_of
 
@@ -38,27 +38,27 @@ def test_a_robust_rule_sees_all_tensors_as_one_vector():
         {"a": torch.tensor([2.0, 2.0]), "b": torch.tensor([[1.0]])},
         {"a": torch.tensor([5.0, 5.0]), "b": torch.tensor([[0.0]])},
     ]
-    found = combined(parts, [1, 1, 1], Closest())
+    found = combine_tensors(parts, [1, 1, 1], Closest())
     assert found["a"].tolist() == [2.0, 2.0]
     assert found["b"].tolist() == [[1.0]]
-    mean = combined(parts, [2, 1, 1], weighted_mean)
+    mean = combine_tensors(parts, [2, 1, 1], weighted_mean)
     assert mean["a"].tolist() == [1.75, 2.25]
 
 
 def test_integers_are_the_maximum_or_for_a_robust_rule_the_median():
     parts = [{"n": torch.tensor(n)} for n in (3, 4, 1000)]
-    assert int(combined(parts, [1, 1, 1], weighted_mean)["n"]) == 1000
-    assert int(combined(parts, [1, 1, 1], Closest())["n"]) == 4
+    assert int(combine_tensors(parts, [1, 1, 1], weighted_mean)["n"]) == 1000
+    assert int(combine_tensors(parts, [1, 1, 1], Closest())["n"]) == 4
 
 
 def test_what_some_lack_is_combined_over_the_others_if_they_are_enough():
     parts = [{"a": torch.tensor([1.0]), "b": torch.tensor([1.0])}, {"a": torch.tensor([3.0])}]
-    assert {k: v.item() for k, v in combined(parts, [1, 1], weighted_mean).items()} == {
+    assert {k: v.item() for k, v in combine_tensors(parts, [1, 1], weighted_mean).items()} == {
         "a": 2.0,
         "b": 1.0,
     }
     three = [*parts, {"a": torch.tensor([2.0])}]
-    assert set(combined(three, [1, 1, 1], Closest())) == {"a"}
+    assert set(combine_tensors(three, [1, 1, 1], Closest())) == {"a"}
 
 
 @pytest.fixture
@@ -66,9 +66,11 @@ def started():
     task = task_of("fbn", algorithm("dsgd", lr=0.05))
     clients = Toy(sizes=(4, 4, 4, 4, 4))
     received = broadcast(task, task.initial_state)
-    replies = [client_round(task, received, Memory(), clients.batches(c, 1))[0] for c in range(5)]
+    replies = [
+        client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in range(5)
+    ]
     rule = parse("trimmed_mean", 2)
-    return replace(task, aggregate=rule, aggregate_statistics=rule), replies
+    return replace(task, aggregator=rule, statistics_aggregator=rule), replies
 
 
 def test_a_robust_rule_cannot_be_kept_from_a_layer_by_saying_nothing(started):

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fednorm import Memory, broadcast, client_round, server_round
+from fednorm import ClientState, broadcast, client_round, server_round
 from fednorm.algorithms import algorithm
-from fednorm.core.messages import Report
+from fednorm.core.messages import LayerStats
 from fednorm.core.moments import Moments
 from fednorm.core.round import NoUsableReplyError
 from support import Toy, task_of
@@ -20,7 +20,9 @@ JUNK = [None, "much" * 500, [], {}, object(), True, 1j, b"", torch.zeros(2, 3), 
 def started(name, step, **fields):
     task, clients = task_of(name, step, **fields), Toy()
     received = broadcast(task, task.initial_state)
-    replies = [client_round(task, received, Memory(), clients.batches(c, 1))[0] for c in range(3)]
+    replies = [
+        client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in range(3)
+    ]
     return task, replies
 
 
@@ -33,7 +35,7 @@ KINDS = {
         "fixbn", algorithm("dsgd", lr=0.05), freeze_round=0, freeze_affine=True
     ),
     "backward": lambda: started("dualbn", algorithm("dsgd", lr=0.05)),
-    "cumulative": lambda: started("fbn", algorithm("dsgd", lr=0.05), momentum=None),
+    "cumulative": lambda: started("fbn", algorithm("dsgd", lr=0.05), stats_momentum=None),
 }
 
 
@@ -86,7 +88,7 @@ def bad_moments(draw, m):
 
 def bad_stats(draw, reply):
     if not reply.stats:  # nothing is to be reported in this round
-        return {"stem.1": Report(Moments(4.0, torch.zeros(4), torch.ones(4)), 1)}
+        return {"stem.1": LayerStats(Moments(4.0, torch.zeros(4), torch.ones(4)), 1)}
     stats = dict(reply.stats)
     path = draw.choice(list(stats))
     report = stats[path]
@@ -201,7 +203,7 @@ def test_a_robust_rule_does_not_believe_a_single_counter():
         del weights
         return values.median(0).values
 
-    task = replace(task, aggregate=median, aggregate_statistics=median)
+    task = replace(task, aggregator=median, statistics_aggregator=median)
     report = replies[2].stats["stem.1"]
     liar = replace(replies[2], stats={**replies[2].stats, "stem.1": replace(report, batches=2**30)})
     after = server_round(task, task.initial_state, [*replies[:2], liar])

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fednorm import Memory, Moments, broadcast, client_round, server_round
+from fednorm import ClientState, Moments, broadcast, client_round, server_round
 from fednorm.algorithms import algorithm
-from fednorm.core.exchange import PendingError, answer
-from fednorm.core.messages import Report
+from fednorm.core.exchange import PendingError, answer_exchange
+from fednorm.core.messages import LayerStats
 from fednorm.core.round import NonFiniteLossError, NoUsableReplyError
 from support import Toy, task_of
 
@@ -17,13 +17,15 @@ from support import Toy, task_of
 def started():
     task, clients = task_of("fbn", algorithm("dsgd", lr=0.05)), Toy()
     received = broadcast(task, task.initial_state)
-    replies = [client_round(task, received, Memory(), clients.batches(c, 1))[0] for c in range(3)]
+    replies = [
+        client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in range(3)
+    ]
     return task, replies
 
 
 def spoil(reply, path, **values):
     moments = replace(reply.stats[path].moments, **values)
-    stats = {**reply.stats, path: Report(moments, reply.stats[path].batches)}
+    stats = {**reply.stats, path: LayerStats(moments, reply.stats[path].batches)}
     return replace(reply, stats=stats)
 
 
@@ -91,13 +93,13 @@ def test_a_loss_that_is_not_finite_names_round_and_client():
     batches = clients.batches(2, 1)
     broken = replace(batches, steps=[(x * float("inf"), y) for x, y in batches.steps])
     with pytest.raises(NonFiniteLossError, match="in round 1 at client 2"):
-        client_round(task, broadcast(task, task.initial_state), Memory(), broken)
+        client_round(task, broadcast(task, task.initial_state), ClientState(), broken)
 
 
 def test_clients_that_wait_at_different_sites_are_an_error():
     value = torch.zeros(2)
     with pytest.raises(RuntimeError, match="same site"):
-        answer([PendingError("a", value, 1.0), PendingError("b", value, 1.0)])
+        answer_exchange([PendingError("a", value, 1.0), PendingError("b", value, 1.0)])
 
 
 def test_moments_can_be_counted_with_a_tensor():

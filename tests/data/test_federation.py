@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fednorm.data import load
 from fednorm.data.federation import federation, interleave_batches
 from fednorm.data.sampling import Plan, draw_participants
-from fednorm.engines.centralized import Merged
+from fednorm.engines.centralized import MergedClients
 
 KEY = {"seed": 3, "client": 2, "round_": 7}
 
@@ -90,7 +90,7 @@ def test_a_client_trains_and_is_tested_on_its_own_classes():
 
 def test_one_machine_merges_the_very_batches_of_the_clients():
     clients = made(plan=Plan(7, steps=None, epochs=1), rule="dirichlet_unbalanced=1", clients=4)
-    merged = list(Merged(clients).batches(0, 3).steps)
+    merged = list(MergedClients(clients).batches(0, 3).steps)
     parts = [list(clients.batches(c, 3).steps) for c in range(4)]
     assert len(merged) == max(len(p) for p in parts)
     assert len({len(p) for p in parts}) > 1
@@ -98,7 +98,7 @@ def test_one_machine_merges_the_very_batches_of_the_clients():
         present = [p[step] for p in parts if step < len(p)]
         assert torch.equal(x, torch.cat([b for b, _ in present]))
         assert torch.equal(y, torch.cat([b for _, b in present]))
-    assert Merged(clients).batches(0, 3).examples == 1397
+    assert MergedClients(clients).batches(0, 3).examples == 1397
 
 
 def test_shifted_features_reach_batches_and_test_splits():

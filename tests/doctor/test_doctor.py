@@ -25,10 +25,10 @@ from fednorm.doctor.layers import find_layers
 from fednorm.doctor.recommend import THRESHOLDS
 from fednorm.doctor.render import count, number, percent
 from fednorm.engines.simulate import rounds
-from fednorm.engines.survey import survey
+from fednorm.engines.survey import calibrate_clients
 from fednorm.experiment.load import ConfigError
 from fednorm.models import build
-from fednorm.strategies import STRATEGIES, strategy
+from fednorm.strategies import STRATEGIES, create_strategy
 from support import CLASSES, SHAPE, Toy, nested_model
 
 SMALL = {"clients": 5, "batches": 2, "dtype": "float64", "data": "digits"}
@@ -153,7 +153,7 @@ def test_state_is_counted_by_type(nested):
 def test_costs_are_those_of_the_engine(nested, name):
     (cost,) = (c for c in nested.strategies if c.strategy == name)
     step = algorithm("dsgd", lr=0.05, momentum=0.9)
-    task = Task.build(nested_model(), strategy(name), step, rounds=600)
+    task = Task.build(nested_model(), create_strategy(name), step, rounds=600)
     clients = Toy(sizes=(5, 5, 5))
     (result,) = rounds(task, clients, 1)
     assert cost.refused is None
@@ -166,7 +166,7 @@ def test_costs_are_those_of_the_engine(nested, name):
     assert cost.personal_bytes == sum(t.numel() * t.element_size() for t in kept.tensors.values())
     assert cost.momentum_bytes == sum(8 * t.numel() for t in kept.optimizer.values())
     if cost.survey_bytes_up is not None:
-        asked = survey(task, result.state, {}, clients, clients.all())[1]
+        asked = calibrate_clients(task, result.state, {}, clients, clients.all())[1]
         assert (cost.survey_bytes_up, cost.survey_bytes_down) == (asked.bytes_up, asked.bytes_down)
 
 
@@ -355,7 +355,7 @@ def test_a_model_without_batch_norm_gets_an_honest_answer():
 
 
 def test_batches_of_one_are_named():
-    report = examine("mlp", partition="iid", batch=1, **SMALL)
+    report = examine("mlp", partition="iid", batch_size=1, **SMALL)
     assert report.clients.left_out == (0, 1, 2, 3, 4)
     assert report.clients.unmeasured
     assert "5 clients (0, 1, 2, 3 and 1 more)" in codes(report)["batch_of_one"].text
@@ -384,7 +384,7 @@ def test_layers_that_need_care_are_named():
         nn.Flatten(), nn.Linear(64, 6), shared, nn.Linear(6, 6), shared,
         nn.Linear(6, 5), nn.BatchNorm1d(5, track_running_stats=False), nn.Linear(5, CLASSES),
     )  # fmt: skip
-    found = codes(examine(model, **STATIC, batch=1))
+    found = codes(examine(model, **STATIC, batch_size=1))
     assert found["tied"].numbers == {"layers": {"2": {"paths": 2, "calls": 2}}}
     assert found["no_running_statistics"].numbers["layers"] == ["6"]
     assert "fbn" in found["no_running_statistics"].numbers["refusing"]

@@ -6,9 +6,9 @@ from torch import nn
 
 import fednorm
 from fednorm.algorithms import algorithm
-from fednorm.core.messages import Memory
+from fednorm.core.messages import ClientState
 from fednorm.core.task import export
-from fednorm.engines.adapt import adapt_statistics, newcomer
+from fednorm.engines.adapt import adapt_statistics, initial_client_state
 from fednorm.experiment.load import ConfigError
 from support import Toy, last, nested_model, task_of
 
@@ -62,20 +62,22 @@ def test_adaptation_leaves_the_shared_state_alone():
 
 def test_a_newcomer_starts_from_the_mean_of_the_trained():
     result = last(task_of("fedbn", STEP), Toy(), 3)
-    start = newcomer(result.memories).tensors
-    own = [result.memories[c].tensors for c in range(3)]
+    start = initial_client_state(result.client_states).tensors
+    own = [result.client_states[c].tensors for c in range(3)]
     key = "blocks.1.downsample.1.running_mean"
     torch.testing.assert_close(start[key], (own[0][key] + own[1][key] + own[2][key]) / 3)
     assert start["stem.1.num_batches_tracked"].dtype is torch.int64
     assert int(start["stem.1.num_batches_tracked"]) == 3
-    assert newcomer({}).tensors == {}
-    with_one_that_kept_nothing = newcomer({**result.memories, 3: Memory()}).tensors
+    assert initial_client_state({}).tensors == {}
+    with_one_that_kept_nothing = initial_client_state(
+        {**result.client_states, 3: ClientState()}
+    ).tensors
     assert torch.equal(with_one_that_kept_nothing[key], start[key])
 
 
 def test_adaptation_is_tested_per_client_and_helps_shifted_clients():
     plain = fednorm.simulate("naive", evaluate="clients", **QUICK)
-    adapted = fednorm.simulate("naive", adapt=1.0, **QUICK)
+    adapted = fednorm.simulate("naive", adapt_statistics=1.0, **QUICK)
     assert adapted.personal
     assert not plain.personal
     assert len(adapted.final.per_client) == 5
@@ -84,20 +86,20 @@ def test_adaptation_is_tested_per_client_and_helps_shifted_clients():
 
 @pytest.mark.parametrize("strategy", ["fedbn", "silobn", "fbn"])
 def test_unseen_clients_never_train_but_are_tested(strategy):
-    run = fednorm.simulate(strategy, unseen=2, **QUICK)
+    run = fednorm.simulate(strategy, unseen_clients=2, **QUICK)
     assert 0 < run.final.unseen <= 1
     if run.personal:
         assert len(run.final.per_client) == 3
 
 
 def test_a_newcomer_with_initial_layers_does_worse_than_with_the_mean():
-    settings = {**QUICK, "rounds": 60, "partition": "iid", "unseen": 1}
+    settings = {**QUICK, "rounds": 60, "partition": "iid", "unseen_clients": 1}
     mean = fednorm.simulate("fedbn", **settings)
-    initial = fednorm.simulate("fedbn", newcomers="initial", **settings)
+    initial = fednorm.simulate("fedbn", unseen_init="initial", **settings)
     assert mean.final.unseen > initial.final.unseen
     assert mean.final.accuracy == initial.final.accuracy
 
 
 def test_some_clients_must_train():
     with pytest.raises(ConfigError, match="some must train"):
-        fednorm.simulate("fbn", clients=3, unseen=3, rounds=1)
+        fednorm.simulate("fbn", clients=3, unseen_clients=3, rounds=1)

@@ -13,9 +13,9 @@ from fednorm.core.messages import Batches
 from fednorm.core.round import NonFiniteLossError
 from fednorm.engines import cohort
 from fednorm.engines.simulate import rounds as in_turn
-from fednorm.engines.workers import Crew
-from fednorm.experiment.compare import run_all
-from fednorm.experiment.load import ConfigError, build
+from fednorm.engines.workers import WorkerPool
+from fednorm.experiment.compare import run_comparison
+from fednorm.experiment.load import ConfigError, build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.models import build as network
 from fednorm.nn.stacked_model import widen
@@ -52,9 +52,9 @@ def assert_close(ours, expected):
         got = ours.state.running[path]
         close({"mean": running.mean, "var": running.var}, {"mean": got.mean, "var": got.var})
         assert got.batches == running.batches
-    for client, memory in expected.memories.items():
-        close(memory.tensors, ours.memories[client].tensors)
-        close(memory.optimizer, ours.memories[client].optimizer)
+    for client, client_state in expected.client_states.items():
+        close(client_state.tensors, ours.client_states[client].tensors)
+        close(client_state.optimizer, ours.client_states[client].optimizer)
     assert ours.train_loss == pytest.approx(expected.train_loss, rel=1e-9)
     assert ours.bytes_up == expected.bytes_up
     assert [r.examples for r in ours.replies] == [r.examples for r in expected.replies]
@@ -67,7 +67,7 @@ def test_cohorts_give_what_the_loop_gives(name):
     task = task_of(name, LOCAL, count=4)
     assert cohort.fits(task, first(CLIENTS)) is (name not in ALONE)
     if name not in ALONE:
-        cohorts = cohort.Cohorts(task, 3)
+        cohorts = cohort.StackedTrainer(task, 3)
         expected = list(in_turn(task, CLIENTS, 3))
         got = list(in_turn(task, CLIENTS, 3, train=cohorts.train_all))
         for ours, theirs in zip(got, expected, strict=True):
@@ -79,7 +79,7 @@ def test_cohorts_give_what_the_loop_gives(name):
 @pytest.mark.parametrize("name", ["fbn", "fedbn"])
 def test_every_algorithm(which, name):
     task = task_of(name, ALGORITHMS[which], count=4)
-    cohorts = cohort.Cohorts(task, 4)
+    cohorts = cohort.StackedTrainer(task, 4)
     expected = list(in_turn(task, CLIENTS, 3))
     for ours, theirs in zip(
         in_turn(task, CLIENTS, 3, train=cohorts.train_all), expected, strict=True
@@ -105,8 +105,8 @@ def test_a_wide_model_is_its_models_side_by_side(name):
 def test_with_processes_the_result_is_the_same_bit_by_bit():
     torch.set_num_threads(1)
     task = task_of("fedbn", LOCAL, count=4)
-    cohorts = cohort.Cohorts(task, 2)
-    crew = Crew(task, CLIENTS, 2, cohort=2)
+    cohorts = cohort.StackedTrainer(task, 2)
+    crew = WorkerPool(task, CLIENTS, 2, cohort=2)
     try:
         expected = in_turn(task, CLIENTS, 2, train=cohorts.train_all)
         for ours, theirs in zip(in_turn(task, CLIENTS, 2, train=crew.train), expected, strict=True):
@@ -121,7 +121,7 @@ def test_with_processes_the_result_is_the_same_bit_by_bit():
 def test_a_loss_that_is_not_finite_is_the_clients_own():
     task = task_of("none", algorithm("fedavg", lr=1e200), count=4)
     with pytest.raises(NonFiniteLossError, match=r"in round \d at client \d"):
-        list(in_turn(task, CLIENTS, 4, train=cohort.Cohorts(task, 3).train_all))
+        list(in_turn(task, CLIENTS, 4, train=cohort.StackedTrainer(task, 3).train_all))
 
 
 class Shuffled(nn.Module):
@@ -182,8 +182,8 @@ def test_a_model_that_mixes_its_clients_is_noticed(made):
 def test_large_models_train_alone():
     data = Toy(sizes=(20, 20), shape=(3, 32, 32))
     small, large = (network(name, data.shape, 4, 0).double() for name in ("mlp", "resnet20"))
-    assert cohort.size(task_of("fbn", LOCAL, model=small), first(data)) == 2
-    assert cohort.size(task_of("fbn", LOCAL, model=large), first(data)) == 1
+    assert cohort.choose_size(task_of("fbn", LOCAL, model=small), first(data)) == 2
+    assert cohort.choose_size(task_of("fbn", LOCAL, model=large), first(data)) == 1
 
 
 BASE = {
@@ -192,20 +192,22 @@ BASE = {
     "seeds": 1,
     "clients": 4,
     "algorithm": {"name": "fedavg", "lr": 0.05},
-    "steps": 2,
+    "local_steps": 2,
 }
 
 
 def test_it_is_chosen_for_small_models_of_several_steps():
-    experiment = build(BASE)
-    assert prepare(experiment, experiment.strategies[0], 0).engine == "cohort"
-    loop, wide = (run_all(build({**BASE, "engine": e})).runs[0] for e in ("loop", "auto"))
+    experiment = build_experiment(BASE)
+    assert prepare(experiment, experiment.strategies[0], 0).engine == "stacked"
+    loop, wide = (
+        run_comparison(build_experiment({**BASE, "engine": e})).runs[0] for e in ("loop", "auto")
+    )
     assert wide.final.loss == pytest.approx(loop.final.loss, rel=1e-4)
 
 
 def test_where_it_does_not_fit_the_reason_is_told():
     with pytest.raises(ConfigError, match="without exchanges in mid-round"):
-        run_all(build({**BASE, "engine": "cohort", "strategies": ["fedtan"]}))
+        run_comparison(build_experiment({**BASE, "engine": "stacked", "strategies": ["fedtan"]}))
 
 
 @pytest.mark.parametrize(
@@ -215,12 +217,12 @@ def test_where_it_does_not_fit_the_reason_is_told():
         ({"rounds": 1_000_000}, 4),
         ({"rounds": 1_000_000, "engine": "loop"}, 1),
         ({"rounds": 1_000_000, "strategies": ["centralized"]}, 1),
-        ({"rounds": 1_000_000, "algorithm": "dsgd", "steps": 1}, 1),  # lockstep
+        ({"rounds": 1_000_000, "algorithm": "dsgd", "local_steps": 1}, 1),  # lockstep
     ],
 )
 def test_processes_are_started_where_they_pay(changes, expected):
-    experiment = build({**BASE, **changes})
-    assert prepare(experiment, experiment.strategies[0], 0).used(4) == expected
+    experiment = build_experiment({**BASE, **changes})
+    assert prepare(experiment, experiment.strategies[0], 0).count_workers(4) == expected
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -228,7 +230,7 @@ def test_a_wide_model_is_arranged_as_its_model(last):
     layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 2), nn.Flatten()]
     arranged = torch.channels_last if last else torch.contiguous_format
     model = nn.Sequential(*layers, nn.Linear(4, CLASSES)).to(memory_format=arranged)
-    wide = cohort.Cohort(task_of("naive", LOCAL, model=model), 3)
+    wide = cohort.StackedClients(task_of("naive", LOCAL, model=model), 3)
     assert wide.memory_format is arranged
     weight = wide.task.model[2].weight
     assert weight.is_contiguous(memory_format=torch.channels_last) == last
@@ -247,5 +249,5 @@ def test_clients_that_measure_all_their_data_are_tried_with_one_that_has_as_much
     task = task_of("hbn", algorithm("fedavg", lr=0.05))
     batches = [clients.batches(client, 1) for client in clients.all()]
     assert not cohort.find_misfit(task, batches)
-    groups = cohort.Cohorts(task, 4).groups(batches, {})
+    groups = cohort.StackedTrainer(task, 4).groups(batches, {})
     assert sorted([own.client for own in group] for group in groups) == [[0, 2], [1, 3]]

@@ -11,18 +11,18 @@ from torch.nn import functional
 
 import fednorm
 from fednorm.algorithms import algorithm
-from fednorm.core.messages import Memory, Report
+from fednorm.core.messages import ClientState, LayerStats
 from fednorm.core.moments import Moments
 from fednorm.core.round import broadcast, client_round, server_round
-from fednorm.core.survey import Surveyed, client_survey, server_survey
+from fednorm.core.survey import CalibrationReply, client_calibration, server_calibration
 from fednorm.core.task import export
 from fednorm.doctor.fixed_batches import FixedBatches
 from fednorm.doctor.gradients import converge_statistics
 from fednorm.engines import lockstep
 from fednorm.engines.adapt import adapt_statistics
-from fednorm.engines.centralized import Merged
-from fednorm.engines.cohort import Cohorts
-from fednorm.engines.meeting import Meeting
+from fednorm.engines.centralized import MergedClients
+from fednorm.engines.cohort import StackedTrainer
+from fednorm.engines.meeting import BarrierTrainer
 from fednorm.engines.simulate import rounds
 from fednorm.models import build
 from fednorm.strategies import STRATEGIES
@@ -61,7 +61,7 @@ def run(task, clients, count, *, tested=True, **settings):
     for result in rounds(task, clients, count, **settings):
         results.append(result)
         if tested:
-            export(task, result.state, result.memories.get(0))
+            export(task, result.state, result.client_states.get(0))
     return results
 
 
@@ -93,14 +93,16 @@ def test_statistics_stay_and_nothing_is_reported(name):
             assert torch.equal(running.var, layer.running_var)
             assert running.batches == 0
         else:
-            for memory in last.memories.values():
-                assert torch.equal(memory.tensors[f"{path}.running_mean"], layer.running_mean)
-                assert torch.equal(memory.tensors[f"{path}.running_var"], layer.running_var)
+            for client_state in last.client_states.values():
+                assert torch.equal(client_state.tensors[f"{path}.running_mean"], layer.running_mean)
+                assert torch.equal(client_state.tensors[f"{path}.running_var"], layer.running_var)
         for reply in last.replies:
             assert not any(key.startswith(path) for key in reply.stats)
     assert not last.rejected
     others = [path for path in last.state.running if not path.startswith(FROZEN)]
-    if task_of(name, STEPS, model=model).strategy.survey != "evaluation":  # then nothing changes
+    if (
+        task_of(name, STEPS, model=model).strategy.calibration != "evaluation"
+    ):  # then nothing changes
         for path in others:
             assert not torch.equal(last.state.running[path].mean, start.running[path].mean)
 
@@ -137,7 +139,7 @@ def test_with_all_layers_frozen_a_step_is_that_of_torch_on_the_union(name, where
     toy = Toy(sizes=(4, 6, 3), absent={2: (1,)})
     expected = torchs(all_frozen(), [toy.union(round_) for round_ in (1, 2, 3)], rate=0.05)
     task = task_of(name, STEP, model=all_frozen(), count=3)
-    *_, last = run(task, toy if where == "clients" else Merged(toy), 3)
+    *_, last = run(task, toy if where == "clients" else MergedClients(toy), 3)
     for key, value in last.state.weights.items():
         torch.testing.assert_close(value, expected.state_dict()[key], rtol=0, atol=1e-12)
 
@@ -149,7 +151,7 @@ def test_a_single_client_follows_torch_where_half_is_frozen():
     for name in ("naive", "fedbn"):
         task = task_of(name, algorithm("fedavg", lr=0.05), model=half_frozen(), count=3)
         *_, last = run(task, toy, 3)
-        got = export(task, last.state, last.memories[0]).state_dict()
+        got = export(task, last.state, last.client_states[0]).state_dict()
         for key, value in expected.items():
             torch.testing.assert_close(got[key], value, rtol=0, atol=1e-12)
 
@@ -159,7 +161,7 @@ def test_cohorts(name):
     task = task_of(name, STEPS, model=half_frozen(), count=3)
     expected = run(task, CLIENTS, 3, tested=False)
     export(task, task.initial_state)  # cohorts are made from the workspace as it is
-    cohorts = Cohorts(task, 2)
+    cohorts = StackedTrainer(task, 2)
     got = run(task, CLIENTS, 3, train=cohorts.train_all)
     assert 2 in cohorts.wide
     for ours, theirs in zip(got, expected, strict=True):
@@ -180,7 +182,7 @@ def test_meeting():
     task = task_of("fedtan", STEPS, model=half_frozen(), count=3)
     expected = run(task, CLIENTS, 3, tested=False)
     export(task, task.initial_state)
-    got = run(task, CLIENTS, 3, train=Meeting(task, 10**9).train)
+    got = run(task, CLIENTS, 3, train=BarrierTrainer(task, 10**9).train)
     for ours, theirs in zip(got, expected, strict=True):
         assert_same(ours.state, theirs.state)
         assert ours.exchanges == theirs.exchanges
@@ -189,10 +191,10 @@ def test_meeting():
 def test_a_task_that_was_sent_to_another_process():
     task = task_of("fbn", STEPS, model=half_frozen())
     received, own = broadcast(task, task.initial_state), CLIENTS.batches(1, 1)
-    expected, _ = client_round(task, received, Memory(), own)
+    expected, _ = client_round(task, received, ClientState(), own)
     export(task, task.initial_state)
     sent = pickle.loads(pickle.dumps(task))  # noqa: S301 (its own)
-    reply, _ = client_round(sent, received, Memory(), own)
+    reply, _ = client_round(sent, received, ClientState(), own)
     assert all(torch.equal(reply.update[name], value) for name, value in expected.update.items())
     assert reply.stats.keys() == expected.stats.keys()
 
@@ -202,19 +204,23 @@ def test_surveys_leave_it_out(name):
     task = task_of(name, STEP, model=half_frozen())
     state = task.initial_state
     export(task, state)
-    rule = task.strategy.survey_rule()
+    rule = task.strategy.calibration_rule()
     answers = [
-        client_survey(task, broadcast(task, state), Memory(), CLIENTS.everything(client), rule)
+        client_calibration(
+            task, broadcast(task, state), ClientState(), CLIENTS.everything(client), rule
+        )
         for client in CLIENTS.all()
     ]
-    after = server_survey(task, state, answers)
+    after = server_calibration(task, state, answers)
     assert not after.rejected
     for path, running in after.running.items():
         stays = torch.equal(running.mean, state.running[path].mean)
         assert stays == (path in FROZEN)
         assert all((path in answer.stats) == (path not in FROZEN) for answer in answers)
-    lie = Surveyed(9, 5, {FROZEN[0]: Report(Moments(5.0, torch.zeros(4), torch.ones(4)), 1)})
-    (rejected,) = server_survey(task, state, [*answers, lie]).rejected
+    lie = CalibrationReply(
+        9, 5, {FROZEN[0]: LayerStats(Moments(5.0, torch.zeros(4), torch.ones(4)), 1)}
+    )
+    (rejected,) = server_calibration(task, state, [*answers, lie]).rejected
     assert (rejected.client, rejected.where) == (9, FROZEN[0])
 
 
@@ -240,7 +246,8 @@ def test_who_reports_a_frozen_layer_is_rejected():
     task = task_of("fbn", STEP, model=half_frozen())
     received = broadcast(task, task.initial_state)
     replies = [
-        client_round(task, received, Memory(), CLIENTS.batches(client, 1))[0] for client in (0, 1)
+        client_round(task, received, ClientState(), CLIENTS.batches(client, 1))[0]
+        for client in (0, 1)
     ]
     lie = {**replies[1].stats, FROZEN[0]: replies[1].stats["blocks.0.bn1"]}
     state = server_round(task, task.initial_state, [replies[0], replace(replies[1], stats=lie)])
@@ -291,7 +298,7 @@ def test_a_model_that_freezes_by_itself_is_left_to_do_so(model):
     assert [set(result.replies[0].stats) for result in results] == [{"other"}, {"other"}]
 
 
-@pytest.mark.parametrize("settings", [{}, {"adapt": 0.3}, {"diagnose": True}])
+@pytest.mark.parametrize("settings", [{}, {"adapt_statistics": 0.3}, {"diagnose": True}])
 @pytest.mark.parametrize("name", ["naive", "fbn", "hbn", "centralized"])
 def test_a_run_does_not_depend_on_how_often_it_is_tested(name, settings):
     """As users run it: in float32, unequal clients, some of them, several local steps."""
@@ -299,7 +306,7 @@ def test_a_run_does_not_depend_on_how_often_it_is_tested(name, settings):
     model.stem[1].eval()
     values = {
         "rounds": 4, "clients": 6, "partition": "dirichlet_unbalanced=1", "participation": 0.5,
-        "algorithm": "fedavg", "steps": 2, "batch": 8, "model": model,
+        "algorithm": "fedavg", "local_steps": 2, "batch_size": 8, "model": model,
     }  # fmt: skip
     often, once = (
         fednorm.simulate(name, **values, **settings, eval_every=every) for every in (1, 4)

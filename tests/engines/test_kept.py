@@ -4,16 +4,16 @@ import gc
 
 import torch
 
-from fednorm.core.messages import Memory
-from fednorm.engines.kept import Kept, size
-from fednorm.experiment.compare import run_all
-from fednorm.experiment.load import build
+from fednorm.core.messages import ClientState
+from fednorm.engines.kept import ClientStateStore, count_bytes
+from fednorm.experiment.compare import run_comparison
+from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 
 
-def memory(value, length=100):
+def client_state(value, length=100):
     momentum = {"conv.weight": torch.full((length,), float(value), dtype=torch.float64)}
-    return Memory({"bn.batches": torch.tensor(value)}, momentum)
+    return ClientState({"bn.batches": torch.tensor(value)}, momentum)
 
 
 def same(one, other):
@@ -28,21 +28,21 @@ def files(kept):
 
 
 def test_those_that_have_waited_longest_go_to_disk():
-    each = size(memory(0))
-    kept = Kept(limit=3 * each)
+    each = count_bytes(client_state(0))
+    kept = ClientStateStore(limit=3 * each)
     for number in range(5):
-        kept = kept.after({number: memory(number)})
+        kept = kept.updated({number: client_state(number)})
     assert len(files(kept)) == 2
     assert kept.held == 3 * each
     assert list(kept) == [0, 1, 2, 3, 4]
     for number in range(5):
-        same(kept[number], memory(number))
-    assert isinstance(kept.entries[4], Memory)
-    assert not isinstance(kept.entries[0], Memory)
+        same(kept[number], client_state(number))
+    assert isinstance(kept.entries[4], ClientState)
+    assert not isinstance(kept.entries[0], ClientState)
 
 
 def test_who_is_kept_is_known_without_reading(monkeypatch):
-    kept = Kept(limit=0).after({0: memory(0)})
+    kept = ClientStateStore(limit=0).updated({0: client_state(0)})
     assert len(files(kept)) == 1
     monkeypatch.setattr(type(kept.entries[0]), "read", lambda _: 1 / 0)
     assert 0 in kept
@@ -50,14 +50,14 @@ def test_who_is_kept_is_known_without_reading(monkeypatch):
 
 
 def test_one_that_comes_back_is_in_memory_and_its_file_goes():
-    each = size(memory(0))
-    kept = Kept(limit=2 * each)
+    each = count_bytes(client_state(0))
+    kept = ClientStateStore(limit=2 * each)
     for number in range(3):
-        kept = kept.after({number: memory(number)})
+        kept = kept.updated({number: client_state(number)})
     before = kept
-    kept = kept.after({0: memory(7)})
-    same(kept[0], memory(7))
-    same(before[0], memory(0))  # a value does not change
+    kept = kept.updated({0: client_state(7)})
+    same(kept[0], client_state(7))
+    same(before[0], client_state(0))  # a value does not change
     assert len(files(kept)) == 2
     del before
     gc.collect()
@@ -66,18 +66,18 @@ def test_one_that_comes_back_is_in_memory_and_its_file_goes():
 
 
 def test_nothing_is_left_behind():
-    kept = Kept(limit=0).after({0: memory(1), 1: memory(2)})
+    kept = ClientStateStore(limit=0).updated({0: client_state(1), 1: client_state(2)})
     folder = kept.folder.path
     assert len(list(folder.iterdir())) == 2
-    same(kept[1], memory(2))
+    same(kept[1], client_state(2))
     del kept
     gc.collect()
     assert not folder.exists()
 
 
 def test_clients_that_keep_nothing_take_no_room():
-    kept = Kept(limit=0).after({3: Memory()})
-    assert kept[3] == Memory()
+    kept = ClientStateStore(limit=0).updated({3: ClientState()})
+    assert kept[3] == ClientState()
     assert kept.held == 0
     assert kept.folder is None
 
@@ -90,14 +90,16 @@ def test_where_tensors_lie_changes_no_result(tmp_path):
         "clients": 6,
         "participation": 0.5,
         "algorithm": {"name": "fedavg", "lr": 0.05, "momentum": 0.9, "momentum_state": "local"},
-        "steps": 2,
+        "local_steps": 2,
     }
-    usual = run_all(build(values)).runs[0]
-    spilled = run_all(build({**values, "personal_memory": 0}), folder=tmp_path).runs[0]
+    usual = run_comparison(build_experiment(values)).runs[0]
+    spilled = run_comparison(
+        build_experiment({**values, "client_state_memory": 0}), folder=tmp_path
+    ).runs[0]
     assert spilled.history == usual.history
     written = []
-    experiment = build({**values, "personal_memory": 0})
+    experiment = build_experiment({**values, "client_state_memory": 0})
     for result in prepare(experiment, experiment.strategies[0], 0).rounds():
-        written.append(len(files(result.memories)))
+        written.append(len(files(result.client_states)))
     assert written[0] == 3  # one for each client that took part
-    assert written[-1] == len(result.memories)
+    assert written[-1] == len(result.client_states)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fednorm import strategy
+from fednorm import create_strategy
 from fednorm.algorithms import algorithm
 from fednorm.core.round import NonFiniteLossError
 from fednorm.core.task import Task
@@ -17,7 +17,7 @@ from fednorm.strategies import STRATEGIES
 from support import Toy, last, nested_model, task_of
 
 STEP = algorithm("dsgd", lr=0.05, momentum=0.9, weight_decay=1e-3)
-LOCKSTEP = sorted(name for name in STRATEGIES if strategy(name).lockstep)
+LOCKSTEP = sorted(name for name in STRATEGIES if create_strategy(name).mergeable_batches)
 
 
 def together(task, clients, count=8):
@@ -52,7 +52,7 @@ def test_equals_the_loop(name, sizes):
 @pytest.mark.parametrize("statistics", ["average", "pool"])
 @pytest.mark.parametrize("momentum", [0.3, None])
 def test_equals_the_loop_with_every_switch(name, statistics, momentum):
-    fields = {"statistics": statistics, "momentum": momentum, "count": 8}
+    fields = {"statistics": statistics, "stats_momentum": momentum, "count": 8}
     clients = Toy(sizes=(3, 5))
     if (name, statistics) in {("fbn", "average"), ("fedtan", "average")}:
         assert not lockstep.fits(task_of(name, STEP, **fields), _digits())
@@ -123,7 +123,9 @@ def test_fits_only_where_it_is_exact():
     assert not lockstep.fits(task_of("silobn", STEP), _digits())
     assert not lockstep.fits(task_of("naive", STEP), _digits(participation=0.5))
     assert lockstep.fits(task_of("naive", algorithm("dsgd")), _digits(participation=0.5))
-    robust = Task.build(model, strategy("fbn"), STEP, aggregate=lambda v, _w: v.median(0).values)
+    robust = Task.build(
+        model, create_strategy("fbn"), STEP, aggregator=lambda v, _w: v.median(0).values
+    )
     assert not lockstep.fits(robust, _digits())
     dropping = build("fbn_cnn", (1, 8, 8), 10, 0)
     assert not lockstep.fits(task_of("naive", STEP, model=dropping), _digits())

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional
 
 from fednorm.core.messages import Batches
-from fednorm.core.randomness import own_randomness
-from fednorm.engines.masks import UnmatchedDrawError, same_masks
+from fednorm.core.randomness import isolated_rng
+from fednorm.engines.masks import UnmatchedDrawError, share_masks
 
 SEEDS = (5, 2**40, 5)
 # Of one sample alone nobody can say whether its channels come last.
@@ -73,17 +73,17 @@ def test_each_part_of_a_merged_batch_gets_its_own_draws(name, dtype, layout):
     parts = parts_of(dtype, layout)
     expected = []
     for part in parts:
-        with own_randomness(part.seed, model):
+        with isolated_rng(part.seed, model):
             ((x, _),) = part.steps
             expected.append(model[0](x))
     merged = torch.cat([x for part in parts for x, _ in part.steps])
     merged = merged.contiguous(memory_format=layout)
     before = torch.get_rng_state()
-    with same_masks(parts, model):
+    with share_masks(parts, model):
         found = model[0](merged)
     assert torch.equal(torch.get_rng_state(), before)
     torch.testing.assert_close(found, torch.cat(expected))
-    with own_randomness(parts[0].seed, model):  # what one machine would draw by itself
+    with isolated_rng(parts[0].seed, model):  # what one machine would draw by itself
         assert not torch.allclose(model[0](merged), torch.cat(expected))
 
 
@@ -101,13 +101,13 @@ def test_draws_that_belong_to_no_sample_are_refused(draw):
     x = torch.cat([x for part in parts for x, _ in part.steps])
     with (
         pytest.raises(UnmatchedDrawError, match=r"for each sample, .* batch of 12 samples"),
-        same_masks(parts, nn.Linear(1, 1)),
+        share_masks(parts, nn.Linear(1, 1)),
     ):
         draw(x)
 
 
 def test_a_generator_of_the_models_own_is_left_to_it():
     parts = parts_of(torch.float32, torch.contiguous_format)
-    with same_masks(parts, nn.Linear(1, 1)):
+    with share_masks(parts, nn.Linear(1, 1)):
         found = torch.rand(3, generator=torch.Generator().manual_seed(1))
     assert torch.equal(found, torch.rand(3, generator=torch.Generator().manual_seed(1)))

@@ -15,10 +15,10 @@ from fednorm import models
 from fednorm.algorithms import algorithm
 from fednorm.core.round import NonFiniteLossError, broadcast
 from fednorm.engines import meeting
-from fednorm.engines.meeting import Meeting
+from fednorm.engines.meeting import BarrierTrainer
 from fednorm.engines.simulate import rounds
-from fednorm.experiment.compare import run_all
-from fednorm.experiment.load import ConfigError, build
+from fednorm.experiment.compare import run_comparison
+from fednorm.experiment.load import ConfigError, build_experiment
 from support import CLASSES, SHAPE, Toy, task_of
 
 STEPS = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
@@ -33,7 +33,7 @@ def no_thread_is_left():
 
 
 def meeting_rounds(task, clients, count, room=10**9):
-    return rounds(task, clients, count, train=Meeting(task, room).train)
+    return rounds(task, clients, count, train=BarrierTrainer(task, room).train)
 
 
 def random_model():
@@ -57,9 +57,9 @@ def test_gives_what_training_anew_gives(model, shared_message):
             assert torch.equal(ours.state.weights[name], weight)
         for path, running in expected.state.running.items():
             assert torch.equal(ours.state.running[path].var, running.var)
-        for client, memory in expected.memories.items():
-            for name, momentum in memory.optimizer.items():
-                assert torch.equal(ours.memories[client].optimizer[name], momentum)
+        for client, client_state in expected.client_states.items():
+            for name, momentum in client_state.optimizer.items():
+                assert torch.equal(ours.client_states[client].optimizer[name], momentum)
         assert ours.train_loss == expected.train_loss
         assert ours.exchanges == expected.exchanges
         assert ours.bytes_up == expected.bytes_up
@@ -86,7 +86,7 @@ def test_without_room_for_all_they_train_anew(monkeypatch):
     task = task_of("fedtan", STEPS, count=2)
     expected = next(rounds(task, CLIENTS, 2))
     batches = [CLIENTS.batches(client, 1) for client in range(3)]
-    need = Meeting(task, 0).held(batches)
+    need = BarrierTrainer(task, 0).held(batches)
     assert next(meeting_rounds(task, CLIENTS, 2, room=need)).train_loss == expected.train_loss
     monkeypatch.setattr(meeting, "_Guest", None)
     ours = next(meeting_rounds(task, CLIENTS, 2, room=need - 1))
@@ -96,7 +96,7 @@ def test_without_room_for_all_they_train_anew(monkeypatch):
 def test_what_clients_hold_grows_with_batches_and_parameters():
     task = task_of("fedtan", STEPS)
     one, two, large = (
-        Meeting(task, 0).held([Toy(sizes=sizes).batches(i, 1) for i in range(len(sizes))])
+        BarrierTrainer(task, 0).held([Toy(sizes=sizes).batches(i, 1) for i in range(len(sizes))])
         for sizes in ((4,), (4, 4), (4, 400))
     )
     parameters = sum(p.numel() * 8 for p in task.model.parameters())
@@ -114,7 +114,7 @@ def test_a_loss_that_is_not_finite_ends_the_round():
 def test_a_client_that_lies_may_diverge():
     clients = Toy(sizes=(3, 5, 4), broken=frozenset({1}))
     task = task_of("fedtan", STEPS, count=2)
-    results, _ = Meeting(task, 10**9, byzantine={0, 1, 2}).train(
+    results, _ = BarrierTrainer(task, 10**9, byzantine={0, 1, 2}).train(
         task, broadcast(task, task.initial_state), {}, [clients.batches(i, 1) for i in range(3)]
     )
     assert [reply.client for reply, _ in results] == [0, 1, 2]
@@ -189,21 +189,23 @@ def test_only_in_full_precision(settings, expected):
 
 def test_an_experiment_uses_it_for_models_of_its_own_only(monkeypatch):
     made = []
-    train = Meeting.train
-    monkeypatch.setattr(Meeting, "train", lambda *args: (made.append(1), train(*args))[1])
-    experiment = build(
+    train = BarrierTrainer.train
+    monkeypatch.setattr(BarrierTrainer, "train", lambda *args: (made.append(1), train(*args))[1])
+    experiment = build_experiment(
         {"strategies": ["fedtan"], "algorithm": "fedavg", "rounds": 2, "seeds": 1, "clients": 3}
     )
-    (ours,) = run_all(experiment).runs
+    (ours,) = run_comparison(experiment).runs
     assert len(made) == 2
     model = models.build("mlp", (1, 8, 8), 10, seed=0)
-    (theirs,) = run_all(experiment, model=model).runs
+    (theirs,) = run_comparison(experiment, model=model).runs
     assert len(made) == 2
     assert ours.status == theirs.status == "finished"
     assert ours.final.loss == theirs.final.loss
 
 
 def test_for_others_it_is_refused():
-    experiment = build({"strategies": ["naive"], "engine": "meeting", "rounds": 1, "seeds": 1})
+    experiment = build_experiment(
+        {"strategies": ["naive"], "engine": "barrier", "rounds": 1, "seeds": 1}
+    )
     with pytest.raises(ConfigError, match="exchanges in mid-round"):
-        run_all(experiment)
+        run_comparison(experiment)

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from fednorm.algorithms import algorithm
-from fednorm.core.messages import Batches, Memory, Reply
+from fednorm.core.messages import Batches, ClientState, Reply
 from fednorm.core.round import broadcast, client_round, server_round
 from fednorm.core.task import export
 from fednorm.engines import workers
-from fednorm.engines.cohort import Cohorts
-from fednorm.engines.conditions import Conditions
-from fednorm.engines.flat import Block
+from fednorm.engines.cohort import StackedTrainer
+from fednorm.engines.conditions import Faults
+from fednorm.engines.flat import SharedBlock
 from fednorm.engines.simulate import rounds as in_turn
 from fednorm.experiment import engine
-from fednorm.experiment.load import ConfigError, build
+from fednorm.experiment.load import ConfigError, build_experiment
 from fednorm.experiment.prepare import prepare
 from support import Toy, nested_model, task_of
 
@@ -30,9 +30,9 @@ STEPS = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
 
 @pytest.mark.parametrize("size", range(1, 9))
 def test_every_client_is_in_one_cohort_and_no_cohort_is_empty(size):
-    cohorts = Cohorts(task_of("naive", STEPS), size)
+    cohorts = StackedTrainer(task_of("naive", STEPS), size)
     for count in range(1, 40):
-        alike = [Batches(client, [], 4, lengths=(4, 4)) for client in range(count)]
+        alike = [Batches(client, [], 4, batch_sizes=(4, 4)) for client in range(count)]
         groups = cohorts.groups(alike, {})
         assert sorted(own.client for group in groups for own in group) == list(range(count))
         lengths = [len(group) for group in groups]
@@ -43,35 +43,38 @@ def test_every_client_is_in_one_cohort_and_no_cohort_is_empty(size):
 
 # Engines, each with what it is for.
 ENGINES = {
-    "loop": {"strategies": ["fbn"], "algorithm": "fedavg", "steps": 2},
-    "cohort": {"strategies": ["fbn"], "algorithm": "fedavg", "steps": 2},
-    "lockstep": {"strategies": ["fbn"], "algorithm": "dsgd"},
-    "meeting": {"strategies": ["fedtan"], "algorithm": "fedavg", "steps": 2},
+    "loop": {"strategies": ["fbn"], "algorithm": "fedavg", "local_steps": 2},
+    "stacked": {"strategies": ["fbn"], "algorithm": "fedavg", "local_steps": 2},
+    "merged": {"strategies": ["fbn"], "algorithm": "dsgd"},
+    "barrier": {"strategies": ["fedtan"], "algorithm": "fedavg", "local_steps": 2},
 }
 ADVERSE = {
     "all": {},
     "some": {"participation": 0.6},
-    "vanishing": {"dropout": 0.3},
-    "both": {"participation": 0.6, "dropout": 0.3},
+    "vanishing": {"client_dropout": 0.3},
+    "both": {"participation": 0.6, "client_dropout": 0.3},
 }
 
 
 def prepared(name, clients, **settings):
-    values = {"rounds": 4, "seeds": 1, "batch": 8, "model": "mlp", "dtype": "float64"}
-    experiment = build({**values, "engine": name, "clients": clients, **settings})
+    values = {"rounds": 4, "seeds": 1, "batch_size": 8, "model": "mlp", "dtype": "float64"}
+    experiment = build_experiment({**values, "engine": name, "clients": clients, **settings})
     return prepare(experiment, experiment.strategies[0], 0)
 
 
 def by_hand(run, answered):
     """Oracle: the two public functions, with the clients that answered."""
-    state, memories, losses = run.task.initial_state, {}, []
+    state, client_states, losses = run.task.initial_state, {}, []
     for clients in answered:
         received = broadcast(run.task, state)
         replies = []
         for client in clients:
-            own, memory = run.clients.batches(client, received.round), memories.get(client)
-            reply, kept = client_round(run.task, received, memory or Memory(), own)
-            memories[client] = kept
+            own, client_state = (
+                run.clients.batches(client, received.round),
+                client_states.get(client),
+            )
+            reply, kept = client_round(run.task, received, client_state or ClientState(), own)
+            client_states[client] = kept
             replies.append(reply)
         state = server_round(run.task, state, replies)
         total = sum(reply.examples for reply in replies)
@@ -94,24 +97,24 @@ def assert_close(one, other):
 @pytest.mark.parametrize("name", ENGINES)
 def test_every_engine_with_any_number_of_clients(name, count, what):
     settings = {**ENGINES[name], **ADVERSE[what], "partition": "iid"}
-    if name == "lockstep" and "dropout" in settings:
+    if name == "merged" and "client_dropout" in settings:
         with pytest.raises(ConfigError, match="clients that all are honest and answer"):
             prepared(name, count, **settings)
         return
     asked = max(1, round(count * settings.get("participation", 1.0)))
-    if name == "cohort" and asked == 1:
+    if name == "stacked" and asked == 1:
         with pytest.raises(ConfigError, match="at least two clients a round"):
             prepared(name, count, **settings)
         return
     ours = list(prepared(name, count, **settings).rounds())
     loop = prepared("loop", count, **settings)
     expected = list(loop.rounds())
-    assert [r.vanished for r in ours] == [r.vanished for r in expected]
-    assert (sum(r.vanished for r in ours) > 0) == ("dropout" in settings)
+    assert [r.dropped_out for r in ours] == [r.dropped_out for r in expected]
+    assert (sum(r.dropped_out for r in ours) > 0) == ("client_dropout" in settings)
     for got, theirs in zip(ours, expected, strict=True):
         assert got.train_loss == pytest.approx(theirs.train_loss, rel=1e-9)
     assert_close(expected[-1].state, ours[-1].state)
-    if name != "meeting":  # in mid-round, the functions of one client cannot answer
+    if name != "barrier":  # in mid-round, the functions of one client cannot answer
         state, losses = by_hand(loop, [[r.client for r in one.replies] for one in expected])
         assert losses == pytest.approx([r.train_loss for r in expected], rel=1e-9)
         assert_close(state, ours[-1].state)
@@ -153,7 +156,7 @@ class Watched:
     def batches(self, client, round_):
         own = self.clients.batches(client, round_)
         steps = Noted(self, (round_, client), own.steps)
-        return Batches(client, steps, own.examples, own.seed, lengths=own.lengths)
+        return Batches(client, steps, own.examples, own.seed, batch_sizes=own.batch_sizes)
 
 
 @dataclass(frozen=True)
@@ -198,14 +201,14 @@ def test_processes_serve_rounds_of_any_number_of_clients(tmp_path):
     clients, model = Watched(toy, tmp_path / "log"), nested_model()
     model.stem[1].eval()  # it is frozen, and stays so when the parent tests the model
     task = task_of("fedbn", STEPS, model=model, count=len(ABSENT))
-    conditions = Conditions(dropout=0.1, seed=3)
-    experiment = build({"strategies": ["fedbn"], "rounds": len(ABSENT), "seeds": 1})
+    conditions = Faults(client_dropout=0.1, seed=3)
+    experiment = build_experiment({"strategies": ["fedbn"], "rounds": len(ABSENT), "seeds": 1})
     run = engine.ready("loop", experiment, task, clients, processes=2, conditions=conditions)
     expected = list(in_turn(task, toy, len(ABSENT), conditions=conditions))
     answered = {one.state.round: [r.client for r in one.replies] for one in expected}
     assert {len(who) for who in answered.values()} >= set(COUNTS)
     assert all(len(answered[round_]) == 3 for round_ in range(1, 5))
-    assert sum(one.vanished for one in expected) > 0
+    assert sum(one.dropped_out for one in expected) > 0
     processes = set()
     for ours, theirs in zip(run(None), expected, strict=True):
         processes |= wait_until_all_have_begun(clients)
@@ -213,10 +216,12 @@ def test_processes_serve_rounds_of_any_number_of_clients(tmp_path):
         assert [r.client for r in ours.replies] == answered[ours.state.round]
         for name, value in theirs.state.weights.items():
             assert torch.equal(ours.state.weights[name], value)
-        for client, memory in theirs.memories.items():
-            for name, value in memory.tensors.items():
-                assert torch.equal(ours.memories[client].tensors[name], value)
-    assert all(int(m.tensors["stem.1.num_batches_tracked"]) == 0 for m in ours.memories.values())
+        for client, client_state in theirs.client_states.items():
+            for name, value in client_state.tensors.items():
+                assert torch.equal(ours.client_states[client].tensors[name], value)
+    assert all(
+        int(m.tensors["stem.1.num_batches_tracked"]) == 0 for m in ours.client_states.values()
+    )
     _, trained = clients.notes()
     served = defaultdict(set)
     for process, round_, _client in trained:
@@ -241,9 +246,9 @@ class _Wire:
 
 def test_a_process_may_begin_with_a_reply_without_tensors():
     """As of a Byzantine client that diverges and keeps nothing."""
-    sent = [(Reply(3, 5, {}, {}, {}, metrics={"loss": float("inf")}), Memory())]
-    plan, block = Block().write(sent)
+    sent = [(Reply(3, 5, {}, {}, {}, metrics={"loss": float("inf")}), ClientState())]
+    plan, block = SharedBlock().write(sent)
     assert block is None
-    crew = object.__new__(workers.Crew)
-    member = workers._Member(None, _Wire(("reply", plan, block)), Block())
+    crew = object.__new__(workers.WorkerPool)
+    member = workers.Worker(None, _Wire(("reply", plan, block)), SharedBlock())
     assert crew._take(member) == sent

@@ -7,9 +7,9 @@ from fednorm.algorithms import algorithm
 from fednorm.core.moments import Moments
 from fednorm.core.task import Task
 from fednorm.engines.simulate import rounds
-from fednorm.experiment.compare import run_all
-from fednorm.experiment.load import ConfigError, build
-from fednorm.strategies import STRATEGIES, strategy
+from fednorm.experiment.compare import run_comparison
+from fednorm.experiment.load import ConfigError, build_experiment
+from fednorm.strategies import STRATEGIES, create_strategy
 from support import Toy, nested_model
 
 STEP = algorithm("fedavg", lr=0.05, momentum=0.9)
@@ -23,7 +23,7 @@ class Floats(Toy):
 
 def trained(name, precision):
     model = nested_model().float()
-    task = Task.build(model, strategy(name), STEP, rounds=2, precision=precision)
+    task = Task.build(model, create_strategy(name), STEP, rounds=2, precision=precision)
     *_, result = rounds(task, Floats(sizes=(6, 6), steps=2), 2)
     return task.initial_state, result.state
 
@@ -51,6 +51,6 @@ def test_moments_of_short_numbers_are_not_short():
 
 def test_it_is_a_setting():
     values = {"strategies": ["fbn"], "rounds": 2, "seeds": 1, "clients": 3, "precision": "bf16"}
-    assert run_all(build(values)).runs[0].status == "finished"
+    assert run_comparison(build_experiment(values)).runs[0].status == "finished"
     with pytest.raises(ConfigError, match="needs dtype 'float32'"):
-        build({**values, "dtype": "float64"})
+        build_experiment({**values, "dtype": "float64"})

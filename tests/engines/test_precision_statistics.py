@@ -13,18 +13,20 @@ from torch import nn
 from fednorm.algorithms import algorithm
 from fednorm.core.task import Task
 from fednorm.engines import cohort, lockstep, simulate
-from fednorm.engines.survey import surveyed
-from fednorm.strategies import STRATEGIES, strategy
+from fednorm.engines.survey import calibrate_for_test
+from fednorm.strategies import STRATEGIES, create_strategy
 from support import Toy
 
 WITHOUT = {"gn", "ln", "in", "none", "gn_ws", "fixup", "fedwon"}  # no statistics
-LOCKSTEP = sorted(name for name in set(STRATEGIES) - WITHOUT if strategy(name).lockstep)
+LOCKSTEP = sorted(
+    name for name in set(STRATEGIES) - WITHOUT if create_strategy(name).mergeable_batches
+)
 SETTINGS = {
-    "momentum": 1.0,  # statistics are those of the round
+    "stats_momentum": 1.0,  # statistics are those of the round
     "backward_momentum": 1.0,
     "weight_standardization": False,  # the convolution stays as it is
     "freeze_round": 1.0,
-    "options": {"momentum": 1.0},  # fedfn's, for its base
+    "options": {"stats_momentum": 1.0},  # fedfn's, for its base
 }
 
 
@@ -73,20 +75,20 @@ def run(name, precision, kind, engine=simulate.rounds, sizes=(48, 64)):
     """Return all statistics after a round, and what came out of the layer."""
     store = []
     known = {f.name for f in fields_of(STRATEGIES[name])}
-    chosen = strategy(name, **{k: v for k, v in SETTINGS.items() if k in known})
+    chosen = create_strategy(name, **{k: v for k, v in SETTINGS.items() if k in known})
     made = model(store).double() if precision == "full" else model(store)
     toy = FarDouble if precision == "full" else Far
     clients = toy(sizes=sizes, shape=(2, 8, 8))
     task = Task.build(made, chosen, algorithm(kind, lr=1e-3), rounds=2, precision=precision)
     *_, result = engine(task, clients, 1)
     outputs = [x.clone() for x in store]
-    state = surveyed(task, result.state, result.memories, clients)
+    state = calibrate_for_test(task, result.state, result.client_states, clients)
     found = {}
     for when, running in (("trained", result.state.running), ("tested", state.running)):
         for path, own in running.items():
             found |= {f"{when} {path} mean": own.mean, f"{when} {path} variance": own.var}
-    for client, memory in result.memories.items():
-        statistics = {k: v for k, v in memory.tensors.items() if "running_" in k}
+    for client, client_state in result.client_states.items():
+        statistics = {k: v for k, v in client_state.tensors.items() if "running_" in k}
         found |= {f"{client} {k}": v for k, v in statistics.items()}
     return {k: v for k, v in found.items() if v.numel()}, outputs
 
@@ -122,7 +124,7 @@ def test_statistics_at_mean_10(name, kind):
 
 
 def in_cohorts(task, clients, count):
-    return simulate.rounds(task, clients, count, train=cohort.Cohorts(task, 2).train_all)
+    return simulate.rounds(task, clients, count, train=cohort.StackedTrainer(task, 2).train_all)
 
 
 @pytest.mark.parametrize("sizes", [(48, 64), (56, 56)])

@@ -3,7 +3,7 @@
 import weakref
 
 from fednorm.algorithms import algorithm
-from fednorm.engines.clients import train_in_turn
+from fednorm.engines.clients import train_clients
 from fednorm.engines.simulate import rounds
 from support import Toy, task_of
 
@@ -13,7 +13,7 @@ def test_replies_are_not_held_during_the_next_round():
 
     def train(*args):
         alive.append([ref() is not None for ref in seen])
-        results, answers = train_in_turn(*args)
+        results, answers = train_clients(*args)
         seen[:] = [weakref.ref(t) for reply, _ in results for t in reply.update.values()]
         return results, answers
 

@@ -15,15 +15,15 @@ from fednorm.data.federation import federation
 from fednorm.data.sampling import Plan
 from fednorm.engines import lockstep, meeting, trial
 from fednorm.engines.simulate import rounds
-from fednorm.experiment.compare import run_all
-from fednorm.experiment.load import ConfigError, build
+from fednorm.experiment.compare import run_comparison
+from fednorm.experiment.load import ConfigError, build_experiment
 from support import Toy, task_of
 
-DIGITS = {"rounds": 2, "seeds": 1, "clients": 4, "batch": 8, "partition": "iid"}
+DIGITS = {"rounds": 2, "seeds": 1, "clients": 4, "batch_size": 8, "partition": "iid"}
 ENGINES = {
-    "lockstep": {"strategies": ["naive"], "algorithm": "dsgd"},
-    "cohort": {"strategies": ["naive"], "algorithm": "fedavg", "steps": 2},
-    "meeting": {"strategies": ["fedtan"], "algorithm": "fedavg", "steps": 2},
+    "merged": {"strategies": ["naive"], "algorithm": "dsgd"},
+    "stacked": {"strategies": ["naive"], "algorithm": "fedavg", "local_steps": 2},
+    "barrier": {"strategies": ["fedtan"], "algorithm": "fedavg", "local_steps": 2},
 }
 TRIED = r"was tried on clients 0 and 1 in double precision, against the loop: "
 
@@ -102,18 +102,20 @@ class Noting(Own):
 
 
 def run(name, model, **settings):
-    return run_all(build({**DIGITS, **ENGINES[name], "engine": name, **settings}), model=model)
+    return run_comparison(
+        build_experiment({**DIGITS, **ENGINES[name], "engine": name, **settings}), model=model
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "made"),
     [
-        ("lockstep", Centred),
-        ("lockstep", Folded),
-        ("lockstep", Noisy),
-        ("cohort", Rolled),
-        ("cohort", Noisy),
-        ("meeting", Noting),
+        ("merged", Centred),
+        ("merged", Folded),
+        ("merged", Noisy),
+        ("stacked", Rolled),
+        ("stacked", Noisy),
+        ("barrier", Noting),
     ],
 )
 def test_a_model_for_which_an_engine_is_not_exact_is_refused(name, made):
@@ -124,7 +126,7 @@ def test_a_model_for_which_an_engine_is_not_exact_is_refused(name, made):
     assert said.endswith("choose engine 'auto' or 'loop'.")
     found = re.search(r"is off by (\S+), and rounding explains 1e-09 at most", said)
     assert float(found.group(1)) > 1e-6
-    assert run("lockstep", made(), engine="loop").runs[0].status == "finished"
+    assert run("merged", made(), engine="loop").runs[0].status == "finished"
 
 
 def test_how_far_off_it_is_is_true():
@@ -153,12 +155,12 @@ def test_how_far_off_it_is_is_true():
 
 @pytest.mark.parametrize("made", [Own, Rolled, Scaled])
 def test_a_model_for_which_lockstep_is_exact_runs(made):
-    ours, expected = (run("lockstep", made(), engine=e).runs[0] for e in ("lockstep", "loop"))
+    ours, expected = (run("merged", made(), engine=e).runs[0] for e in ("merged", "loop"))
     assert ours.status == "finished"
     assert ours.final.loss == pytest.approx(expected.final.loss, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["cohort", "meeting"])
+@pytest.mark.parametrize("name", ["stacked", "barrier"])
 def test_a_model_for_which_the_others_are_exact_runs(name):
     ours = run(name, Own()).runs[0]
     expected = run(name, Own(), engine="loop").runs[0]
@@ -169,7 +171,7 @@ def test_what_fails_is_told():
     with pytest.raises(
         ConfigError, match=rf"{TRIED}it fails \(.*'\(?.*Scaled\) cannot hold several"
     ):
-        run("cohort", Scaled())
+        run("stacked", Scaled())
 
 
 class Rows(Folded):
@@ -196,9 +198,9 @@ def test_a_trial_leaves_the_task_as_it_was():
     task = task_of("naive", algorithm("dsgd"), model=model)
     export(task, task.initial_state)
     before = {key: value.clone() for key, value in task.model.state_dict().items()}
-    exact = trial._in_double(task)
+    exact = trial._to_double(task)
     assert {t.dtype for t in exact.initial_state.weights.values()} == {torch.float64}
-    few = trial.Few(clients, [0, 2])
+    few = trial.FewClients(clients, [0, 2])
     assert "norm" not in next(rounds(exact, few, 1)).replies[0].stats
     assert lockstep.find_misfit(task, clients) == ""
     assert not task.model.training
@@ -209,13 +211,13 @@ def test_a_trial_leaves_the_task_as_it_was():
 def test_the_librarys_own_models_are_not_tried(monkeypatch):
     monkeypatch.setattr(lockstep, "find_misfit", None)
     monkeypatch.setattr(meeting, "find_misfit", None)
-    for name in ("lockstep", "meeting"):
+    for name in ("merged", "barrier"):
         assert run(name, None).runs[0].status == "finished"
 
 
 def test_whole_numbers_stay_whole():
     tokens = (torch.tensor([[1, 2]]), torch.tensor([0]))
-    ((x, _),) = trial.first_steps(Batches(0, [tokens, tokens], 2), 1).steps
+    ((x, _),) = trial.take_first_steps(Batches(0, [tokens, tokens], 2), 1).steps
     assert x.dtype is torch.int64
 
 
@@ -230,7 +232,7 @@ def test_numbers_that_are_missing_or_none_are_far_off():
 def test_a_federation_is_tried_with_clients_of_all_sizes():
     data = load("digits", 0)
     parts = federation(data, "dirichlet_unbalanced=0.3", Plan(300), clients=6, seed=0)
-    lengths = {parts.batches(client, 1).lengths[0] for client in parts.all()}
+    lengths = {parts.batches(client, 1).batch_sizes[0] for client in parts.all()}
     assert len(lengths) > 1
     task = task_of("naive", algorithm("dsgd"), model=Centred())
     assert "is off by" in lockstep.find_misfit(task, parts)

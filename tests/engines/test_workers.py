@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from fednorm.algorithms import algorithm
-from fednorm.core.messages import Memory, Running, ServerState
+from fednorm.core.messages import ClientState, RunningStats, ServerState
 from fednorm.core.round import NonFiniteLossError
-from fednorm.engines.flat import Block, read
+from fednorm.engines.flat import SharedBlock, read_plan
 from fednorm.engines.simulate import rounds as in_turn
-from fednorm.engines.workers import Crew, fits, rounds
-from fednorm.experiment.compare import run_all
-from fednorm.experiment.load import ConfigError, build
+from fednorm.engines.workers import WorkerPool, fits, rounds
+from fednorm.experiment.compare import run_comparison
+from fednorm.experiment.load import ConfigError, build_experiment
 from support import Toy, task_of
 
 STEP = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
@@ -40,9 +40,9 @@ def assert_equal(ours, expected):
         assert torch.equal(ours.state.running[path].mean, running.mean)
         assert torch.equal(ours.state.running[path].var, running.var)
         assert ours.state.running[path].batches == running.batches
-    for client, memory in expected.memories.items():
-        assert equal(ours.memories[client].tensors, memory.tensors)
-        assert equal(ours.memories[client].optimizer, memory.optimizer)
+    for client, client_state in expected.client_states.items():
+        assert equal(ours.client_states[client].tensors, client_state.tensors)
+        assert equal(ours.client_states[client].optimizer, client_state.optimizer)
     assert ours.train_loss == expected.train_loss
     assert ours.bytes_up == expected.bytes_up
 
@@ -62,7 +62,7 @@ def test_a_crew_gives_what_the_loop_gives(name):
 def test_a_process_that_dies_is_replaced():
     task = task_of("fedbn", STEP, count=4)
     expected = list(in_turn(task, CLIENTS, 2))
-    crew = Crew(task, CLIENTS, 2)
+    crew = WorkerPool(task, CLIENTS, 2)
     try:
         for number, ours in enumerate(in_turn(task, CLIENTS, 2, train=crew.train)):
             assert_equal(ours, expected[number])
@@ -89,31 +89,36 @@ def test_values_come_out_of_a_block_as_they_went_in():
         round=3,
         weights={"a": torch.randn(3, 4).to(torch.bfloat16), "b": torch.tensor(2.0)},
         buffers={"n": torch.tensor([1, 2])},
-        running={"l": Running(torch.randn(5, dtype=torch.float64), torch.empty(0), 7)},
+        running={"l": RunningStats(torch.randn(5, dtype=torch.float64), torch.empty(0), 7)},
     )
-    block = Block()
-    plan, new = block.write((value, Memory({"x": torch.randn(2, 3, 4, 4)})))
+    block = SharedBlock()
+    plan, new = block.write((value, ClientState({"x": torch.randn(2, 3, 4, 4)})))
     assert new is block.bytes
-    (state, memory) = read(plan, new, copy=True)
+    (state, client_state) = read_plan(plan, new, copy=True)
     assert equal(state.weights, value.weights)
     assert equal(state.buffers, value.buffers)
     assert torch.equal(state.running["l"].mean, value.running["l"].mean)
     assert (state.round, state.running["l"].batches) == (3, 7)
-    assert memory.tensors["x"].shape == (2, 3, 4, 4)
+    assert client_state.tensors["x"].shape == (2, 3, 4, 4)
     again, same = block.write(value)
     assert same is None
-    assert equal(read(again, block.bytes, copy=False).weights, value.weights)
+    assert equal(read_plan(again, block.bytes, copy=False).weights, value.weights)
 
 
 def test_an_experiment_gives_the_same_with_workers():
     values = {
-        "strategies": ["fedbn"], "seeds": 1, "rounds": 3, "clients": 3, "steps": 2,
+        "strategies": ["fedbn"], "seeds": 1, "rounds": 3, "clients": 3, "local_steps": 2,
         "model": "cnn", "algorithm": "fedavg",
     }  # fmt: skip
-    loop, crew = (run_all(build({**values, "engine": e})).runs[0] for e in ("loop", "workers"))
+    loop, crew = (
+        run_comparison(build_experiment({**values, "engine": e})).runs[0]
+        for e in ("loop", "processes")
+    )
     assert crew.history == loop.history
 
 
 def test_what_workers_cannot_do_is_refused():
-    with pytest.raises(ConfigError, match="engine 'workers' needs"):
-        run_all(build({"strategies": ["fedtan"], "engine": "workers", "rounds": 1}))
+    with pytest.raises(ConfigError, match="engine 'processes' needs"):
+        run_comparison(
+            build_experiment({"strategies": ["fedtan"], "engine": "processes", "rounds": 1})
+        )

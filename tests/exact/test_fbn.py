@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from fednorm.algorithms import algorithm
-from fednorm.core.messages import Memory
+from fednorm.core.messages import ClientState
 from fednorm.core.round import broadcast, client_round, server_round
 from support import Toy, assert_same_state, last, nested_model, run_by_hand, task_of
 
@@ -87,7 +87,9 @@ def test_server_equals_the_papers_algorithm_2():
     task = task_of("fbn", algorithm("dsgd", lr=LR))
     state = task.initial_state
     received = broadcast(task, state)
-    replies = [client_round(task, received, Memory(), clients.batches(c, 1))[0] for c in range(3)]
+    replies = [
+        client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in range(3)
+    ]
     after = server_round(task, state, replies)
     n = len(replies)
     for path, shared in state.running.items():
@@ -133,7 +135,7 @@ def test_cumulative_average():
     """With momentum None the statistics are the mean over all batches so far."""
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3)).double()
     clients = Toy(sizes=(4, 4), shape=(2,), classes=3)
-    task = task_of("fbn", algorithm("dsgd", lr=LR), model=model, momentum=None)
+    task = task_of("fbn", algorithm("dsgd", lr=LR), model=model, stats_momentum=None)
     after = last(task, clients, 5).state.running["0"]
     unions = [clients.union(round_)[0] for round_ in range(1, 6)]
     torch.testing.assert_close(after.mean, torch.stack([u.mean(0) for u in unions]).mean(0))
@@ -144,7 +146,7 @@ def test_cumulative_average_over_rounds_of_several_steps():
     """The mean over all steps of all rounds, each step weighing the same."""
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3)).double()
     clients = Toy(sizes=(4, 4), steps=3, shape=(2,), classes=3)
-    task = task_of("fbn", algorithm("fedavg", lr=LR), model=model, momentum=None)
+    task = task_of("fbn", algorithm("fedavg", lr=LR), model=model, stats_momentum=None)
     after = last(task, clients, 2).state.running["0"]
     seen = [x for c in range(2) for r in (1, 2) for x, _ in clients.batches(c, r).steps]
     torch.testing.assert_close(after.mean, torch.cat(seen).mean(0))

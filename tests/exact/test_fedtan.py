@@ -7,8 +7,8 @@ from torch.nn import functional
 
 from fednorm.algorithms import algorithm
 from fednorm.core.exchange import Solo
-from fednorm.core.layer import Session
-from fednorm.nn.sync_norm import _Place, _Synchronised
+from fednorm.core.layer import RoundContext
+from fednorm.nn.sync_norm import _Site, _Synchronized
 from support import Toy, assert_same_state, last, nested_model, task_of
 
 LR, ROUNDS = 0.05, 20
@@ -65,9 +65,9 @@ def test_later_local_steps_are_ordinary_batch_norm():
 def test_gradient_of_the_exchange_is_right():
     """The backward formula against autograd through the explicit forward formula."""
     x = torch.randn(5, 3, 2, 2, dtype=torch.float64, requires_grad=True)
-    place = _Place.of(Session(Solo(), samples=5, examples=17), x, "site")
+    place = _Site.of(RoundContext(Solo(), samples=5, examples=17), x, "site")
 
     def normalise(v):
-        return _Synchronised.apply(v, *place.moments(v.detach(), None), 1e-5, place)
+        return _Synchronized.apply(v, *place.moments(v.detach(), None), 1e-5, place)
 
     assert torch.autograd.gradcheck(normalise, (x,))

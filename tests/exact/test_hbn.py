@@ -15,7 +15,7 @@ import fednorm
 from fednorm.algorithms import algorithm
 from fednorm.core.task import export
 from fednorm.engines.simulate import rounds
-from fednorm.engines.survey import surveyed
+from fednorm.engines.survey import calibrate_for_test
 from populations import Population, flat
 from support import nested_model, task_of
 
@@ -44,7 +44,7 @@ class Hybrid(nn.Module):
         return normal * self.weight.view(view) + self.bias.view(view)
 
 
-def hybrid_model(state, memory):
+def hybrid_model(state, client_state):
     """Return a client's plain model under the state of a server."""
     model = nested_model()
     for path, layer in list(model.named_modules()):
@@ -56,8 +56,8 @@ def hybrid_model(state, memory):
             model.get_parameter(name).copy_(value)
         for path, layer in layers(model).items():
             layer.mean, layer.var = state.running[path].mean, state.running[path].var
-            if memory is not None:
-                layer.alpha.copy_(memory.tensors[f"{path}.mixing.alpha"])
+            if client_state is not None:
+                layer.alpha.copy_(client_state.tensors[f"{path}.mixing.alpha"])
     return model
 
 
@@ -79,10 +79,10 @@ def look(models, clients):
     return {path: (x.mean(1), x.var(1, correction=1)) for path, x in together.items()}
 
 
-def replay(state, memories, clients, momentum):
+def replay(state, client_states, clients, momentum):
     """Return the next round's weights, statistics and mixing factors."""
     taking = clients.participants(state.round + 1)
-    models = {c: hybrid_model(state, memories.get(c)) for c in taking}
+    models = {c: hybrid_model(state, client_states.get(c)) for c in taking}
     found = look(copy.deepcopy(models), clients)
     running = {
         path: tuple(
@@ -121,20 +121,20 @@ def run(clients, count=3, **fields):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("fields", [{}, {"momentum": 0.3}])
+@pytest.mark.parametrize("fields", [{}, {"stats_momentum": 0.3}])
 def test_a_round_from_the_state_before_it(case, fields):
     """Local training mixes with the statistics that came with the model, not with newer ones."""
     clients = CASES[case]
     _, results = run(clients, **fields)
     for before, after in pairwise(results):
         weights, running, alphas = replay(
-            before.state, dict(before.memories), clients, fields.get("momentum", MOMENTUM)
+            before.state, dict(before.client_states), clients, fields.get("momentum", MOMENTUM)
         )
         for name, value in weights.items():
             torch.testing.assert_close(after.state.weights[name], value, rtol=0, atol=TIGHT)
         for client, own in alphas.items():
             for path, alpha in own.items():
-                got = after.memories[client].tensors[f"{path}.mixing.alpha"]
+                got = after.client_states[client].tensors[f"{path}.mixing.alpha"]
                 torch.testing.assert_close(got, alpha, rtol=0, atol=TIGHT)
         for path, (mean, var) in running.items():
             got = after.state.running[path]
@@ -151,7 +151,7 @@ def test_the_first_round_trains_with_the_initial_statistics():
         torch.testing.assert_close(results[0].state.weights[name], value, rtol=0, atol=TIGHT)
     for client, own in alphas.items():
         for path, alpha in own.items():
-            got = results[0].memories[client].tensors[f"{path}.mixing.alpha"]
+            got = results[0].client_states[client].tensors[f"{path}.mixing.alpha"]
             torch.testing.assert_close(got, alpha, rtol=0, atol=TIGHT)
 
 
@@ -180,9 +180,9 @@ def test_before_a_test_the_statistics_are_taken_anew(case):
     clients = CASES[case]
     task, results = run(clients)
     end = results[-1]
-    memories = dict(end.memories)
-    models = {c: hybrid_model(end.state, memories.get(c)) for c in clients.all()}
-    tested = surveyed(task, end.state, end.memories, clients)
+    client_states = dict(end.client_states)
+    models = {c: hybrid_model(end.state, client_states.get(c)) for c in clients.all()}
+    tested = calibrate_for_test(task, end.state, end.client_states, clients)
     for path, (n, mean, var) in normalised_with(models, clients).items():
         got = tested.running[path]
         torch.testing.assert_close(got.mean, mean, rtol=0, atol=TIGHT)
@@ -199,9 +199,9 @@ def test_one_client_is_tested_as_it_trains():
     clients = Population(holds=(4,), batch=(4,), steps=(2,), shapes=((1, 8, 8),))
     task, results = run(clients)
     end = results[-1]
-    model = hybrid_model(end.state, end.memories[0])
+    model = hybrid_model(end.state, end.client_states[0])
     ((x, _),) = clients.everything(0).steps
-    got = export(task, surveyed(task, end.state, end.memories, clients))(x)
+    got = export(task, calibrate_for_test(task, end.state, end.client_states, clients))(x)
     expected = model(x)
     n = 4 * 16  # values of the smallest layers, by which a variance may be corrected
     torch.testing.assert_close(got, expected, rtol=4 / n, atol=4 / n)
@@ -209,7 +209,7 @@ def test_one_client_is_tested_as_it_trains():
 
 def test_a_test_does_not_change_the_training():
     """What is taken for a test is used for that test only."""
-    values = {"rounds": 4, "seed": 0, "partition": "iid", "clients": 3, "steps": 2}
+    values = {"rounds": 4, "seed": 0, "partition": "iid", "clients": 3, "local_steps": 2}
     often = fednorm.simulate("hbn", algorithm="fedavg", eval_every=1, **values)
     once = fednorm.simulate("hbn", algorithm="fedavg", eval_every=4, **values)
     assert often.final.loss == pytest.approx(once.final.loss, rel=1e-12)
@@ -218,7 +218,13 @@ def test_a_test_does_not_change_the_training():
 @pytest.mark.parametrize("partition", ["iid", "dirichlet=0.6"])
 def test_it_learns_what_naive_learns(partition):
     """As users run it: real digits, a residual net, local steps."""
-    values = {"rounds": 12, "partition": partition, "clients": 3, "model": "resnet", "steps": 5}
+    values = {
+        "rounds": 12,
+        "partition": partition,
+        "clients": 3,
+        "model": "resnet",
+        "local_steps": 5,
+    }
     naive, hbn = (
         fednorm.simulate(name, algorithm={"name": "fedavg", "lr": 0.1}, **values).final.accuracy
         for name in ("naive", "hbn")

@@ -6,7 +6,7 @@ from torch import nn
 
 from fednorm.algorithms import algorithm
 from fednorm.core.task import export
-from fednorm.engines.survey import surveyed
+from fednorm.engines.survey import calibrate_for_test
 from populations import Population, flat
 from support import last, nested_model, task_of
 
@@ -54,7 +54,7 @@ def test_statistics_are_the_cumulative_average_over_all_batches(case, kind):
         shapes, holds = clients.shapes, clients.holds
         clients = Population(holds, clients.batch, (1,) * len(holds), shapes)
     task, result = trained(clients, kind)
-    final = surveyed(task, result.state, result.memories, clients)
+    final = calibrate_for_test(task, result.state, result.client_states, clients)
     model = static_model(result.state, clients)
     for path, layer in norms(model).items():
         got = final.running[path]
@@ -67,7 +67,7 @@ def test_statistics_are_the_cumulative_average_over_all_batches(case, kind):
 def test_the_order_of_clients_does_not_matter():
     clients = CASES["unequal clients"]
     task, result = trained(clients)
-    final = surveyed(task, result.state, result.memories, clients)
+    final = calibrate_for_test(task, result.state, result.client_states, clients)
     for path, layer in norms(static_model(result.state, clients, (2, 0, 1))).items():
         torch.testing.assert_close(final.running[path].var, layer.running_var, rtol=0, atol=TIGHT)
 
@@ -84,7 +84,7 @@ def test_pooling_is_a_switch():
     """With it, the statistics are those of all values together."""
     clients = CASES["unequal clients"]
     task, result = trained(clients, statistics="pool")
-    final = surveyed(task, result.state, result.memories, clients)
+    final = calibrate_for_test(task, result.state, result.client_states, clients)
     model, seen = static_model(result.state, clients).train(), {}
     for path, layer in norms(model).items():
         own = seen.setdefault(path, [])

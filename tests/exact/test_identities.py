@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from fednorm import Memory, broadcast, client_round, server_round
+from fednorm import ClientState, broadcast, client_round, server_round
 from fednorm.algorithms import algorithm
 from fednorm.core.types import Role
-from fednorm.engines.centralized import Merged
+from fednorm.engines.centralized import MergedClients
 from fednorm.engines.evaluate import is_personal
-from fednorm.strategies import STRATEGIES, strategy
+from fednorm.strategies import STRATEGIES, create_strategy
 from support import Toy, last, task_of
 
 LR = 0.05
@@ -35,7 +35,7 @@ def test_one_client_is_one_machine(name):
     clients = Toy(sizes=(6,))
     step = algorithm("dsgd", lr=LR, momentum=0.9)
     alone = last(task_of(name, step), clients).state
-    central = last(task_of(name, step), Merged(clients)).state
+    central = last(task_of(name, step), MergedClients(clients)).state
     torch.testing.assert_close(flat(alone), flat(central), rtol=0, atol=0)
 
 
@@ -54,9 +54,9 @@ def test_same_seed_same_result_in_any_order(name, kind):
     )
     assert torch.equal(flat(one.state), flat(again.state))
     assert torch.equal(flat(one.state), flat(turned.state))
-    for client, memory in one.memories.items():
-        for key, value in memory.tensors.items():
-            assert torch.equal(value, turned.memories[client].tensors[key])
+    for client, client_state in one.client_states.items():
+        for key, value in client_state.tensors.items():
+            assert torch.equal(value, turned.client_states[client].tensors[key])
 
 
 @pytest.mark.parametrize("name", ["gn", "ln", "in", "none", "gn_ws", "fixup", "fedwon"])
@@ -65,13 +65,13 @@ def test_norms_without_statistics_equal_one_machine(name):
     clients = Toy(sizes=(2, 7, 1))
     step = algorithm("dsgd", lr=LR)
     federated = last(task_of(name, step), clients).state
-    central = last(task_of(name, step), Merged(clients)).state
+    central = last(task_of(name, step), MergedClients(clients)).state
     torch.testing.assert_close(flat(federated), flat(central), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["fedbn", "silobn"])
 def test_personal_strategies_say_so(name):
-    assert is_personal(task_of(strategy(name), algorithm("dsgd", lr=LR)))
+    assert is_personal(task_of(create_strategy(name), algorithm("dsgd", lr=LR)))
 
 
 def test_training_leaves_the_callers_randomness_alone():
@@ -97,6 +97,8 @@ def test_dropout_is_seeded_by_client_and_round():
 def test_the_server_does_not_mind_the_order_of_replies():
     task, clients = task_of("fbn", algorithm("dsgd", lr=LR)), Toy(sizes=(3, 5, 4))
     received = broadcast(task, task.initial_state)
-    replies = [client_round(task, received, Memory(), clients.batches(c, 1))[0] for c in range(3)]
+    replies = [
+        client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in range(3)
+    ]
     one, two = (server_round(task, task.initial_state, r) for r in (replies, replies[::-1]))
     assert torch.equal(flat(one), flat(two))

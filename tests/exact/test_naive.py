@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from fednorm.algorithms import algorithm
-from fednorm.core.messages import Memory
+from fednorm.core.messages import ClientState
 from fednorm.core.round import broadcast, client_round
 from support import Toy, last, nested_model, task_of
 
@@ -105,7 +105,7 @@ def test_average_and_pool_agree_when_there_is_one_client(name):
 def test_cumulative_average_is_torchs():
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4)).double()
     clients = Toy(sizes=(6,), shape=(3,))
-    task = task_of("naive", algorithm("dsgd", lr=LR), model=model, momentum=None)
+    task = task_of("naive", algorithm("dsgd", lr=LR), model=model, stats_momentum=None)
     running = last(task, clients, 4).state.running["0"]
     plain = nn.BatchNorm1d(3, momentum=None).double()
     for round_ in range(1, 5):
@@ -117,7 +117,7 @@ def test_cumulative_average_is_torchs():
 def test_reply_reports_the_clients_own_running_statistics():
     clients, task = Toy(), task_of("naive", algorithm("dsgd", lr=LR))
     received = broadcast(task, task.initial_state)
-    reply, _ = client_round(task, received, Memory(), clients.batches(1, 1))
+    reply, _ = client_round(task, received, ClientState(), clients.batches(1, 1))
     plain = nested_model().train()
     plain(clients.batches(1, 1).steps[0][0])
     for path, report in reply.stats.items():

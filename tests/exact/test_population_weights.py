@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fednorm import Memory, broadcast, client_round, server_round
+from fednorm import ClientState, broadcast, client_round, server_round
 from fednorm.algorithms import algorithm
 from fednorm.data.dataset import Dataset
 from fednorm.data.federation import federation
@@ -228,7 +228,7 @@ def test_many_rounds_end_at_the_population(name, fields):
     clients = Two()
     if name == "fixbn":
         fields = {**fields, "freeze_round": 1.0}
-    task = task_of(name, algorithm("fedavg", lr=1e-6), model=model, momentum=0.5, **fields)
+    task = task_of(name, algorithm("fedavg", lr=1e-6), model=model, stats_momentum=0.5, **fields)
     got = last(task, clients, 60).state.running["0"]
     steps = [[flat(x) for x, _ in clients.batches(c, 1).steps] for c in (0, 1)]
     n, mean, var = population(steps, [960, 40], 0.5)
@@ -250,7 +250,7 @@ def test_as_users_run_it():
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4))
     for name in ("fbn", "dualbn", "fedtan"):
-        task = task_of(name, algorithm("fedavg", lr=LR), model=model, momentum=0.02)
+        task = task_of(name, algorithm("fedavg", lr=LR), model=model, stats_momentum=0.02)
         got = last(task, clients, 60).state.running["0"]
         torch.testing.assert_close(got.mean, x.mean(0), rtol=0, atol=0.05)
         torch.testing.assert_close(got.var, x.var(0), rtol=0.03, atol=0)
@@ -266,7 +266,7 @@ FOUR = Population(
 
 
 def in_cohorts(task, clients, rounds):
-    return simulate.rounds(task, clients, rounds, train=cohort.Cohorts(task, 3).train_all)
+    return simulate.rounds(task, clients, rounds, train=cohort.StackedTrainer(task, 3).train_all)
 
 
 def in_processes(task, clients, rounds):
@@ -305,7 +305,9 @@ def test_the_server_asks_nothing_but_the_replies():
     clients = Population(batch=(4, 7, 3))
     task = task_of("fbn", algorithm("fedavg", lr=LR))
     received = broadcast(task, task.initial_state)
-    replies = [client_round(task, received, Memory(), clients.batches(c, 1))[0] for c in (0, 1, 2)]
+    replies = [
+        client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in (0, 1, 2)
+    ]
     state = server_round(task, task.initial_state, [replies[0], replies[2]])
     alone = Population(batch=(4, 7, 3), absent={1: (1,)})
     assert_same(state, federated(nested_model(), alone, 1, frozen=True))

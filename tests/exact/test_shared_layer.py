@@ -175,7 +175,7 @@ def test_dualbn_forward(clients):
 def test_the_counter_counts_calls(name):
     """As num_batches_tracked does, which a cumulative average divides by."""
     model = on_the_union(EQUAL, frozen=name == "fbn", momentum=None)
-    state = run(name, EQUAL, model=Twice(None), momentum=None)
+    state = run(name, EQUAL, model=Twice(None), stats_momentum=None)
     assert state.running["norm"].batches == int(model.norm.num_batches_tracked) == 2 * ROUNDS
     assert_same(state, model)
 
@@ -231,7 +231,7 @@ def test_one_client_that_calls_a_layer_once_more_changes_little():
 def test_a_robust_rule_takes_clients_that_call_a_layer_unequally_often():
     clients = Times(*[(n, n) for n in (3, 4, 5, 6, 7)])
     task = task_of("fbn", algorithm("fedavg", lr=LR), model=Often(), count=1)
-    task = replace(task, aggregate_statistics=parse("median", 1))
+    task = replace(task, statistics_aggregator=parse("median", 1))
     result = last(task, clients, 1)
     assert not result.rejected
     assert result.state.running["norm"].mean.isfinite().all()

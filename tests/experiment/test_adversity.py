@@ -12,9 +12,9 @@ from fednorm.algorithms import algorithm
 from fednorm.attacks import Adversary, attack, choose_byzantine
 from fednorm.core.round import NoUsableReplyError
 from fednorm.engines import simulate, workers
-from fednorm.engines.conditions import ATTEMPTS, Conditions
-from fednorm.experiment.compare import run_all
-from fednorm.experiment.load import ConfigError, build, sweep
+from fednorm.engines.conditions import ATTEMPTS, Faults
+from fednorm.experiment.compare import run_comparison
+from fednorm.experiment.load import ConfigError, build_experiment, expand_sweep
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.record import run_key
 from support import Toy, run_by_hand, task_of
@@ -24,7 +24,7 @@ SMALL = {
     "clients": 6,
     "rounds": 3,
     "seeds": [0],
-    "batch": 8,
+    "batch_size": 8,
     "eval_every": 3,
     "model": {"name": "mlp", "hidden": [16]},
 }
@@ -36,13 +36,13 @@ BAD = [
     ({"attack": "feo", "byzantine": 1}, "unknown attack 'feo'; did you mean 'foe'"),
     ({"attack": {"name": "foe", "eps": 1}, "byzantine": 1}, "unknown field of attack 'foe' 'eps'"),
     ({"attack_target": "labels"}, "attack_target = 'labels' is not valid"),
-    ({"aggregate": "medain"}, "unknown aggregator 'medain'; did you mean 'median'"),
+    ({"aggregator": "medain"}, "unknown aggregator 'medain'; did you mean 'median'"),
     (
-        {"byzantine": 2, "aggregate_statistics": "median", "participation": 0.5},
+        {"byzantine": 2, "statistics_aggregator": "median", "participation": 0.5},
         "aggregate_statistics, with 3 clients in a round: median with f=2",
     ),
-    ({"dropout": 1.0}, "dropout = 1.0 is not valid"),
-    ({"minimum_replies": 7}, "minimum_replies = 7, but only 6 clients take part"),
+    ({"client_dropout": 1.0}, "client_dropout = 1.0 is not valid"),
+    ({"min_replies": 7}, "min_replies = 7, but only 6 clients take part"),
     (
         {"strategies": ["gn"], "attack": "foe", "byzantine": 1, "attack_target": "statistics"},
         "gn: it shares no statistics, so there is nothing to attack",
@@ -52,27 +52,30 @@ BAD = [
         {"attack": {"name": "backdoor", "target": 12}, "byzantine": 1},
         "the target 12 and a patch of 3 pixels, but 'digits' has 10 classes",
     ),
-    ({"engine": "lockstep", "attack": "foe", "byzantine": 1}, "clients that all are honest"),
-    ({"engine": "lockstep", "dropout": 0.2}, "clients that all are honest"),
-    ({"engine": "lockstep", "aggregate": "median"}, "the mean as aggregator"),
+    ({"engine": "merged", "attack": "foe", "byzantine": 1}, "clients that all are honest"),
+    ({"engine": "merged", "client_dropout": 0.2}, "clients that all are honest"),
+    ({"engine": "merged", "aggregator": "median"}, "the mean as aggregator"),
 ]
 
 
 @pytest.mark.parametrize(("values", "message"), BAD)
 def test_bad_input_is_refused_before_training(values, message):
     with pytest.raises(ConfigError, match=message):
-        run_all(build({**SMALL, **values}), on_round=lambda _: pytest.fail("training started"))
+        run_comparison(
+            build_experiment({**SMALL, **values}),
+            on_round=lambda _: pytest.fail("training started"),
+        )
 
 
 def test_an_entry_may_set_keys_for_itself():
-    experiment = build(
+    experiment = build_experiment(
         {
             **SMALL,
             "attack": "foe",
             "byzantine": 2,
             "strategies": [
                 {"name": "fbn", "byzantine": 0, "label": "honest"},
-                {"name": "fbn", "aggregate": "median", "momentum": 0.3, "label": "median"},
+                {"name": "fbn", "aggregator": "median", "stats_momentum": 0.3, "label": "median"},
                 {"name": "fbn", "attack": {"name": "alie", "z": 1.5}, "label": "alie"},
                 "fbn",
                 "centralized",
@@ -81,20 +84,22 @@ def test_an_entry_may_set_keys_for_itself():
     )
     honest, median, alie, plain, reference = map(experiment.for_entry, experiment.strategies)
     assert (honest.byzantine, honest.attack) == (0, None)
-    assert (median.aggregate, median.byzantine, median.attack.name) == ("median", 2, "foe")
+    assert (median.aggregator, median.byzantine, median.attack.name) == ("median", 2, "foe")
     assert experiment.make_strategy(experiment.strategies[1]).momentum == 0.3
     assert (alie.attack.name, alie.attack.fields) == ("alie", {"z": 1.5})
     assert plain is experiment
-    assert (reference.byzantine, reference.attack, reference.aggregate) == (0, None, "mean")
+    assert (reference.byzantine, reference.attack, reference.aggregator) == (0, None, "mean")
     with pytest.raises(ConfigError, match="fewer than half"):
-        build({**SMALL, "strategies": [{"name": "fbn", "byzantine": 5}]})
+        build_experiment({**SMALL, "strategies": [{"name": "fbn", "byzantine": 5}]})
 
 
 def test_sweeps_multiply():
     values = {**SMALL, "strategies": ["naive", "centralized"], "byzantine": 1}
-    once = sweep(values, "attack=foe,alie")
-    twice = sweep(once, "aggregate+aggregate_statistics=mean,nnm > trimmed_mean(f=1),median")
-    entries = build(twice).strategies
+    once = expand_sweep(values, "attack=foe,alie")
+    twice = expand_sweep(
+        once, "aggregator+statistics_aggregator=mean,nnm > trimmed_mean(f=1),median"
+    )
+    entries = build_experiment(twice).strategies
     assert [e.title for e in entries[:3]] == [
         "naive, foe, mean",
         "naive, foe, nnm > trimmed_mean(f=1)",
@@ -103,17 +108,17 @@ def test_sweeps_multiply():
     assert len(entries) == 7
     assert entries[-1].title == "centralized"
     assert entries[1].settings["aggregate_statistics"] == "nnm > trimmed_mean(f=1)"
-    numbers = build(sweep(values, "byzantine=1,2")).strategies
+    numbers = build_experiment(expand_sweep(values, "byzantine=1,2")).strategies
     assert [e.title for e in numbers[:2]] == ["naive byzantine=1", "naive byzantine=2"]
     with pytest.raises(ConfigError, match="--sweep takes"):
-        sweep(values, "rounds=1,2")
+        expand_sweep(values, "rounds=1,2")
 
 
 def test_records_of_runs_without_these_keys_stay_valid():
-    experiment = build(SMALL)
+    experiment = build_experiment(SMALL)
     settings = run_key(experiment, experiment.strategies[0], 0)["settings"]
     assert not {"attack", "byzantine", "dropout", "aggregate", "minimum_replies"} & set(settings)
-    attacked = build(ATTACKED)
+    attacked = build_experiment(ATTACKED)
     assert run_key(attacked, attacked.strategies[0], 0)["settings"]["byzantine"] == 2
 
 
@@ -121,9 +126,9 @@ def test_a_lie_changes_the_run_and_a_defence_mends_the_statistics():
     entries = [
         {"name": "fbn", "byzantine": 0, "label": "honest"},
         {"name": "fbn", "label": "attacked"},
-        {"name": "fbn", "aggregate_statistics": "median", "label": "defended"},
+        {"name": "fbn", "statistics_aggregator": "median", "label": "defended"},
     ]
-    chosen = build({**ATTACKED, "attack_target": "statistics", "strategies": entries})
+    chosen = build_experiment({**ATTACKED, "attack_target": "statistics", "strategies": entries})
     means = []
     for entry in chosen.strategies:
         *_, last = prepare(chosen, entry, 0).rounds(None)
@@ -134,30 +139,32 @@ def test_a_lie_changes_the_run_and_a_defence_mends_the_statistics():
 
 
 def test_the_reference_is_honest_and_hears_all():
-    reference = {"strategies": ["centralized"], "dropout": 0.5}
-    (one,) = run_all(build({**SMALL, "strategies": ["centralized"]})).runs
-    (other,) = run_all(build({**ATTACKED, **reference, "aggregate": "median"})).runs
+    reference = {"strategies": ["centralized"], "client_dropout": 0.5}
+    (one,) = run_comparison(build_experiment({**SMALL, "strategies": ["centralized"]})).runs
+    (other,) = run_comparison(
+        build_experiment({**ATTACKED, **reference, "aggregator": "median"})
+    ).runs
     assert repr(one.history) == repr(other.history)
 
 
 def test_the_same_lies_in_one_process_and_in_several():
     task, clients = task_of("fbn", algorithm("dsgd", lr=0.05)), Toy(sizes=(4, 5, 6, 4))
-    conditions = Conditions(Adversary(attack("gaussian"), frozenset({2}), seed=1), 0.3, 1, 1)
+    conditions = Faults(Adversary(attack("gaussian"), frozenset({2}), seed=1), 0.3, 1, 1)
     *_, one = simulate.rounds(task, clients, 3, conditions=conditions)
     *_, other = workers.rounds(task, clients, 3, processes=2, conditions=conditions)
-    assert one.vanished == other.vanished
+    assert one.dropped_out == other.dropped_out
     for name, value in one.state.weights.items():
         assert torch.equal(value, other.state.weights[name])
 
 
 def test_statistics_are_exact_for_those_that_answered():
     clients = Toy(sizes=(4, 5, 6, 3))
-    conditions = Conditions(dropout=0.4, seed=5)
+    conditions = Faults(client_dropout=0.4, seed=5)
     *_, found = simulate.rounds(
         task_of("fbn", algorithm("dsgd", lr=0.05)), clients, 4, conditions=conditions
     )
     gone = {
-        number: set(range(4)) - set(conditions.answering(range(4), number, 0))
+        number: set(range(4)) - set(conditions.surviving(range(4), number, 0))
         for number in range(1, 5)
     }
     assert 0 < sum(map(len, gone.values())) < 16
@@ -180,11 +187,11 @@ class Sampled(Toy):
 def test_a_round_with_too_few_good_replies_is_repeated_with_other_clients(caplog):
     clients = Sampled(sizes=(4, 4, 4, 4, 4))
     liars = Adversary(attack("non_finite"), frozenset({0, 1}), seed=0)
-    conditions = Conditions(liars, minimum_replies=2)
+    conditions = Faults(liars, min_replies=2)
     task = task_of("fbn", algorithm("dsgd", lr=0.05))
     with caplog.at_level(logging.WARNING, "fednorm"):
         *_, found = simulate.rounds(task, clients, 1, conditions=conditions)
-    assert found.repeated == 1
+    assert found.retries == 1
     assert [one.client for one in found.rejected] == [0, 1]
     assert {reply.client for reply in found.replies} < {2, 3, 4}
     assert "round 1 has no usable reply" in caplog.text
@@ -204,17 +211,17 @@ def test_attempts_are_bounded_and_none_is_made_that_cannot_help():
     clients = Counting(sizes=(4, 4, 4))
     liars = Adversary(attack("non_finite"), frozenset({0}), seed=0)
     with pytest.raises(NoUsableReplyError, match="only 2 usable replies"):
-        list(simulate.rounds(task, clients, 1, conditions=Conditions(liars, 0.0, 3)))
+        list(simulate.rounds(task, clients, 1, conditions=Faults(liars, 0.0, 3)))
     assert len(drawn) == 3  # all were asked: nobody else could do better
     drawn.clear()
     with pytest.raises(NoUsableReplyError):
-        list(simulate.rounds(task, clients, 1, conditions=Conditions(liars, 0.001, 3)))
+        list(simulate.rounds(task, clients, 1, conditions=Faults(liars, 0.001, 3)))
     assert len(drawn) == 3 * ATTEMPTS
 
 
 def test_a_stopped_run_keeps_its_state_and_says_why(tmp_path):
-    values = {**SMALL, "rounds": 40, "dropout": 0.3, "minimum_replies": 6}
-    (result,) = run_all(build(values), folder=tmp_path).runs
+    values = {**SMALL, "rounds": 40, "client_dropout": 0.3, "min_replies": 6}
+    (result,) = run_comparison(build_experiment(values), folder=tmp_path).runs
     assert result.status == "stopped"
     assert "fewer than it needs" in result.error
     assert 0 < result.rounds < 40
@@ -224,16 +231,16 @@ def test_a_stopped_run_keeps_its_state_and_says_why(tmp_path):
     assert not (folder / "run.json").exists()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == result.rounds
-    assert sum(line.get("repeated", 0) for line in lines) == result.repeated > 0
-    assert sum(line.get("vanished", 0) for line in lines) == result.vanished > 0
-    (again,) = run_all(build(values), folder=tmp_path).runs
+    assert sum(line.get("repeated", 0) for line in lines) == result.retries > 0
+    assert sum(line.get("vanished", 0) for line in lines) == result.dropped_out > 0
+    (again,) = run_comparison(build_experiment(values), folder=tmp_path).runs
     assert (again.status, again.rounds) == ("stopped", result.rounds)
 
 
 def test_rejected_replies_are_recorded_with_layer_and_reason(tmp_path, caplog):
     values = {**ATTACKED, "attack": "non_finite", "attack_target": "statistics"}
     with caplog.at_level(logging.INFO, "fednorm"):
-        (result,) = run_all(build(values), folder=tmp_path).runs
+        (result,) = run_comparison(build_experiment(values), folder=tmp_path).runs
     assert (result.status, result.rejected) == ("finished", 6)
     line = (tmp_path / "runs" / "fbn-seed0" / "metrics.jsonl").read_text().splitlines()[0]
     liars = sorted(choose_byzantine(range(6), 2, 0))
@@ -249,23 +256,23 @@ def test_liars_that_give_themselves_away_do_not_stop_a_robust_rule():
         "clients": 10,
         "byzantine": 4,
         "attack": "non_finite",
-        "aggregate": "trimmed_mean",
-        "aggregate_statistics": "nnm > median",
+        "aggregator": "trimmed_mean",
+        "statistics_aggregator": "nnm > median",
     }
-    (result,) = run_all(build(values)).runs
+    (result,) = run_comparison(build_experiment(values)).runs
     assert (result.status, result.rejected) == ("finished", 12)
 
 
-@pytest.mark.parametrize("engine", ["loop", "workers"])
+@pytest.mark.parametrize("engine", ["loop", "processes"])
 def test_a_byzantine_client_that_diverges_is_rejected_and_an_honest_one_ends_the_run(engine):
     task, clients = task_of("gn", algorithm("dsgd", lr=0.05)), Toy(sizes=(4, 4, 4))
     clients = replace(clients, broken=frozenset({1}))
     run = simulate.rounds if engine == "loop" else workers.rounds
     more = {} if engine == "loop" else {"processes": 1}
-    guilty = Conditions(Adversary(attack("sign_flip"), frozenset({1})))
+    guilty = Faults(Adversary(attack("sign_flip"), frozenset({1})))
     *_, last = run(task, clients, 1, conditions=guilty, **more)
     assert [(one.client, one.reason) for one in last.rejected] == [(1, "its loss is nan")]
-    other = Conditions(Adversary(attack("sign_flip"), frozenset({0})))
+    other = Faults(Adversary(attack("sign_flip"), frozenset({0})))
     with pytest.raises(ArithmeticError, match="at client 1"):
         list(run(task, clients, 1, conditions=other, **more))
 

@@ -18,12 +18,12 @@ import pytest
 import safetensors.torch
 import torch
 
-from fednorm.core.messages import Memory, Rejected, Running, ServerState
+from fednorm.core.messages import ClientState, RejectedReply, RunningStats, ServerState
 from fednorm.experiment import checkpoint
 from fednorm.experiment.checkpoint import Checkpoint, DiskError
-from fednorm.experiment.compare import run_all
-from fednorm.experiment.job import Saving, locked
-from fednorm.experiment.load import ConfigError, build
+from fednorm.experiment.compare import run_comparison
+from fednorm.experiment.job import CheckpointPolicy, lock_folder
+from fednorm.experiment.load import ConfigError, build_experiment
 from fednorm.experiment.processes import WorkerError
 
 SMALL = {
@@ -31,7 +31,7 @@ SMALL = {
     "seeds": [0],
     "rounds": 12,
     "clients": 3,
-    "batch": 8,
+    "batch_size": 8,
     "eval_every": 4,
     "model": {"name": "resnet", "widths": [4, 4]},
     "algorithm": {"name": "fedavg", "lr": 0.05, "momentum": 0.9, "momentum_state": "local"},
@@ -60,16 +60,16 @@ KINDS = {
         "clients": 6,
         "byzantine": 2,
         "attack": "gaussian",
-        "aggregate": "nnm > trimmed_mean",
-        "aggregate_statistics": "median",
+        "aggregator": "nnm > trimmed_mean",
+        "statistics_aggregator": "median",
     },
-    "vanishing": {"strategies": ["naive"], "clients": 6, "dropout": 0.5, "minimum_replies": 3},
+    "vanishing": {"strategies": ["naive"], "clients": 6, "client_dropout": 0.5, "min_replies": 3},
     "centralized": {"strategies": ["centralized"], "algorithm": "dsgd"},
 }
 
 
 def experiment(kind="personal", **more):
-    return build({**SMALL, **KINDS[kind], **more})
+    return build_experiment({**SMALL, **KINDS[kind], **more})
 
 
 def run_of(folder):
@@ -95,14 +95,16 @@ def stopping_after(number):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stopped_run_goes_on_as_if_nothing_had_happened(kind, tmp_path):
     chosen = experiment(kind)
-    whole = run_all(chosen, folder=tmp_path / "whole")
+    whole = run_comparison(chosen, folder=tmp_path / "whole")
     seen = []
     for number in (1, 5):
-        (stopped,) = run_all(
+        (stopped,) = run_comparison(
             chosen, folder=tmp_path / "parts", on_round=stopping_after(number)
         ).runs
         assert (stopped.status, stopped.rounds) == ("interrupted", number)
-    parts = run_all(chosen, folder=tmp_path / "parts", on_round=lambda e: seen.append(e.round))
+    parts = run_comparison(
+        chosen, folder=tmp_path / "parts", on_round=lambda e: seen.append(e.round)
+    )
     assert seen == list(range(6, chosen.rounds + 1))
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
     (one,), (other,) = whole.runs, parts.runs
@@ -114,7 +116,12 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(kind, tmp_path):
 
 def saved(folder, kind="personal", every=2, until=9):
     """Stop a run with checkpoints of the last two even rounds, and the one where it stopped."""
-    run_all(experiment(kind), folder=folder, on_round=stopping_after(until), saving=Saving(every))
+    run_comparison(
+        experiment(kind),
+        folder=folder,
+        on_round=stopping_after(until),
+        saving=CheckpointPolicy(every),
+    )
     return sorted(run_of(folder).glob("checkpoint-*"))
 
 
@@ -128,7 +135,7 @@ def test_the_newest_two_are_kept(tmp_path):
 @pytest.mark.parametrize("damage", ["cut off", "altered", "empty"])
 @pytest.mark.parametrize("both", [False, True])
 def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(damage, both, tmp_path, caplog):
-    run_all(experiment(), folder=tmp_path / "whole")
+    run_comparison(experiment(), folder=tmp_path / "whole")
     files = saved(tmp_path / "parts")
     for path in files if both else files[-1:]:
         content = bytearray(path.read_bytes())
@@ -137,7 +144,9 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(damage, both
         path.write_bytes(bytes(content[:end]))
     seen = []
     with caplog.at_level(logging.WARNING, "fednorm"):
-        run_all(experiment(), folder=tmp_path / "parts", on_round=lambda e: seen.append(e.round))
+        run_comparison(
+            experiment(), folder=tmp_path / "parts", on_round=lambda e: seen.append(e.round)
+        )
     assert seen[0] == (1 if both else 9)
     assert "checkpoint of round 9" in caplog.text
     assert "is damaged; the one before it is used" in caplog.text
@@ -149,30 +158,32 @@ def test_lines_that_are_missing_make_a_checkpoint_useless(tmp_path):
     metrics = run_of(tmp_path) / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes()[:-5])
     seen = []
-    run_all(experiment(), folder=tmp_path, on_round=lambda e: seen.append(e.round))
+    run_comparison(experiment(), folder=tmp_path, on_round=lambda e: seen.append(e.round))
     assert seen[0] == 1
     assert len(metrics.read_text().splitlines()) == 12
 
 
 def test_a_checkpoint_of_another_setting_is_not_used(tmp_path):
     saved(tmp_path)
-    other = experiment(strategies=[{"name": "fedbn", "momentum": 0.2}])
+    other = experiment(strategies=[{"name": "fedbn", "stats_momentum": 0.2}])
     seen = []
-    run_all(other, folder=tmp_path, on_round=lambda e: seen.append(e.round))
+    run_comparison(other, folder=tmp_path, on_round=lambda e: seen.append(e.round))
     assert seen[0] == 1
 
 
 def test_a_run_can_be_begun_anew(tmp_path):
     saved(tmp_path)
     seen = []
-    again = Saving(resume=False)
-    run_all(experiment(), folder=tmp_path, on_round=lambda e: seen.append(e.round), saving=again)
+    again = CheckpointPolicy(resume=False)
+    run_comparison(
+        experiment(), folder=tmp_path, on_round=lambda e: seen.append(e.round), saving=again
+    )
     assert seen[0] == 1
 
 
 def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     whole = tmp_path / "whole"
-    run_all(experiment(), folder=whole)
+    run_comparison(experiment(), folder=whole)
     real, calls = os.fsync, []
 
     def fsync(descriptor):
@@ -184,19 +195,19 @@ def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint(tmp_path, monk
     monkeypatch.setattr(os, "fsync", fsync)
     parts = tmp_path / "parts"
     with pytest.raises(DiskError, match=r"No space left on device; the checkpoint of round 4 is"):
-        run_all(experiment(), folder=parts, saving=Saving(2))
+        run_comparison(experiment(), folder=parts, saving=CheckpointPolicy(2))
     monkeypatch.undo()
     assert not list(run_of(parts).glob(".checkpoint*"))
     seen = []
-    run_all(experiment(), folder=parts, on_round=lambda e: seen.append(e.round))
+    run_comparison(experiment(), folder=parts, on_round=lambda e: seen.append(e.round))
     assert seen[0] == 5
     assert outcome(parts) == outcome(whole)
 
 
 def test_two_runs_do_not_write_into_one_folder(tmp_path):
-    with locked(tmp_path), pytest.raises(ConfigError, match="another run is writing into"):
-        run_all(experiment(), folder=tmp_path)
-    run_all(experiment(rounds=1), folder=tmp_path)
+    with lock_folder(tmp_path), pytest.raises(ConfigError, match="another run is writing into"):
+        run_comparison(experiment(), folder=tmp_path)
+    run_comparison(experiment(rounds=1), folder=tmp_path)
 
 
 def test_values_come_back_bit_by_bit(tmp_path):
@@ -206,13 +217,13 @@ def test_values_come_back_bit_by_bit(tmp_path):
         round=7,
         weights={"a.b": odd, "tied": strided, "tied too": strided},
         buffers={"count": torch.tensor(3)},
-        running={"layer": Running(odd.double(), torch.empty(0), 5)},
-        notes={"half": torch.tensor([0.5], dtype=torch.bfloat16)},
-        rejected=(Rejected(3, "reason"),),
+        running={"layer": RunningStats(odd.double(), torch.empty(0), 5)},
+        strategy_state={"half": torch.tensor([0.5], dtype=torch.bfloat16)},
+        rejected=(RejectedReply(3, "reason"),),
     )
-    before = Checkpoint(state, {11: Memory({"x": odd}, {})}, {"history": [], "n": 0.1 + 0.2})
-    checkpoint.save(tmp_path, {"k": (1, 2)}, before)
-    after, messages = checkpoint.newest(tmp_path, {"k": (1, 2)})
+    before = Checkpoint(state, {11: ClientState({"x": odd}, {})}, {"history": [], "n": 0.1 + 0.2})
+    checkpoint.save_checkpoint(tmp_path, {"k": (1, 2)}, before)
+    after, messages = checkpoint.load_newest(tmp_path, {"k": (1, 2)})
     assert not messages
     assert after.record == before.record
     assert after.state.rejected == state.rejected
@@ -223,8 +234,8 @@ def test_values_come_back_bit_by_bit(tmp_path):
     pairs += [
         (after.state.buffers["count"], state.buffers["count"]),
         (after.state.running["layer"].mean, state.running["layer"].mean),
-        (after.state.notes["half"], state.notes["half"]),
-        (after.memories[11].tensors["x"], odd),
+        (after.state.strategy_state["half"], state.strategy_state["half"]),
+        (after.client_states[11].tensors["x"], odd),
     ]
     for new, old in pairs:
         assert new.dtype == old.dtype
@@ -234,16 +245,16 @@ def test_values_come_back_bit_by_bit(tmp_path):
 
 def _to_be_killed(values, folder):
     torch.set_num_threads(1)
-    run_all(build(values), folder=folder, saving=Saving(3))
+    run_comparison(build_experiment(values), folder=folder, saving=CheckpointPolicy(3))
 
 
 def test_a_checkpoint_that_could_not_be_read_is_not_written(tmp_path, monkeypatch):
     state = ServerState(1, {str(i): torch.zeros(1) for i in range(100)}, {}, {})
-    checkpoint.save(tmp_path, {}, Checkpoint(state, {}, {}))
+    checkpoint.save_checkpoint(tmp_path, {}, Checkpoint(state, {}, {}))
     before = list(tmp_path.iterdir())
     monkeypatch.setattr(checkpoint, "_LONGEST", 1000)
     with pytest.raises(DiskError, match=r"100 tensors are more than .* round 1 is intact"):
-        checkpoint.save(tmp_path, {}, Checkpoint(state, {}, {}))
+        checkpoint.save_checkpoint(tmp_path, {}, Checkpoint(state, {}, {}))
     assert list(tmp_path.iterdir()) == before
 
 
@@ -259,7 +270,7 @@ class OnDisk(Mapping):
         self.alive.add(tensor)
         self.most = max(self.most, len(self.alive))
         counter = torch.tensor(client)
-        return Memory({"γ": tensor, "odd": torch.ones(3, dtype=torch.uint8), "n": counter})
+        return ClientState({"γ": tensor, "odd": torch.ones(3, dtype=torch.uint8), "n": counter})
 
     def __iter__(self):
         return iter(range(50))
@@ -269,22 +280,22 @@ class OnDisk(Mapping):
 
 
 def test_memories_are_never_all_in_memory(tmp_path):
-    state, memories = ServerState(1, {"w": torch.zeros(2)}, {}, {}), OnDisk()
-    checkpoint.save(tmp_path, {}, Checkpoint(state, memories, {}))
-    assert memories.most <= 2
-    found, _ = checkpoint.newest(tmp_path, {})
+    state, client_states = ServerState(1, {"w": torch.zeros(2)}, {}, {}), OnDisk()
+    checkpoint.save_checkpoint(tmp_path, {}, Checkpoint(state, client_states, {}))
+    assert client_states.most <= 2
+    found, _ = checkpoint.load_newest(tmp_path, {})
     (path,) = tmp_path.glob("*.safetensors")
     assert len(safetensors.torch.load_file(path)) == 1 + 3 * 50  # anybody can read it
-    for client, memory in found.memories.items():
-        expected = memories[client].tensors
-        assert memory.tensors.keys() == expected.keys()
-        assert all(torch.equal(memory.tensors[name], t) for name, t in expected.items())
-        assert all(memory.tensors[name].dtype == t.dtype for name, t in expected.items())
+    for client, client_state in found.client_states.items():
+        expected = client_states[client].tensors
+        assert client_state.tensors.keys() == expected.keys()
+        assert all(torch.equal(client_state.tensors[name], t) for name, t in expected.items())
+        assert all(client_state.tensors[name].dtype == t.dtype for name, t in expected.items())
 
 
 def test_a_run_killed_at_twenty_random_moments_ends_the_same(tmp_path):
     values = {**SMALL, "rounds": 150, "model": "mlp", "eval_every": 10}
-    run_all(build(values), folder=tmp_path / "whole")
+    run_comparison(build_experiment(values), folder=tmp_path / "whole")
     context = multiprocessing.get_context("forkserver")  # torch is imported once
     context.set_forkserver_preload(["fednorm.experiment.compare"])
     draw = np.random.default_rng(0)
@@ -299,14 +310,14 @@ def test_a_run_killed_at_twenty_random_moments_ends_the_same(tmp_path):
             killed += 1
         elif list((tmp_path / "parts").rglob("run.json")):
             break
-    run_all(build(values), folder=tmp_path / "parts")
+    run_comparison(build_experiment(values), folder=tmp_path / "parts")
     assert killed >= 3  # it had to be interrupted for this to show anything
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
 
 def test_a_worker_that_dies_is_replaced(tmp_path, caplog):
     chosen = experiment(seeds=[0, 1, 2])
-    whole = run_all(chosen, folder=tmp_path / "whole")
+    whole = run_comparison(chosen, folder=tmp_path / "whole")
     killed = []
 
     def on_round(event):
@@ -316,8 +327,12 @@ def test_a_worker_that_dies_is_replaced(tmp_path, caplog):
             os.kill(child.pid, signal.SIGKILL)
 
     with caplog.at_level(logging.WARNING, "fednorm"):
-        parts = run_all(
-            chosen, folder=tmp_path / "parts", on_round=on_round, workers=2, saving=Saving(2)
+        parts = run_comparison(
+            chosen,
+            folder=tmp_path / "parts",
+            on_round=on_round,
+            workers=2,
+            saving=CheckpointPolicy(2),
         )
     assert killed
     assert "a worker process died" in caplog.text
@@ -330,12 +345,12 @@ def test_a_run_that_ended_before_its_model_was_saved_saves_the_one_it_tested(
 ):
     chosen = experiment("surveyed", strategies=[name])
     whole, ended = tmp_path / "whole", tmp_path / "ended"
-    run_all(chosen, folder=whole, saving=Saving(1))
+    run_comparison(chosen, folder=whole, saving=CheckpointPolicy(1))
     with monkeypatch.context() as patched:
         patched.setattr(checkpoint, "save_model", Mock(side_effect=SystemExit))
         with pytest.raises(SystemExit):
-            run_all(chosen, folder=ended, saving=Saving(1))
-    run_all(chosen, folder=ended, saving=Saving(1))
+            run_comparison(chosen, folder=ended, saving=CheckpointPolicy(1))
+    run_comparison(chosen, folder=ended, saving=CheckpointPolicy(1))
     assert outcome(ended) == outcome(whole)
 
 
@@ -348,7 +363,7 @@ def test_workers_that_die_again_and_again_are_given_up(tmp_path):
     # Long enough that no run is over before its process is killed.
     chosen = experiment(seeds=[0, 1], rounds=100_000)
     with pytest.raises(WorkerError, match="died 3 times in a row"):
-        run_all(chosen, folder=tmp_path, on_round=on_round, workers=2)
+        run_comparison(chosen, folder=tmp_path, on_round=on_round, workers=2)
 
 
 def command(folder, **more):

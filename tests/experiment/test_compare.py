@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 import fednorm
-from fednorm.experiment.compare import run_all
-from fednorm.experiment.load import ConfigError, build
+from fednorm.experiment.compare import run_comparison
+from fednorm.experiment.load import ConfigError, build_experiment
 
 QUICK = {"rounds": 4, "seeds": 2, "clients": 3, "eval_every": 2}
 
@@ -37,10 +37,10 @@ def test_results_are_plain_and_complete(tmp_path):
 
 
 def test_finished_runs_are_not_repeated(tmp_path):
-    first = run_all(build({**QUICK, "strategies": ["fbn"]}), folder=tmp_path)
+    first = run_comparison(build_experiment({**QUICK, "strategies": ["fbn"]}), folder=tmp_path)
     rounds = []
-    again = run_all(
-        build({**QUICK, "strategies": ["fbn", "gn"], "seeds": 3}),
+    again = run_comparison(
+        build_experiment({**QUICK, "strategies": ["fbn", "gn"], "seeds": 3}),
         folder=tmp_path,
         on_round=lambda e: rounds.append((e.strategy, e.seed, e.round)),
     )
@@ -50,16 +50,19 @@ def test_finished_runs_are_not_repeated(tmp_path):
 
 
 def test_a_folder_with_another_experiment_is_refused(tmp_path):
-    run_all(build({**QUICK, "strategies": ["fbn"], "seeds": 1}), folder=tmp_path)
+    run_comparison(build_experiment({**QUICK, "strategies": ["fbn"], "seeds": 1}), folder=tmp_path)
     with pytest.raises(ConfigError, match=r"other values of batch, clients; .*--fresh"):
-        run_all(build({**QUICK, "strategies": ["fbn"], "clients": 4, "batch": 9}), folder=tmp_path)
+        run_comparison(
+            build_experiment({**QUICK, "strategies": ["fbn"], "clients": 4, "batch_size": 9}),
+            folder=tmp_path,
+        )
 
 
 def test_a_damaged_record_is_made_again(tmp_path):
-    experiment = build({**QUICK, "strategies": ["fbn"], "seeds": 1})
-    first = run_all(experiment, folder=tmp_path)
+    experiment = build_experiment({**QUICK, "strategies": ["fbn"], "seeds": 1})
+    first = run_comparison(experiment, folder=tmp_path)
     (tmp_path / "runs" / "fbn-seed0" / "run.json").write_text('{"key": ')
-    again = run_all(experiment, folder=tmp_path)
+    again = run_comparison(experiment, folder=tmp_path)
     assert again.runs[0].history == first.runs[0].history
 
 
@@ -92,7 +95,7 @@ def test_a_loss_that_is_not_finite_stops_that_run_only(tmp_path):
     comparison = fednorm.compare(
         [{"name": "none", "label": "wild"}, "fbn"],
         algorithm={"name": "fedavg", "lr": 1e30},
-        steps=3,
+        local_steps=3,
         out=tmp_path,
         **QUICK,
     )
@@ -105,27 +108,27 @@ def test_a_loss_that_is_not_finite_stops_that_run_only(tmp_path):
 
 
 def test_an_interruption_keeps_what_is_done_and_the_next_call_goes_on(tmp_path):
-    experiment = build({**QUICK, "strategies": ["fbn", "gn"]})
+    experiment = build_experiment({**QUICK, "strategies": ["fbn", "gn"]})
 
     def interrupt(event):
         if (event.strategy, event.seed, event.round) == ("fbn", 1, 3):
             raise KeyboardInterrupt
 
-    cut = run_all(experiment, folder=tmp_path, on_round=interrupt)
+    cut = run_comparison(experiment, folder=tmp_path, on_round=interrupt)
     assert [(r.seed, r.status) for r in cut.runs] == [(0, "finished"), (1, "interrupted")]
     assert cut.runs[1].rounds == 3
     assert [e.round for e in cut.runs[1].history] == [2]
     assert len(rows(tmp_path, "fbn-seed1")) == 3
-    whole = run_all(experiment, folder=tmp_path)
+    whole = run_comparison(experiment, folder=tmp_path)
     assert [r.status for r in whole.runs] == ["finished"] * 4
     assert whole.runs[0] == cut.runs[0]
 
 
 def test_worker_processes_give_the_same_bits(tmp_path):
-    experiment = build({**QUICK, "strategies": ["fbn", "fedbn"]})
+    experiment = build_experiment({**QUICK, "strategies": ["fbn", "fedbn"]})
     events = []
-    alone = run_all(experiment)
-    together = run_all(experiment, folder=tmp_path, workers=2, on_round=events.append)
+    alone = run_comparison(experiment)
+    together = run_comparison(experiment, folder=tmp_path, workers=2, on_round=events.append)
     assert [r.history for r in together.runs] == [r.history for r in alone.runs]
     assert len(events) == 16
 
@@ -134,8 +137,10 @@ def test_worker_processes_give_the_same_bits(tmp_path):
 def test_statistics_that_overflow_stop_that_run_only(workers):
     """The loss is finite still, but no reply can be used."""
     overflow = {"name": "fedavg", "lr": 1e19}
-    comparison = run_all(
-        build({**QUICK, "strategies": ["fbn", "gn"], "algorithm": overflow, "rounds": 30}),
+    comparison = run_comparison(
+        build_experiment(
+            {**QUICK, "strategies": ["fbn", "gn"], "algorithm": overflow, "rounds": 30}
+        ),
         workers=workers,
     )
     assert len(comparison.runs) == 4
@@ -162,11 +167,11 @@ def test_an_error_in_a_worker_is_raised_and_nothing_hangs(tmp_path, monkeypatch)
         "    return Strange()\n"
     )
     monkeypatch.chdir(tmp_path)
-    experiment = build(
+    experiment = build_experiment(
         {"strategies": ["none"], "model": "strange:net", "rounds": 3000, "seeds": 4, "clients": 2}
     )
     with pytest.raises(OSError, match="strange"):
-        run_all(experiment, workers=2)
+        run_comparison(experiment, workers=2)
 
 
 def test_a_model_object_cannot_go_to_other_processes():
@@ -187,7 +192,7 @@ def test_a_model_factory_gets_a_new_model_for_each_run():
 
 
 def test_every_strategy_runs_by_its_name():
-    names = [*fednorm.strategies(), "centralized", "centralized:gn"]
+    names = [*fednorm.list_strategies(), "centralized", "centralized:gn"]
     comparison = fednorm.compare(
         names, model={"name": "resnet", "widths": [4, 4]}, rounds=2, seeds=1, clients=2
     )

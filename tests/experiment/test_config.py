@@ -4,9 +4,15 @@ import pytest
 from torch import nn
 
 import fednorm
-from fednorm.experiment.compare import run_all
+from fednorm.experiment.compare import run_comparison
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.load import ConfigError, build, override, read, to_toml
+from fednorm.experiment.load import (
+    ConfigError,
+    build_experiment,
+    override_settings,
+    read_toml,
+    to_toml,
+)
 
 BAD = [
     ({"strategies": ["fnb"]}, "unknown strategy 'fnb'; did you mean 'fbn'"),
@@ -26,8 +32,8 @@ BAD = [
     ({"partition": "dirichlet_unbalanced=-1"}, "alpha above 0"),
     ({"partition": "gamma=much"}, "needs a number for gamma"),
     ({"partition": "natural"}, "natural"),
-    ({"batch": 1}, "naive: client 0 .* batch of 1 sample"),
-    ({"batch": 0}, "batch = 0 is not valid"),
+    ({"batch_size": 1}, "naive: client 0 .* batch of 1 sample"),
+    ({"batch_size": 0}, "batch_size = 0 is not valid"),
     ({"strategies": [{"name": "gn", "groups": 3}]}, "128 channels, which 3 groups do not divide"),
     ({"strategies": ["in"]}, "one value per group"),
     ({"strategies": ["fbn", "fbn"]}, "'fbn' is listed twice"),
@@ -35,8 +41,8 @@ BAD = [
     ({"strategies": ["centralized:fedbn"]}, "keeps tensors on its clients"),
     ({"strategies": ["fixbn"], "strategy": {"freeze_round": 2.5}}, "freeze_round must be"),
     ({"algorithm": {"name": "dsgd", "lr": "fast"}}, "lr = 'fast' is not valid"),
-    ({"steps": 3}, "takes one step per round"),
-    ({"algorithm": "fedavg", "steps": 2, "epochs": 2}, "either steps or epochs"),
+    ({"local_steps": 3}, "takes one step per round"),
+    ({"algorithm": "fedavg", "local_steps": 2, "local_epochs": 2}, "either steps or epochs"),
     ({"participation": 0}, "participation = 0 is not valid"),
     ({"device": "abacus"}, "device 'abacus' cannot be used here"),
     ({"data": "ring", "model": "cnn"}, "needs images of shape"),
@@ -53,7 +59,7 @@ def test_bad_input_is_refused_before_training(values, message):
         pytest.fail("training started")
 
     with pytest.raises(ConfigError, match=message):
-        run_all(build({"rounds": 1, "seeds": 1, **values}), on_round=trained)
+        run_comparison(build_experiment({"rounds": 1, "seeds": 1, **values}), on_round=trained)
 
 
 def test_a_strategy_that_needs_batch_norm_on_a_model_without_it():
@@ -71,7 +77,7 @@ def test_a_model_that_does_not_fit_the_data():
 def test_the_defaults_are_the_demonstration():
     demo = Experiment()
     assert [e.title for e in demo.strategies] == ["centralized", "naive", "fixbn", "fbn", "gn"]
-    assert (demo.clients, demo.rounds, demo.batch, demo.partition) == (10, 600, 20, "gamma=0")
+    assert (demo.clients, demo.rounds, demo.batch_size, demo.partition) == (10, 600, 20, "gamma=0")
     assert demo.seeds == [0, 1, 2]
 
 
@@ -79,43 +85,45 @@ def test_the_resolved_config_can_be_run_again(tmp_path):
     text = {
         "strategies": ["fbn", {"name": "fixbn", "freeze_round": "auto", "label": "auto"}],
         "algorithm": {"name": "fedavg", "lr": 0.1, "momentum_state": "local"},
-        "strategy": {"momentum": "none"},
-        "epochs": 2,
+        "strategy": {"stats_momentum": "none"},
+        "local_epochs": 2,
         "seeds": [3, 5],
     }
-    experiment = build(text)
+    experiment = build_experiment(text)
     path = tmp_path / "config.toml"
     path.write_text(to_toml(experiment))
-    assert build(read(path)) == experiment
+    assert build_experiment(read_toml(path)) == experiment
     assert experiment.make_strategy(experiment.strategies[0]).momentum is None
 
 
 def test_fields_for_all_strategies_reach_those_that_have_them():
-    experiment = build({"strategy": {"momentum": 0.3, "groups": 4}})
+    experiment = build_experiment({"strategy": {"stats_momentum": 0.3, "groups": 4}})
     made = {e.title: experiment.make_strategy(e) for e in experiment.strategies}
     assert made["fbn"].momentum == made["naive"].momentum == 0.3
     assert made["gn"].groups == 4
 
 
 def test_overrides():
-    values = override({"rounds": 5}, ["rounds=7", "algorithm.lr=0.5", "strategy.momentum=none"])
-    experiment = build(values)
+    values = override_settings(
+        {"rounds": 5}, ["rounds=7", "algorithm.lr=0.5", "strategy.stats_momentum=none"]
+    )
+    experiment = build_experiment(values)
     assert experiment.rounds == 7
     assert experiment.make_algorithm().lr == 0.5
     assert experiment.make_algorithm().momentum == 0.9
     with pytest.raises(ConfigError, match="key=value"):
-        override({}, ["rounds"])
+        override_settings({}, ["rounds"])
 
 
 def test_unreadable_files(tmp_path):
     with pytest.raises(ConfigError, match="there is no file"):
-        read(tmp_path / "none.toml")
+        read_toml(tmp_path / "none.toml")
     (tmp_path / "broken.toml").write_text("rounds = [")
     with pytest.raises(ConfigError, match="cannot be read as TOML"):
-        read(tmp_path / "broken.toml")
+        read_toml(tmp_path / "broken.toml")
 
 
 def test_seeds_are_a_number_or_a_list():
-    assert build({"seeds": 2}).seeds == [0, 1]
-    assert build({"seeds": "2"}).seeds == [0, 1]
-    assert build({"seeds": "7,9"}).seeds == [7, 9]
+    assert build_experiment({"seeds": 2}).seeds == [0, 1]
+    assert build_experiment({"seeds": "2"}).seeds == [0, 1]
+    assert build_experiment({"seeds": "7,9"}).seeds == [7, 9]

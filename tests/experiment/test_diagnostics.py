@@ -14,10 +14,10 @@ import fednorm
 from fednorm.algorithms.dsgd import DSGD
 from fednorm.algorithms.fedavg import FedAvg
 from fednorm.cli import app
-from fednorm.core.messages import Rejected, Reply, Report, Running
+from fednorm.core.messages import LayerStats, RejectedReply, Reply, RunningStats
 from fednorm.core.moments import Moments
 from fednorm.engines import simulate
-from fednorm.experiment.compare import run_all
+from fednorm.experiment.compare import run_comparison
 from fednorm.experiment.diagnostics import (
     Diagnosis,
     batch_statistics,
@@ -29,7 +29,7 @@ from fednorm.experiment.diagnostics import (
     mean_gradient,
     window_bytes,
 )
-from fednorm.experiment.load import build
+from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.window import WINDOW, mean_variance, move_window
 from support import Toy, nested_model, task_of
@@ -102,7 +102,7 @@ def slow_deviation(before, batches, *, train):
         ("fbn", {}, False),
         ("fbn", {"statistics": "average"}, False),
         ("naive", {}, True),
-        ("naive", {"momentum": None}, True),
+        ("naive", {"stats_momentum": None}, True),
         ("naive", {"statistics": "pool"}, True),
     ],
 )
@@ -122,7 +122,7 @@ def test_drift_and_deviation_are_what_a_slow_look_at_the_states_finds(name, fiel
 
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_batch_statistics_are_recovered_from_running_ones_over_several_steps(momentum):
-    task = task_of("naive", FedAvg(), momentum=momentum)
+    task = task_of("naive", FedAvg(), stats_momentum=momentum)
     path = next(iter(task.layout.sharing))
     channels = len(task.initial_state.running[path].mean)
     steps = [torch.full((channels,), float(value)) for value in (1, 2, 4)]
@@ -133,9 +133,9 @@ def test_batch_statistics_are_recovered_from_running_ones_over_several_steps(mom
         running = (1 - rate) * running + rate * value
         shares = [share * (1 - rate) for share in shares] + [rate]
     expected = sum(s * v for s, v in zip(shares, steps, strict=True)) / sum(shares)
-    start = Running(torch.zeros(channels), torch.zeros(channels), batches=2)
+    start = RunningStats(torch.zeros(channels), torch.zeros(channels), batches=2)
     before = replace(task.initial_state, running={path: start})
-    report = Report(Moments(3.0, running, 2 * running), batches=5)
+    report = LayerStats(Moments(3.0, running, 2 * running), num_batches=5)
     reply = Reply(0, examples=1, update={}, buffers={}, stats={path: report})
     mean, var = batch_statistics(task, before, path, reply)
     torch.testing.assert_close(mean, expected)
@@ -179,7 +179,7 @@ ALGORITHMS = [
 def test_gradients_against_plain_torch(name, algorithm):
     toy = Toy(sizes=(4, 7, 5), absent={1: (2,)})  # one has no momentum in round 2
     task = task_of(name, algorithm, count=3)
-    before, memories = task.initial_state, {}
+    before, client_states = task.initial_state, {}
     for result in simulate.rounds(task, toy, 3):
         number = before.round + 1
         expected = gradient_of(plain_model(before, train=True), *toy.union(number))
@@ -198,8 +198,8 @@ def test_gradients_against_plain_torch(name, algorithm):
                 key: sum(n * g[key] for n, g in zip(sizes, own, strict=True)) / sum(sizes)
                 for key in expected
             }
-        assert_close(mean_gradient(task, before, memories, result.replies), expected)
-        before, memories = result.state, dict(result.memories)
+        assert_close(mean_gradient(task, before, client_states, result.replies), expected)
+        before, client_states = result.state, dict(result.client_states)
 
 
 def assert_close(found, expected):
@@ -254,7 +254,7 @@ class Dropping(nn.Module):
 @pytest.mark.parametrize("strategy", ["fedtan", "centralized"])
 @pytest.mark.parametrize("partition", ["gamma=0", "dirichlet_unbalanced=0.5"])
 def test_dropout_is_no_deviation_of_gradients(strategy, partition):
-    setting = {"model": Dropping(), "partition": partition, "algorithm": PLAIN, "batch": 40}
+    setting = {"model": Dropping(), "partition": partition, "algorithm": PLAIN, "batch_size": 40}
     found = diagnosed(strategy, eval_every=1, **setting)
     assert all(d["gradient_deviation"] <= 1e-10 for d in found)
 
@@ -295,9 +295,9 @@ def test_one_machine_has_no_gradient_deviation_and_sends_nothing():
         ("fedbn", {}, {"drift", "deviation", "gradient_deviation"}),
         ("silobn", {}, {"drift", "deviation"}),
         ("switchnorm", {}, {"gradient_deviation"}),
-        ("fbn", {"algorithm": "fedavg", "steps": 2}, {"gradient_deviation"}),
-        ("fbn", {"algorithm": "fedavg", "epochs": 1}, {"gradient_deviation"}),
-        ("fbn", {"clients": 1, "batch": 1}, {"gradient_deviation"}),
+        ("fbn", {"algorithm": "fedavg", "local_steps": 2}, {"gradient_deviation"}),
+        ("fbn", {"algorithm": "fedavg", "local_epochs": 1}, {"gradient_deviation"}),
+        ("fbn", {"clients": 1, "batch_size": 1}, {"gradient_deviation"}),
         (
             "fbn",
             {"algorithm": {"name": "fedavg", "momentum": 0.5, "momentum_state": "local"}},
@@ -356,16 +356,16 @@ def test_the_variance_of_statistics_is_that_of_each_clients_batches_over_a_windo
 
 def test_the_window_lasts_two_hundred_rounds_as_users_run_it():
     setting = {"clients": 5, "participation": 0.4, "partition": "dirichlet_unbalanced=0.5"}
-    work = {"algorithm": {"name": "fedavg", "lr": 0.05}, "epochs": 1, "data": "patterns"}
-    values = {**setting, **work, "rounds": 212, "seeds": 1, "batch": 60, "eval_every": 1000}
-    experiment = build({**values, "strategies": ["naive"], "diagnose": True})
+    work = {"algorithm": {"name": "fedavg", "lr": 0.05}, "local_epochs": 1, "data": "patterns"}
+    values = {**setting, **work, "rounds": 212, "seeds": 1, "batch_size": 60, "eval_every": 1000}
+    experiment = build_experiment({**values, "strategies": ["naive"], "diagnose": True})
     prepared = prepare(experiment, experiment.strategies[0], 0)
     diagnosis, history = Diagnosis(prepared), []
     for result in prepared.rounds():
         for reply in result.replies:
             vector = batch_vector(prepared.task, diagnosis.before, reply)
             history.append((result.state.round, reply.client, vector.double().numpy()))
-        found = diagnosis.of(result, gradient=False)["statistics_variance"]
+        found = diagnosis.measure_round(result, gradient=False)["statistics_variance"]
         if result.state.round in {1, 2, 3, 199, 200, 201, 212}:
             expected = slow_variance(history, result.state.round, 200)
             assert found == (expected and pytest.approx(expected, rel=1e-9))
@@ -383,7 +383,7 @@ def test_a_large_mean_takes_no_digits_from_the_variance():
 
 def test_a_layer_that_reports_nothing_takes_no_part_in_the_variance():
     values = {**QUICK, "strategies": ["fbn"], "diagnose": True}
-    prepared = prepare(experiment := build(values), experiment.strategies[0], 0)
+    prepared = prepare(experiment := build_experiment(values), experiment.strategies[0], 0)
     result = next(prepared.rounds())
     task, before, reply = prepared.task, prepared.task.initial_state, result.replies[0]
     path = next(iter(reply.stats))
@@ -402,7 +402,7 @@ def test_a_layer_that_reports_nothing_takes_no_part_in_the_variance():
 
 def test_rejected_replies_do_not_count():
     values = {**QUICK, "strategies": ["fbn"], "diagnose": True}
-    prepared = prepare(experiment := build(values), experiment.strategies[0], 0)
+    prepared = prepare(experiment := build_experiment(values), experiment.strategies[0], 0)
     result = next(prepared.rounds())
     path, report = next(iter(result.replies[0].stats.items()))
     wild = replace(report, moments=replace(report.moments, mean=report.moments.mean + 1e6))
@@ -410,9 +410,9 @@ def test_rejected_replies_do_not_count():
     bad = replace(
         result,
         replies=[first, *result.replies[1:]],
-        state=replace(result.state, rejected=(Rejected(0, "out of its mind"),)),
+        state=replace(result.state, rejected=(RejectedReply(0, "out of its mind"),)),
     )
-    found = Diagnosis(prepared).of(bad, gradient=False)["deviation"]
+    found = Diagnosis(prepared).measure_round(bad, gradient=False)["deviation"]
     rest = deviation(prepared.task, prepared.task.initial_state, result.replies[1:])
     assert found == pytest.approx(rest)
 
@@ -424,8 +424,8 @@ def lines(folder, name):
 
 def test_metrics_carry_the_keys_and_the_run_is_that_of_the_loop(tmp_path):
     base = {**QUICK, "strategies": ["centralized", "fbn"]}
-    on = run_all(build({**base, "diagnose": True}), folder=tmp_path / "on")
-    off = run_all(build({**base, "engine": "loop"}), folder=tmp_path / "off")
+    on = run_comparison(build_experiment({**base, "diagnose": True}), folder=tmp_path / "on")
+    off = run_comparison(build_experiment({**base, "engine": "loop"}), folder=tmp_path / "off")
     assert [r.history for r in on.runs] == [r.history for r in off.runs]
     for run in on.runs:
         name = f"{run.strategy}-seed0"
@@ -440,31 +440,31 @@ def test_metrics_carry_the_keys_and_the_run_is_that_of_the_loop(tmp_path):
 
 
 def test_a_diagnosed_run_is_made_in_the_loop():
-    for diagnose, engine in ((False, "lockstep"), (True, "loop")):
-        experiment = build({**QUICK, "strategies": ["fbn"], "diagnose": diagnose})
+    for diagnose, engine in ((False, "merged"), (True, "loop")):
+        experiment = build_experiment({**QUICK, "strategies": ["fbn"], "diagnose": diagnose})
         assert prepare(experiment, experiment.strategies[0], 0).engine == engine
 
 
 def test_a_recorded_run_has_its_diagnostics_and_results_json_has_not(tmp_path):
-    experiment = build({**QUICK, "strategies": ["fbn"], "diagnose": True})
-    first = run_all(experiment, folder=tmp_path)
+    experiment = build_experiment({**QUICK, "strategies": ["fbn"], "diagnose": True})
+    first = run_comparison(experiment, folder=tmp_path)
     events = []
-    again = run_all(experiment, folder=tmp_path, on_round=events.append)
+    again = run_comparison(experiment, folder=tmp_path, on_round=events.append)
     assert again.runs == first.runs
     assert len(events) == 1
     assert "diagnostics" not in first.runs[0].to_json()
 
 
 def test_runs_recorded_without_knowing_of_diagnostics_are_still_good(tmp_path):
-    experiment = build({**QUICK, "strategies": ["fbn"]})
-    first = run_all(experiment, folder=tmp_path)
+    experiment = build_experiment({**QUICK, "strategies": ["fbn"]})
+    first = run_comparison(experiment, folder=tmp_path)
     path = tmp_path / "runs" / "fbn-seed0" / "run.json"
     content = json.loads(path.read_text())
     assert "diagnose" not in content["key"]["settings"]
     del content["result"]["diagnostics"]
     path.write_text(json.dumps(content))
     events = []
-    assert run_all(experiment, folder=tmp_path, on_round=events.append).runs == first.runs
+    assert run_comparison(experiment, folder=tmp_path, on_round=events.append).runs == first.runs
     assert len(events) == 1
 
 

@@ -14,13 +14,13 @@ import fednorm
 from fednorm import data as data_sets
 from fednorm import models
 from fednorm.cli import app
-from fednorm.core.messages import Memory
+from fednorm.core.messages import ClientState
 from fednorm.core.task import export
 from fednorm.engines.evaluate import Score
-from fednorm.experiment.compare import run_all
-from fednorm.experiment.load import build
+from fednorm.experiment.compare import run_comparison
+from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
-from fednorm.experiment.run import attack_success, evaluate
+from fednorm.experiment.run import evaluate, measure_attack_success
 from fednorm.report import write_comparison
 from fednorm.report.tables import fill_rows
 
@@ -29,14 +29,14 @@ RARELY = {
     "clients": 8,
     "participation": 0.25,
     "partition": "dirichlet_unbalanced=1",
-    "batch": 8,
+    "batch_size": 8,
     "eval_every": 1,
     "dtype": "float64",
 }
 
 
 def last_round(strategy, **changes):
-    experiment = build({**RARELY, "strategies": [strategy], "seeds": [0], **changes})
+    experiment = build_experiment({**RARELY, "strategies": [strategy], "seeds": [0], **changes})
     prepared = prepare(experiment, experiment.strategies[0], 0)
     *_, result = prepared.rounds()
     return prepared, result
@@ -61,7 +61,7 @@ def forward(prepared, tensors, x):
 
 def slow_scores(prepared, result, batches_of):
     """Oracle: every client's accuracy and loss, with mean layers where it has none of its own."""
-    trained = {client: result.memories[client].tensors for client in result.memories}
+    trained = {client: result.client_states[client].tensors for client in result.client_states}
     mean = {
         name: torch.tensor(np.mean([own[name].numpy() for own in trained.values()], axis=0))
         for name in next(iter(trained.values()))
@@ -79,7 +79,7 @@ def slow_scores(prepared, result, batches_of):
 @pytest.mark.parametrize("strategy", ["fedbn", "silobn"])
 def test_clients_that_have_not_trained_get_the_mean_of_the_trained_layers(strategy):
     prepared, result = last_round(strategy)
-    trained = sorted(result.memories)
+    trained = sorted(result.client_states)
     assert 2 <= len(trained) < 8
     expected, losses = slow_scores(prepared, result, prepared.federation.test)
     found = evaluate(prepared, result)
@@ -102,17 +102,17 @@ def test_personal_models_are_tested_on_all_test_samples_if_asked(strategy):
     assert found.loss == pytest.approx(np.mean(losses), rel=1e-10)
     assert found.worst == min(expected)
     own = evaluate(
-        replace(prepared, experiment=build({**RARELY, "strategies": [strategy]})), result
+        replace(prepared, experiment=build_experiment({**RARELY, "strategies": [strategy]})), result
     )
     assert own.per_client != found.per_client
 
 
 def test_as_users_run_it_untrained_clients_are_not_at_a_loss():
     """Statistics of the start, mean 0 and variance 1, would cost tens of points."""
-    work = {"algorithm": {"name": "fedavg", "lr": 0.05}, "epochs": 1, "dtype": "float32"}
+    work = {"algorithm": {"name": "fedavg", "lr": 0.05}, "local_epochs": 1, "dtype": "float32"}
     setting = {**RARELY, **work, "rounds": 10, "partition": "iid", "participation": 0.125}
     mean = fednorm.simulate("fedbn", **setting).history
-    initial = fednorm.simulate("fedbn", newcomers="initial", **setting).history
+    initial = fednorm.simulate("fedbn", unseen_init="initial", **setting).history
     early = next(i for i, found in enumerate(mean) if found.round == 5)
     assert mean[early].untrained > mean[early].trained - 0.15
     assert initial[early].untrained < mean[early].untrained - 0.1
@@ -124,13 +124,13 @@ def test_where_all_have_trained_there_is_one_number(strategy):
     final = fednorm.simulate(strategy, **{**RARELY, "participation": 1.0}).final
     assert final.trained is final.untrained is None
     if strategy == "fbn":
-        final = fednorm.simulate(strategy, adapt=0.5, **RARELY).final
+        final = fednorm.simulate(strategy, adapt_statistics=0.5, **RARELY).final
         assert final.trained is final.untrained is None  # what is adapted is the global model
 
 
 def test_both_numbers_are_in_all_that_is_written(tmp_path):
-    experiment = build({**RARELY, "strategies": ["fedbn"], "seeds": 1})
-    comparison = run_all(experiment, folder=tmp_path)
+    experiment = build_experiment({**RARELY, "strategies": ["fedbn"], "seeds": 1})
+    comparison = run_comparison(experiment, folder=tmp_path)
     write_comparison(comparison, tmp_path)
     final = comparison.runs[0].final
     assert None not in (final.trained, final.untrained)
@@ -145,7 +145,7 @@ def test_both_numbers_are_in_all_that_is_written(tmp_path):
     note = f"({100 * final.trained:.1f} % trained, {100 * final.untrained:.1f} % untrained)"
     assert note in row["note"]
     assert note in (tmp_path / "report.html").read_text()
-    assert run_all(experiment, folder=tmp_path).runs == comparison.runs
+    assert run_comparison(experiment, folder=tmp_path).runs == comparison.runs
 
 
 @pytest.mark.parametrize("strategy", ["fbn", "gn", "centralized"])
@@ -157,13 +157,13 @@ def test_a_global_model_is_tested_as_before(strategy):
 
 
 def test_unseen_clients_and_adapted_models_are_tested_on_all_test_samples_too():
-    prepared, result = last_round("fedbn", evaluate="global", unseen=2)
+    prepared, result = last_round("fedbn", evaluate="global", unseen_clients=2)
     found = evaluate(prepared, result)
     data = prepared.data
     expected, _ = slow_scores(prepared, result, lambda _: [(data.x_test, data.y_test)])
     assert found.unseen == pytest.approx(np.mean(expected[6:]))
     assert found.per_client == pytest.approx(expected[:6])
-    prepared, result = last_round("naive", evaluate="global", adapt=1.0)
+    prepared, result = last_round("naive", evaluate="global", adapt_statistics=1.0)
     examples = evaluate(prepared, result)
     assert len(set(examples.per_client)) > 1
     assert examples.accuracy == pytest.approx(examples.weighted)  # all have as many samples
@@ -172,14 +172,16 @@ def test_unseen_clients_and_adapted_models_are_tested_on_all_test_samples_too():
 def test_a_backdoor_is_looked_for_in_the_layers_that_are_tested():
     adversity = {"byzantine": 2, "attack": "backdoor", "partition": "iid"}
     prepared, result = last_round("fedbn", **adversity, rounds=1)
-    start = Memory({n: t + 1.0 for n, t in next(iter(result.memories.values())).tensors.items()})
-    found = attack_success(prepared, result.state, result.memories, start)
+    start = ClientState(
+        {n: t + 1.0 for n, t in next(iter(result.client_states.values())).tensors.items()}
+    )
+    found = measure_attack_success(prepared, result.state, result.client_states, start)
     attack, world = prepared.conditions.adversary.attack, prepared.world
     shares = []
     for client in range(8):
         if client in prepared.conditions.byzantine:
             continue
-        model = export(prepared.task, result.state, result.memories.get(client, start))
+        model = export(prepared.task, result.state, result.client_states.get(client, start))
         patched = attack.triggered(prepared.data.test_batches(), world)
         right = [model(x).argmax(1) == y for x, y in patched]
         shares.append(float(torch.cat(right).double().mean()))
@@ -202,8 +204,8 @@ class Elsewhere:
 
 @pytest.mark.parametrize("newcomers", ["average", "initial"])
 def test_on_nodes_untrained_clients_are_tested_as_at_the_start_or_not_at_all(newcomers):
-    prepared, result = last_round("fedbn", newcomers=newcomers)
-    trained = sorted(result.memories)
+    prepared, result = last_round("fedbn", unseen_init=newcomers)
+    trained = sorted(result.client_states)
     found = evaluate(replace(prepared, remote=(nodes := Elsewhere())), result)
     if newcomers == "initial":
         assert sorted(nodes.asked) == list(range(8))

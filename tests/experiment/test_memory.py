@@ -7,20 +7,23 @@ import numpy as np
 import pytest
 
 from fednorm.experiment import memory
-from fednorm.experiment.compare import run_all
-from fednorm.experiment.load import ConfigError, build
-from fednorm.experiment.memory import Needs, peak
+from fednorm.experiment.compare import run_comparison
+from fednorm.experiment.load import ConfigError, build_experiment
+from fednorm.experiment.memory import MemoryEstimate, measure_peak
 
 GB = 10**9
-SMALL = {"strategies": ["fedbn"], "seeds": 1, "rounds": 1, "clients": 4, "batch": 8}
+SMALL = {"strategies": ["fedbn"], "seeds": 1, "rounds": 1, "clients": 4, "batch_size": 8}
 linux = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells")
 
 
 @linux
 def test_the_peak_is_that_of_the_block():
-    with peak() as none:
+    with measure_peak() as none:
         pass
-    with peak() as much, mmap.mmap(-1, 320_000_000) as block:  # not from what the heap still holds
+    with (
+        measure_peak() as much,
+        mmap.mmap(-1, 320_000_000) as block,
+    ):  # not from what the heap still holds
         np.frombuffer(block, np.uint8)[:] = 1
     assert none.bytes < 20_000_000
     assert 250_000_000 < much.bytes < 450_000_000
@@ -28,7 +31,7 @@ def test_the_peak_is_that_of_the_block():
 
 def test_what_is_too_much_is_told_in_numbers(monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 8 * GB)
-    needs = Needs()
+    needs = MemoryEstimate()
     needs.add(3 * GB, 0)
     needs.add(1 * GB, 2 * GB, GB // 2)
     with pytest.raises(ConfigError, match=r"2 processes at once would need 11.8 GB .* but 8.0 GB"):
@@ -39,7 +42,7 @@ def test_what_is_too_much_is_told_in_numbers(monkeypatch):
 @pytest.mark.parametrize("known", [False, True])
 def test_where_nothing_is_told_nothing_is_refused(known, monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: GB if known else None)
-    needs = Needs()
+    needs = MemoryEstimate()
     needs.add(9 * GB if not known else None, 9 * GB)
     needs.check(1)
 
@@ -48,15 +51,15 @@ def test_where_nothing_is_told_nothing_is_refused(known, monkeypatch):
 def test_a_run_is_refused_before_it_starts(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "available", lambda: 1000)
     with pytest.raises(ConfigError, match="for what its clients send and keep"):
-        run_all(build(SMALL), folder=tmp_path / "out")
+        run_comparison(build_experiment(SMALL), folder=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_what_clients_keep_is_counted(monkeypatch):
     seen = []
-    monkeypatch.setattr(Needs, "check", lambda self, _: seen.append(self.kept))
+    monkeypatch.setattr(MemoryEstimate, "check", lambda self, _: seen.append(self.kept))
     for names in (["fbn"], ["fedbn"]):
-        run_all(build({**SMALL, "strategies": names, "algorithm": "fedavg"}))
+        run_comparison(build_experiment({**SMALL, "strategies": names, "algorithm": "fedavg"}))
     assert seen[0] == 0
     assert seen[1] % 4 == 0
     assert seen[1] > 4 * 4 * 4 * 64  # γ, β, mean and variance of four clients, at least

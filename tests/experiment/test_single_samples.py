@@ -14,7 +14,7 @@ from fednorm.nn.forward_probe import note_single_values
 from fednorm.strategies import STRATEGIES
 from support import Toy, assert_same_state, last, nested_model, task_of
 
-ONE = {"batch": 1, "rounds": 2, "seeds": 1, "clients": 3}
+ONE = {"batch_size": 1, "rounds": 2, "seeds": 1, "clients": 3}
 
 
 def with_dense_norm():
@@ -44,15 +44,15 @@ def test_one_client_with_single_images_is_plain_torch():
     assert_same_state(ours, model)
 
 
-@pytest.mark.parametrize("engine", ["lockstep", "cohort"])
+@pytest.mark.parametrize("engine", ["merged", "stacked"])
 def test_engines_agree_on_single_images(engine):
     clients = Toy(sizes=(1, 1, 1))
     task = task_of("naive", algorithm("dsgd", lr=0.05))
     expected = last(task, clients, 3).state
-    if engine == "lockstep":
+    if engine == "merged":
         *_, got = lockstep.rounds(task, clients, 3)
     else:
-        cohorts = cohort.Cohorts(task, 3)
+        cohorts = cohort.StackedTrainer(task, 3)
         *_, got = simulate.rounds(task, clients, 3, train=cohorts.train_all)
         assert max(cohorts.wide) == 3
     for name, value in expected.weights.items():
@@ -84,7 +84,7 @@ def test_strategies_without_batch_statistics_take_one_value_per_channel():
 
 
 def test_adaptation_needs_more_than_one_value_too():
-    settings = {**ONE, "adapt": 0.5}
+    settings = {**ONE, "adapt_statistics": 0.5}
     with pytest.raises(ConfigError, match="would adapt to a batch of 1 sample, of which layer '4'"):
         fednorm.compare(["fbn"], model=with_dense_norm(), **settings)
     for name, model in (("fbn", "cnn"), ("gn", "mlp")):  # many values; nothing to adapt
@@ -105,7 +105,7 @@ def test_the_reference_gradient_of_a_single_image_is_measured():
 
 
 def test_the_doctor_warns_of_single_values_only():
-    settings = {"partition": "iid", "batch": 1, "clients": 4, "batches": 2}
+    settings = {"partition": "iid", "batch_size": 1, "clients": 4, "batches": 2}
     for model in ("cnn", "resnet"):
         report = examine(model, **settings)
         assert "batch_of_one" not in {w.code for w in report.warnings}

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fednorm.experiment.compare import run_all
-from fednorm.experiment.load import build
+from fednorm.experiment.compare import run_comparison
+from fednorm.experiment.load import build_experiment
 from fednorm.experiment.submit import SuperLink, submit
 from flower.deployment import Deployment, at_home
 
@@ -41,8 +41,12 @@ def model(deployment):
 
 
 def test_a_deployment_gives_what_the_simulator_gives(deployment, tmp_path):
-    run = submit(build(VALUES), link(deployment), tmp_path / "there", lambda _: None).runs[0]
-    here = run_all(build(VALUES | {"engine": "loop"}), folder=tmp_path / "here").runs[0]
+    run = submit(
+        build_experiment(VALUES), link(deployment), tmp_path / "there", lambda _: None
+    ).runs[0]
+    here = run_comparison(
+        build_experiment(VALUES | {"engine": "loop"}), folder=tmp_path / "here"
+    ).runs[0]
     assert run.status == "finished"
     assert run.history == here.history
     (path,) = (tmp_path / "here").glob("runs/*/model.safetensors")
@@ -62,7 +66,7 @@ def test_an_unknown_node_is_refused(deployment):
 
 
 def test_a_run_ends_with_the_nodes_that_are_left(deployment, tmp_path):
-    values = build(VALUES | {"rounds": 2, "timeout": 30})
+    values = build_experiment(VALUES | {"rounds": 2, "timeout": 30})
     events = []
 
     def seen(event):

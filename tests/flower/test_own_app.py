@@ -22,10 +22,10 @@ from torch import nn
 import fednorm.flower
 from fednorm.algorithms import algorithm
 from fednorm.engines.flower import wire
-from fednorm.engines.flower.arrays import WireError, arrays, tensors
-from fednorm.engines.survey import surveyed
+from fednorm.engines.flower.arrays import WireError, to_array_record, to_tensors
+from fednorm.engines.survey import calibrate_for_test
 from fednorm.nn.errors import ConversionError
-from fednorm.strategies import STRATEGIES, strategy
+from fednorm.strategies import STRATEGIES, create_strategy
 from flower.federation import Nodes
 from support import Toy, last, nested_model, task_of
 
@@ -59,7 +59,7 @@ def own_app(mods=(), frozen=()):
     @app.query("fednorm")
     def query(message, context):
         own = TOY.everything(context.node_config["partition-id"])
-        return fednorm.flower.survey(
+        return fednorm.flower.calibrate(
             message, nested_model(5), context, own.steps, examples=own.examples
         )
 
@@ -96,7 +96,7 @@ def simulated(name, rounds=ROUNDS, frozen=(), **fields):
     model = with_frozen(nested_model(), frozen)
     task = task_of(name, algorithm("fedavg", lr=RATE), model=model, count=rounds, **fields)
     result = last(task, TOY, rounds)
-    return task, surveyed(task, result.state, result.memories, TOY), result
+    return task, calibrate_for_test(task, result.state, result.client_states, TOY), result
 
 
 def same(ours, theirs):
@@ -130,7 +130,7 @@ def test_a_frozen_layer_stays_frozen_though_the_loop_calls_train(name):
 
 
 def test_a_loop_of_ones_own_clips_as_the_simulator_does():
-    chosen, _ = started(strategy("fedwon", clip=0.01))
+    chosen, _ = started(create_strategy("fedwon", clip=0.01))
     _, state, _ = simulated("fedwon", clip=0.01)
     _, unclipped, _ = simulated("fedwon")
     assert same(chosen.state.weights, state.weights)
@@ -217,7 +217,7 @@ def test_plain_flower_averages_counters_as_floats():
 
 def test_variances_are_pooled_and_not_averaged():
     chosen, _ = started("fbn", rounds=1)
-    flaw, _ = started(strategy("fbn", statistics="average"), rounds=1)
+    flaw, _ = started(create_strategy("fbn", statistics="average"), rounds=1)
     path = next(iter(chosen.state.running))
     pooled, averaged = chosen.state.running[path].var, flaw.state.running[path].var
     assert (pooled > averaged).all()
@@ -236,8 +236,10 @@ def test_personal_tensors_survive_between_messages_and_never_leave(name):
     started(name, grid=grid)
     task, _, result = simulated(name)
     for context in grid.contexts.values():
-        memory = wire.kept(context.state)
-        assert same(memory.tensors, result.memories[context.node_config["partition-id"]].tensors)
+        client_state = wire.load_client_state(context.state)
+        assert same(
+            client_state.tensors, result.client_states[context.node_config["partition-id"]].tensors
+        )
     personal = set(task.layout.personal)
     assert personal
     for message in grid.sent:
@@ -372,7 +374,7 @@ def test_objects_that_numpy_would_unpickle_are_refused():
     np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     forged = ArrayRecord({"w": Array("object", (1,), "numpy.ndarray", buffer.getvalue())})
     with pytest.raises(WireError, match="'w' cannot be read as numbers"):
-        tensors(forged)
+        to_tensors(forged)
 
 
 def test_misuse_is_told():
@@ -390,7 +392,7 @@ def test_misuse_is_told():
             "fbn", model=nested_model(), server=FedAvg(), fraction_train=0.5
         )
     with pytest.raises(WireError, match="keep the model in float32"):
-        arrays({"w": torch.zeros(1, dtype=torch.bfloat16)})
+        to_array_record({"w": torch.zeros(1, dtype=torch.bfloat16)})
 
 
 def test_the_quickstart_runs_and_learns(monkeypatch):
@@ -467,8 +469,8 @@ def test_numbers_of_another_kind_are_a_bad_reply(column, wrong, caplog):
     def spoil(message, context, call_next):
         answer = call_next(message, context)
         if context.node_config["partition-id"] == 1:
-            record = tensors(answer.content[wire.STATISTICS])
-            answer.content[wire.STATISTICS] = arrays({**record, column: wrong})
+            record = to_tensors(answer.content[wire.STATISTICS])
+            answer.content[wire.STATISTICS] = to_array_record({**record, column: wrong})
         return answer
 
     chosen, _ = started("fbn", grid=Nodes(own_app(mods=[spoil]), 3), rounds=1)

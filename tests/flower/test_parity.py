@@ -10,17 +10,17 @@ from PIL import Image
 from fednorm.aggregators import parse
 from fednorm.algorithms import algorithm
 from fednorm.attacks import ATTACKS, Adversary
-from fednorm.core.messages import bytes_down, bytes_up
+from fednorm.core.messages import download_bytes, upload_bytes
 from fednorm.core.round import NonFiniteLossError, broadcast, client_round
-from fednorm.engines.conditions import Conditions
+from fednorm.engines.conditions import Faults
 from fednorm.engines.evaluate import score_clients
 from fednorm.engines.flower import wire
-from fednorm.engines.flower.link import Link, NobodyThereError
+from fednorm.engines.flower.link import NoNodesError, RemoteClients
 from fednorm.engines.flower.node import Site, client_app
 from fednorm.engines.simulate import rounds
-from fednorm.engines.survey import Way, surveyed
-from fednorm.experiment.flower import site
-from fednorm.experiment.load import build as build_experiment
+from fednorm.engines.survey import Transport, calibrate_for_test
+from fednorm.experiment.flower import build_site
+from fednorm.experiment.load import build_experiment
 from fednorm.models import build
 from fednorm.strategies import STRATEGIES
 from flower.federation import Nodes
@@ -44,7 +44,7 @@ def nodes(name, step=LOCAL, *, clients=CLIENTS, count=3, configs=None, model=Non
 
 
 def linked(grid, clients=CLIENTS, timeout=1.0):
-    link = Link(grid, 0, 7, timeout)
+    link = RemoteClients(grid, 0, 7, timeout)
     link.connect(clients.all())
     return link
 
@@ -80,11 +80,11 @@ def test_every_strategy_gives_the_same_over_flower(name, step):
     expected = list(rounds(task_of(name, step, count=3), clients, 3))
     for one, other in zip(ours, expected, strict=True):
         assert_same(one, other)
-    end, memories = ours[-1].state, expected[-1].memories
-    asked = surveyed(task, end, {}, clients, Way(ask=link.ask))
-    local = surveyed(task, expected[-1].state, memories, clients)
+    end, client_states = ours[-1].state, expected[-1].client_states
+    asked = calibrate_for_test(task, end, {}, clients, Transport(ask=link.ask))
+    local = calibrate_for_test(task, expected[-1].state, client_states, clients)
     scores = link.scores(task, asked, clients.all(), adapt=0.0)
-    assert scores == score_clients(task, local, memories, clients, clients.all())
+    assert scores == score_clients(task, local, client_states, clients, clients.all())
 
 
 @pytest.mark.parametrize("name", ["fbn", "fixbn"])
@@ -99,12 +99,12 @@ def test_global_momentum_gives_the_same(name):
 def test_liars_and_robust_rules_give_the_same(attack):
     clients = Toy(sizes=(4, 4, 4, 4), steps=2)
     adversary = Adversary(ATTACKS[attack](), frozenset({2}))
-    conditions = Conditions(adversary, minimum_replies=2)
+    conditions = Faults(adversary, min_replies=2)
 
     def defended():
         task = task_of("fbn", LOCAL, count=3)
         rules = parse("trimmed_mean", 1), parse("nnm > median", 1)
-        return replace(task, aggregate=rules[0], aggregate_statistics=rules[1])
+        return replace(task, aggregator=rules[0], statistics_aggregator=rules[1])
 
     link = linked(nodes("fbn", clients=clients), clients)
     ours = rounds(defended(), clients, 3, train=link.train, conditions=conditions)
@@ -120,15 +120,15 @@ def test_memories_stay_on_the_nodes():
     grid = nodes("fedbn")
     _, ours = over_flower(task, grid)
     *_, expected = rounds(task, CLIENTS, 3)
-    assert all(not memory.tensors for memory in ours[-1].memories.values())
+    assert all(not client_state.tensors for client_state in ours[-1].client_states.values())
     for context in grid.contexts.values():
-        kept = wire.kept(context.state, ".0.7")
-        memory = expected.memories[context.node_config["partition-id"]]
-        assert kept.tensors.keys() == memory.tensors.keys()
-        assert kept.optimizer.keys() == memory.optimizer.keys()
+        kept = wire.load_client_state(context.state, ".0.7")
+        client_state = expected.client_states[context.node_config["partition-id"]]
+        assert kept.tensors.keys() == client_state.tensors.keys()
+        assert kept.optimizer.keys() == client_state.optimizer.keys()
         for name, value in kept.tensors.items():
-            assert torch.equal(value, memory.tensors[name])
-            assert value.dtype == memory.tensors[name].dtype
+            assert torch.equal(value, client_state.tensors[name])
+            assert value.dtype == client_state.tensors[name].dtype
 
 
 def test_a_lost_node_reduces_a_round_and_no_more(caplog):
@@ -164,7 +164,7 @@ def test_nodes_without_a_partition_get_the_free_clients():
 
 def test_a_node_that_fails_to_answer_is_not_used_and_nobody_is_an_error(caplog):
     grid = nodes("fbn", configs=[{"partition-id": "?"}] * 3)
-    with caplog.at_level(logging.WARNING), pytest.raises(NobodyThereError, match="no node"):
+    with caplog.at_level(logging.WARNING), pytest.raises(NoNodesError, match="no node"):
         linked(grid, timeout=0.1)
     assert "cannot be used" in caplog.text
 
@@ -178,14 +178,14 @@ def test_a_node_may_bring_its_own_data(tmp_path):
             for i in range(count):
                 Image.new("L", (8, 8), shade + i).save(folder / f"{i}.png")
     data = {"name": "folder", "root": str(tmp_path / "server"), "size": 8, "channels": 1}
-    values = {"data": data, "clients": 2, "model": "cnn", "strategies": ["fbn"], "batch": 4}
+    values = {"data": data, "clients": 2, "model": "cnn", "strategies": ["fbn"], "batch_size": 4}
     description = build_experiment(values).model_dump_json()
-    found = site(description, 0, 0, str(tmp_path / "node"))
+    found = build_site(description, 0, 0, str(tmp_path / "node"))
     own = found.data.batches(1, 1)
     assert own.client == 1
     assert own.examples == 14  # of 18; the others are its test split
     assert sum(len(y) for _, y in found.data.test(1)) == 4
-    assert site(description, 0, 0).data.batches(1, 1).examples == 3
+    assert build_site(description, 0, 0).data.batches(1, 1).examples == 3
 
 
 def test_a_loss_that_is_not_finite_is_told_as_in_the_loop():
@@ -217,10 +217,10 @@ def test_bytes_on_the_wire_are_those_that_the_doctor_predicts(name):
     toy = Toy(shape=(3, 8, 8), classes=10)
     batches = toy.batches(0, 1)
     steps = [(x.float(), y) for x, y in batches.steps]
-    reply, _ = client_round(task, received, task.initial_memory, _with(batches, steps))
+    reply, _ = client_round(task, received, task.initial_client_state, _with(batches, steps))
     down, up = sizes(wire.broadcast_records(received)), sizes(wire.reply_records(reply))
-    assert down == pytest.approx(bytes_down(received), rel=0.05)
-    assert up == pytest.approx(bytes_up(reply), rel=0.05)
+    assert down == pytest.approx(download_bytes(received), rel=0.05)
+    assert up == pytest.approx(upload_bytes(reply), rel=0.05)
 
 
 def _with(batches, steps):

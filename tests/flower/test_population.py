@@ -40,7 +40,7 @@ def app():
 def test_what_clients_hold_weighs(name):
     fields = {"naive": {"statistics": "pool"}, "feddna": {"strength": 0}}.get(name, {})
     chosen = fednorm.flower.NormStrategy(
-        fednorm.strategy(name, **fields),
+        fednorm.create_strategy(name, **fields),
         model=model(),
         min_available_nodes=3,
         fraction_evaluate=0.0,

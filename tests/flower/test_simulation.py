@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from fednorm.cli import app as command_line
-from fednorm.experiment.compare import run_all
-from fednorm.experiment.load import ConfigError, build
+from fednorm.experiment.compare import run_comparison
+from fednorm.experiment.load import ConfigError, build_experiment
 
 VALUES = {
     "strategies": ["fedbn"], "seeds": 1, "rounds": 3, "clients": 3, "model": "cnn",
@@ -30,7 +30,7 @@ def test_an_experiment_gives_the_same_on_the_simulation_runtime(tmp_path):
     env = os.environ | {"FLWR_HOME": str(tmp_path / "home")}
     done = subprocess.run([*command, "--engine", "flower"], env=env, check=False)
     assert done.returncode == 0
-    run_all(build(VALUES | {"engine": "loop"}), folder=loop)
+    run_comparison(build_experiment(VALUES | {"engine": "loop"}), folder=loop)
     found, expected = (
         json.loads((folder / "runs/fedbn-seed0/run.json").read_text())["result"]
         for folder in (ours, loop)
@@ -46,16 +46,19 @@ def test_an_experiment_gives_the_same_on_the_simulation_runtime(tmp_path):
     ("values", "message"),
     [
         ({"diagnose": True}, "cannot diagnose"),
-        ({"unseen": 1}, "newcomers = 'initial'"),
-        ({"participation": 0.5}, "newcomers = 'initial'"),
-        ({"dropout": 0.1}, "newcomers = 'initial'"),
+        ({"unseen_clients": 1}, "unseen_init = 'initial'"),
+        ({"participation": 0.5}, "unseen_init = 'initial'"),
+        ({"client_dropout": 0.1}, "unseen_init = 'initial'"),
         ({"evaluate": "global"}, "use evaluate = 'auto'"),
-        ({"strategies": ["fbn"], "evaluate": "global", "adapt": 0.5}, "use evaluate = 'auto'"),
+        (
+            {"strategies": ["fbn"], "evaluate": "global", "adapt_statistics": 0.5},
+            "use evaluate = 'auto'",
+        ),
     ],
 )
 def test_what_nodes_cannot_do_is_refused_before_the_first_round(values, message):
     with pytest.raises(ConfigError, match=message):
-        run_all(build(VALUES | {"engine": "flower"} | values))
+        run_comparison(build_experiment(VALUES | {"engine": "flower"} | values))
 
 
 def test_a_superlink_needs_the_engine(tmp_path):

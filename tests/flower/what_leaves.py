@@ -1,9 +1,9 @@
 """What a client sends, read off its reply: the table of docs/deploy.md."""
 
-from fednorm import Memory, broadcast, client_round
+from fednorm import ClientState, broadcast, client_round
 from fednorm.algorithms import algorithm
-from fednorm.core.layout import kinds
-from fednorm.core.survey import client_survey
+from fednorm.core.layout import find_kinds
+from fednorm.core.survey import client_calibration
 from fednorm.core.types import Kind
 from fednorm.strategies import STRATEGIES
 from support import Toy, task_of
@@ -18,8 +18,8 @@ _NAMES = {Kind.WEIGHT: "weights", Kind.AFFINE: "γ, β", Kind.STATISTIC: "runnin
 def row(name):
     task, toy = task_of(name, algorithm("fedavg", lr=0.05)), Toy()
     received = broadcast(task, task.initial_state)
-    reply, _ = client_round(task, received, Memory(), toy.batches(0, 1))
-    kind = kinds(task.model)
+    reply, _ = client_round(task, received, ClientState(), toy.batches(0, 1))
+    kind = find_kinds(task.model)
     sent = {kind[key] for key in reply.update}
     cells = ["update" if k in sent else "–" for k in (Kind.WEIGHT, Kind.AFFINE)]
     personal = {kind[key] for key in task.layout.personal}
@@ -39,8 +39,8 @@ def _statistics(task, reply, toy):
         said.insert(0, f"mean, variance, count{when}" if pooled else "running mean and variance")
     if task.strategy.survey != "never":
         received = broadcast(task, task.initial_state)
-        seen = client_survey(
-            task, received, Memory(), toy.everything(0), task.strategy.survey_rule()
+        seen = client_calibration(
+            task, received, ClientState(), toy.everything(0), task.strategy.survey_rule()
         )
         assert seen.stats
         said.append("mean, variance, count of all its data before each evaluation")

@@ -17,11 +17,15 @@ import fednorm
 
 RECORD = Path(__file__).with_name("runs.json")
 SMALL = {"name": "resnet", "widths": [4, 6]}
-LOCAL = {"algorithm": {"name": "fedavg", "lr": 0.05}, "steps": 3, "partition": "dirichlet=0.3"}
+LOCAL = {
+    "algorithm": {"name": "fedavg", "lr": 0.05},
+    "local_steps": 3,
+    "partition": "dirichlet=0.3",
+}
 
 RUNS = {
-    "naive in lockstep": {"strategies": ["naive"], "engine": "lockstep"},
-    "fbn in cohorts": {"strategies": ["fbn"], "model": SMALL, "engine": "cohort", **LOCAL},
+    "naive in lockstep": {"strategies": ["naive"], "engine": "merged"},
+    "fbn in cohorts": {"strategies": ["fbn"], "model": SMALL, "engine": "stacked", **LOCAL},
     "fixbn in the loop": {
         "strategies": [{"name": "fixbn", "freeze_round": 3, "statistics": "pool"}],
         "engine": "loop",
@@ -37,15 +41,15 @@ RUNS = {
         "strategies": [{"name": "naive", "statistics": "pool"}],
         **LOCAL,
         "partition": "dirichlet_unbalanced=1.0",
-        "steps": None,
-        "epochs": 1,
+        "local_steps": None,
+        "local_epochs": 1,
     },
     "fedtan side by side": {
         "strategies": ["fedtan"],
         "model": SMALL,
-        "engine": "meeting",
+        "engine": "barrier",
         **LOCAL,
-        "steps": 2,
+        "local_steps": 2,
     },
     "fedbn, half of the clients": {"strategies": ["fedbn"], "participation": 0.5, **LOCAL},
     "hbn": {"strategies": ["hbn"], "model": SMALL, **LOCAL},
@@ -59,7 +63,7 @@ RUNS = {
         "byzantine": 1,
         "attack": "sign_flip",
         "attack_target": "statistics",
-        "aggregate_statistics": "nnm > median",
+        "statistics_aggregator": "nnm > median",
         "partition": "gamma=0",
     },
     "fedwon, clipped": {"strategies": [{"name": "fedwon", "clip": 0.01}], "model": SMALL, **LOCAL},

@@ -9,8 +9,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednorm.models import build
 from fednorm.nn.errors import ConversionError
-from fednorm.strategies import STRATEGIES, strategy
-from fednorm.strategies.fixup import ScalarAffine, residual_branches
+from fednorm.strategies import STRATEGIES, create_strategy
+from fednorm.strategies.fixup import ScalarAffine, find_residual_branches
 
 # The large ones are converted by those strategies that look at more than BatchNorm layers.
 FEW = ["fbn", "dualbn", "in", "gn_ws", "fixup", "fedwon", "fedfn"]
@@ -41,7 +41,7 @@ def paths(model, types):
 
 
 def convert_and_run(network, name):
-    conversion = strategy(name).convert(plain(network))
+    conversion = create_strategy(name).convert(plain(network))
     return conversion, conversion.model(torch.randn(2, *NETWORKS[network][0]))
 
 
@@ -61,7 +61,7 @@ def test_what_cannot_be_converted_is_refused(network, name):
 
 @pytest.mark.parametrize("name", ["gn_ws", "fedwon", "dualbn"])
 def test_all_convolutions_of_resnet20_are_standardised(name):
-    conversion = strategy(name).convert(plain("resnet20"))
+    conversion = create_strategy(name).convert(plain("resnet20"))
     expected = paths(plain("resnet20"), _BatchNorm | nn.Conv2d)
     assert len(expected) == 19 + 19
     assert {r.path for r in conversion.replaced} == expected
@@ -72,14 +72,14 @@ def test_all_convolutions_of_resnet20_are_standardised(name):
     [("resnet20", 9), ("resnet18", 8), ("resnet50", 16), ("mobilenet_v2", 10)],
 )
 def test_fixup_finds_every_residual_branch(network, blocks):
-    model = strategy("fixup").convert(plain(network)).model
-    assert len(residual_branches(model)) == blocks
+    model = create_strategy("fixup").convert(plain(network)).model
+    assert len(find_residual_branches(model)) == blocks
     scaled = [m for m in model.modules() if isinstance(m, ScalarAffine) and m.scale is not None]
     assert len(scaled) == blocks
 
 
 def test_fixup_starts_resnet20_as_its_shortcuts():
-    model = strategy("fixup").convert(plain("resnet20")).model
+    model = create_strategy("fixup").convert(plain("resnet20")).model
     x = model.relu(model.bn1(model.conv1(torch.randn(2, 3, 8, 8))))
     for stage in (model.layer1, model.layer2, model.layer3):
         expected = x if stage is model.layer1 else x[:, :, ::2, ::2]

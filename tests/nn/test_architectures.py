@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fednorm import Batches, Memory, broadcast, client_round, server_round, strategy
+from fednorm import Batches, ClientState, broadcast, client_round, create_strategy, server_round
 from fednorm.algorithms import algorithm
 from fednorm.core.layer import NormLayer
 from fednorm.core.task import Task, export
@@ -46,7 +46,7 @@ def batches(architecture, client):
 
 def converted(name, model):
     """Make a task, or return None: a strategy may refuse the model, if it says why."""
-    chosen = strategy(name)
+    chosen = create_strategy(name)
     if name not in (*KEEP_BN, *REPLACE_BN):
         try:
             chosen.convert(model)
@@ -106,8 +106,8 @@ def test_runs_a_round_and_comes_back(network, name, untouched):
     plain, architecture = untouched(network), ARCHITECTURES[network]
     if (task := converted(name, plain)) is not None:
         assert_covered(task, batch_norms(plain))
-        state, memory = one_round(task, architecture)
-        assert_checkpoint_moves(name, export(task, state, memory), task, plain, architecture)
+        state, client_state = one_round(task, architecture)
+        assert_checkpoint_moves(name, export(task, state, client_state), task, plain, architecture)
 
 
 def assert_covered(task, paths):
@@ -125,7 +125,9 @@ def assert_covered(task, paths):
 
 def one_round(task, architecture):
     received = broadcast(task, task.initial_state)
-    results = [client_round(task, received, Memory(), batches(architecture, c)) for c in (0, 1)]
+    results = [
+        client_round(task, received, ClientState(), batches(architecture, c)) for c in (0, 1)
+    ]
     state = server_round(task, task.initial_state, [reply for reply, _ in results])
     assert not state.rejected
     tensors = (*state.weights.values(), *state.buffers.values())
@@ -165,7 +167,7 @@ def test_a_transformer_has_nothing_to_convert_and_that_is_said(name, untouched):
     with pytest.raises(
         ValueError, match=r"needs BatchNorm layers, but Transformer has none; choose"
     ):
-        strategy(name).convert(plain)
+        create_strategy(name).convert(plain)
 
 
 REAL = [n for n, a in ARCHITECTURES.items() if a.torchvision]
@@ -190,8 +192,8 @@ def test_runs_a_round_of_torchvisions_own(network, name):
     plain = build(weights=None, num_classes=CLASSES)
     task = converted(name, plain)
     assert_covered(task, batch_norms(plain))
-    state, memory = one_round(task, architecture)
-    assert_checkpoint_moves(name, export(task, state, memory), task, plain, architecture)
+    state, client_state = one_round(task, architecture)
+    assert_checkpoint_moves(name, export(task, state, client_state), task, plain, architecture)
 
 
 @pytest.mark.parametrize("name", ["fbn", "fedtan", "gn", "none"])
@@ -208,5 +210,5 @@ def test_runs_a_round_of_timms_networks_with_activations_inside_norms(network, n
 def test_torchvisions_frozen_layers_are_kept_and_reported():
     ops = pytest.importorskip("torchvision.ops", reason="needs torchvision's FrozenBatchNorm2d")
     model = nn.Sequential(nn.Conv2d(3, 2, 1), ops.FrozenBatchNorm2d(2), nn.BatchNorm2d(2))
-    conversion = strategy("fbn").convert(model)
-    assert [(k.path, k.type) for k in conversion.kept] == [("1", "FrozenBatchNorm2d")]
+    conversion = create_strategy("fbn").convert(model)
+    assert [(k.path, k.type) for k in conversion.skipped] == [("1", "FrozenBatchNorm2d")]

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from fednorm import strategy
+from fednorm import create_strategy
 from fednorm.algorithms import algorithm
-from fednorm.core.layer import Session
+from fednorm.core.layer import RoundContext
 from fednorm.nn.batch_renorm import compute_corrections, make_renorm_rule
-from fednorm.nn.convert import federate
+from fednorm.nn.convert import to_fed_batch_norm
 from support import Toy, assert_same_state, last, nested_model, task_of
 
 INFINITE = float("inf")
@@ -22,7 +22,7 @@ INFINITE = float("inf")
 def layer_of(cls, channels, seed=0, **fields):
     """A federated layer whose tensors are not their defaults."""
     generator = torch.Generator().manual_seed(seed)
-    layer = federate(cls(channels, **fields).double()).model
+    layer = to_fed_batch_norm(cls(channels, **fields).double()).model
     with torch.no_grad():
         for tensor in layer.state_dict().values():
             if tensor.is_floating_point():
@@ -36,7 +36,7 @@ def batch(shape, seed=1):
 
 
 def begun(layer, r_max, d_max, statistics="average"):
-    layer.begin(make_renorm_rule(r_max, d_max, statistics), Session(), "site")
+    layer.begin(make_renorm_rule(r_max, d_max, statistics), RoundContext(), "site")
     return layer
 
 
@@ -189,7 +189,7 @@ def test_a_batch_of_one_value_is_refused():
 
 
 def test_a_layer_without_statistics_is_refused():
-    layer = federate(nn.BatchNorm1d(3, track_running_stats=False)).model
+    layer = to_fed_batch_norm(nn.BatchNorm1d(3, track_running_stats=False)).model
     with pytest.raises(ValueError, match="'site' tracks no running statistics"):
         begun(layer, 3.0, 5.0)(torch.randn(4, 3))
 
@@ -200,10 +200,10 @@ def test_a_layer_without_statistics_is_refused():
         ({"r_max": 0.9}, "r_max must be at least 1, not 0.9"),
         ({"r_max": float("nan")}, "r_max must be at least 1"),
         ({"d_max": -1}, "d_max must be at least 0, not -1"),
-        ({"momentum": 0}, "momentum must be in"),
+        ({"stats_momentum": 0}, "stats_momentum must be in"),
         ({"statistics": "sum"}, "statistics must be"),
     ],
 )
 def test_wrong_fields_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
-        strategy("brn", **fields)
+        create_strategy("brn", **fields)

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fednorm import strategy
+from fednorm import create_strategy
 from fednorm.core.layer import NormLayer
 from fednorm.nn.batch_norm import FedBatchNorm
-from fednorm.nn.convert import ConversionError, SampleNorm, federate
+from fednorm.nn.convert import ConversionError, SampleNorm, to_fed_batch_norm
 from fednorm.strategies import STRATEGIES
 from support import nested_model
 
@@ -33,7 +33,7 @@ every = pytest.mark.parametrize("name", sorted(STRATEGIES))
 def converted_or_refused(name, model):
     """Convert a model; only strategies that look for more than BatchNorm may refuse it."""
     try:
-        return strategy(name).convert(model)
+        return create_strategy(name).convert(model)
     except (ConversionError, ValueError):
         if name not in {"fixup", "fedfn"}:
             raise
@@ -62,7 +62,7 @@ def layer_of(cls, **fields):
 )
 def test_a_converted_layer_is_the_layer(cls, fields):
     layer = layer_of(cls, **fields)
-    converted = federate(layer).model
+    converted = to_fed_batch_norm(layer).model
     assert isinstance(converted, FedBatchNorm)
     assert isinstance(converted, cls)
     x = torch.randn(INPUTS[cls], dtype=torch.float64)
@@ -81,7 +81,7 @@ def test_a_converted_layer_is_the_layer(cls, fields):
 def test_works_on_a_copy():
     model = nested_model()
     before = copy.deepcopy(model.state_dict())
-    converted = federate(model).model
+    converted = to_fed_batch_norm(model).model
     for parameter in converted.parameters():
         parameter.data.zero_()
     assert not any(isinstance(m, FedBatchNorm) for m in model.modules())
@@ -91,7 +91,7 @@ def test_works_on_a_copy():
 
 def test_checkpoints_move_both_ways():
     model = nested_model()
-    converted = federate(model).model
+    converted = to_fed_batch_norm(model).model
     assert list(converted.state_dict()) == list(model.state_dict())
     converted.load_state_dict(nested_model(1).state_dict(), strict=True)
     plain = nested_model(2)
@@ -108,12 +108,12 @@ def test_finds_every_layer_whatever_its_name_and_place():
             self.x = nn.ModuleList([nn.ModuleDict({"y": nn.Sequential(nn.BatchNorm1d(2))})])
             self.tail = MyNorm(3)
 
-    replaced = federate(Odd()).replaced
+    replaced = to_fed_batch_norm(Odd()).replaced
     assert {(r.path, r.before, r.after) for r in replaced} == {
         ("tail", "MyNorm", "FedMyNorm"),
         ("x.0.y.0", "BatchNorm1d", "FedBatchNorm1d"),
     }
-    paths = {r.path for r in federate(nested_model()).replaced}
+    paths = {r.path for r in to_fed_batch_norm(nested_model()).replaced}
     assert "blocks.1.downsample.1" in paths
     assert len(paths) == 6
 
@@ -163,7 +163,7 @@ def test_layers_in_plain_lists_beside_the_registered_ones_follow(name):
         model = conversion.model
         assert model.norms == [model.norm0, model.norm1] == list(model.by_name["pair"])
         assert all(is_converted(norm) for norm in model.norms)
-        assert conversion.kept == ()
+        assert conversion.skipped == ()
 
 
 def test_a_layer_that_torch_does_not_know_is_kept_and_reported():
@@ -173,8 +173,8 @@ def test_a_layer_that_torch_does_not_know_is_kept_and_reported():
             self.norm = nn.BatchNorm1d(2)
             self.teacher = [nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))]
 
-    conversion = federate(Hiding())
-    (kept,) = conversion.kept
+    conversion = to_fed_batch_norm(Hiding())
+    (kept,) = conversion.skipped
     assert (kept.path, kept.type) == ("teacher", "BatchNorm1d")
     assert "not registered" in kept.reason
     assert [r.path for r in conversion.replaced] == ["norm"]
@@ -185,7 +185,7 @@ def test_keeps_training_flag_gradient_flag_dtype_and_hooks():
     layer.weight.requires_grad_(requires_grad=False)
     calls = []
     layer.register_forward_hook(lambda *_: calls.append(1))
-    converted = federate(layer).model
+    converted = to_fed_batch_norm(layer).model
     assert not converted.training
     assert not converted.weight.requires_grad
     assert converted.weight.dtype is torch.float16
@@ -203,7 +203,7 @@ def test_hooks_and_flags_of_every_module_are_kept(name):
     norm.weight.requires_grad_(requires_grad=False)
     model.blocks[0].eval()
     model.stem[0].requires_grad_(requires_grad=False)
-    converted = strategy(name).convert(model).model
+    converted = create_strategy(name).convert(model).model
     for path, module in model.named_modules():
         assert converted.get_submodule(path).training == module.training, path
     learning = dict(converted.named_parameters())
@@ -218,7 +218,7 @@ def test_hooks_and_flags_of_every_module_are_kept(name):
 @pytest.mark.parametrize("name", ["gn", "ln", "in"])
 def test_replacements_keep_affine_flag_and_dtype(name):
     model = nn.Sequential(layer_of(nn.BatchNorm2d, eps=0.2)).eval()
-    norm = strategy(name).convert(model).model[0]
+    norm = create_strategy(name).convert(model).model[0]
     assert isinstance(norm, SampleNorm)
     assert norm.num_groups == {"gn": 2, "ln": 1, "in": 4}[name]
     assert torch.equal(norm.weight, model[0].weight)
@@ -240,12 +240,14 @@ def test_replacements_are_the_norms_they_say():
         "none": x,
     }
     for name, value in expected.items():
-        torch.testing.assert_close(strategy(name).convert(bare).model(x), value)
+        torch.testing.assert_close(create_strategy(name).convert(bare).model(x), value)
 
 
 def test_groups_must_divide_the_channels():
-    with pytest.raises(ConversionError, match=r"'0' has 6 channels, which 4 groups .* fit=True"):
-        strategy("gn", groups=4).convert(nn.Sequential(nn.BatchNorm2d(6)))
+    with pytest.raises(
+        ConversionError, match=r"'0' has 6 channels, which 4 groups .* round_down=True"
+    ):
+        create_strategy("gn", groups=4).convert(nn.Sequential(nn.BatchNorm2d(6)))
 
 
 @pytest.mark.parametrize(
@@ -253,7 +255,7 @@ def test_groups_must_divide_the_channels():
 )
 def test_groups_may_be_fitted_and_the_report_says_so(channels, groups, taken):
     model = nn.Sequential(nn.BatchNorm2d(channels))
-    conversion = strategy("gn", groups=groups, fit=True).convert(model)
+    conversion = create_strategy("gn", groups=groups, round_down=True).convert(model)
     assert conversion.model[0].num_groups == taken
     (replacement,) = conversion.replaced
     said = "" if taken == groups else f"as {groups} do not divide {channels} channels"
@@ -265,34 +267,34 @@ def test_the_report_says_where_gamma_and_beta_are_lost():
     layers = [layer_of(nn.BatchNorm2d), nn.BatchNorm2d(4, affine=False), layer_of(nn.BatchNorm2d)]
     layers[2].bias = None
     model = nn.Sequential(*layers)
-    notes = [r.note for r in strategy("none").convert(model).replaced]
+    notes = [r.note for r in create_strategy("none").convert(model).replaced]
     assert notes == ["γ and β are dropped", "", "γ is dropped"]
     for name in ("naive", "gn", "ln", "in"):
-        assert [r.note for r in strategy(name).convert(model).replaced] == ["", "", ""]
+        assert [r.note for r in create_strategy(name).convert(model).replaced] == ["", "", ""]
 
 
 @pytest.mark.parametrize(("name", "fields"), [("in", {}), ("gn", {"groups": 4})])
 def test_one_value_per_group_is_refused_not_erased(name, fields):
-    model = strategy(name, **fields).convert(nn.Sequential(nn.BatchNorm1d(4))).model
+    model = create_strategy(name, **fields).convert(nn.Sequential(nn.BatchNorm1d(4))).model
     with pytest.raises(ValueError, match="one value per group"):
         model(torch.randn(5, 4))
 
 
 def test_a_lazy_layer_is_refused_by_name():
     with pytest.raises(ConversionError, match=r"'0' \(LazyBatchNorm1d\) has no shape yet"):
-        federate(nn.Sequential(nn.LazyBatchNorm1d()))
+        to_fed_batch_norm(nn.Sequential(nn.LazyBatchNorm1d()))
 
 
 def test_a_lazy_layer_without_tensors_is_refused_too():
     lazy = nn.LazyBatchNorm1d(affine=False, track_running_stats=False)
     with pytest.raises(ConversionError, match="no shape yet"):
-        federate(nn.Sequential(lazy))
+        to_fed_batch_norm(nn.Sequential(lazy))
 
 
 def test_a_lazy_layer_that_has_run_is_converted():
     model = nn.Sequential(nn.LazyBatchNorm1d())
     model(torch.randn(3, 2))
-    assert isinstance(federate(model).model[0], FedBatchNorm)
+    assert isinstance(to_fed_batch_norm(model).model[0], FedBatchNorm)
 
 
 def test_a_scripted_model_is_refused():
@@ -300,41 +302,41 @@ def test_a_scripted_model_is_refused():
         warnings.simplefilter("ignore", DeprecationWarning)
         model = nn.Sequential(torch.jit.script(nn.Sequential(nn.BatchNorm1d(2))))
     with pytest.raises(ConversionError, match=r"'0' \(RecursiveScriptModule\) is compiled"):
-        federate(model)
+        to_fed_batch_norm(model)
 
 
 def test_a_model_that_cannot_be_copied_is_refused():
     model = nn.Sequential(nn.BatchNorm1d(2))
     model.cached = model[0].weight * 2
     with pytest.raises(ConversionError, match="Sequential cannot be copied"):
-        federate(model)
+        to_fed_batch_norm(model)
 
 
 @pytest.mark.parametrize("name", ["fbn", "fixbn", "fedtan"])
 def test_a_layer_without_statistics_is_refused_by_strategies_that_share_them(name):
     model = nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False))
     with pytest.raises(ConversionError, match=r"'0' .* tracks no running statistics"):
-        strategy(name).convert(model)
+        create_strategy(name).convert(model)
 
 
 @pytest.mark.parametrize("name", sorted(set(STRATEGIES) - {"none"}))
 def test_a_model_without_batch_norm_is_refused(name):
     with pytest.raises(ValueError, match="needs BatchNorm layers, but Sequential has none"):
-        strategy(name).convert(nn.Sequential(nn.Linear(2, 2)))
+        create_strategy(name).convert(nn.Sequential(nn.Linear(2, 2)))
 
 
 def test_none_takes_a_model_without_batch_norm():
-    assert strategy("none").convert(nn.Sequential(nn.Linear(2, 2))).replaced == ()
+    assert create_strategy("none").convert(nn.Sequential(nn.Linear(2, 2))).replaced == ()
 
 
 def test_momentum_of_the_layers_is_kept_unless_the_strategy_sets_it():
     model = nn.Sequential(nn.BatchNorm1d(2, momentum=0.3))
-    assert strategy("fbn").convert(model).model[0].momentum == 0.3
-    assert strategy("fbn", momentum=0.01).convert(model).model[0].momentum == 0.01
-    assert strategy("fbn", momentum=None).convert(model).model[0].momentum is None
+    assert create_strategy("fbn").convert(model).model[0].momentum == 0.3
+    assert create_strategy("fbn", stats_momentum=0.01).convert(model).model[0].momentum == 0.01
+    assert create_strategy("fbn", stats_momentum=None).convert(model).model[0].momentum is None
 
 
 @pytest.mark.parametrize("momentum", [0, -0.1, 1.5])
 def test_momentum_outside_its_range_is_refused(momentum):
     with pytest.raises(ValueError, match="momentum must be in"):
-        strategy("fbn", momentum=momentum)
+        create_strategy("fbn", stats_momentum=momentum)

@@ -13,7 +13,7 @@ from fednorm.cli import app
 from fednorm.core.round import broadcast, client_round
 from fednorm.doctor import examine
 from fednorm.engines import cohort, meeting, workers
-from fednorm.experiment.load import ConfigError, build
+from fednorm.experiment.load import ConfigError, build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.nn.copies import copy_model
 from fednorm.nn.errors import ConversionError
@@ -107,16 +107,16 @@ def test_a_workspace_that_was_given_hooks_is_trained_where_it_is_and_copied_nowh
     task = task_of("fbn", STEP, model=plain().double())
     task.model[1].weight.register_hook(lambda gradient: 0 * gradient)
     received = broadcast(task, task.initial_state)
-    reply, _ = client_round(task, received, fednorm.Memory(), clients.batches(0, 1))
+    reply, _ = client_round(task, received, fednorm.ClientState(), clients.batches(0, 1))
     assert not reply.update["1.weight"].any()
     assert reply.update["1.bias"].any()
     batches = [clients.batches(client, 1) for client in clients.all()]
     assert not cohort.fits(task, batches)
     for copying in (
         lambda: copy_model(task.model),
-        lambda: cohort.Cohort(task, 2),
-        lambda: workers.Crew(task, clients, 1),
-        lambda: meeting.Meeting(task, 10**9).train(task, received, {}, batches),
+        lambda: cohort.StackedClients(task, 2),
+        lambda: workers.WorkerPool(task, clients, 1),
+        lambda: meeting.BarrierTrainer(task, 10**9).train(task, received, {}, batches),
     ):
         with pytest.raises(ConversionError, match=r"parameter '1\.weight'"):
             copying()
@@ -138,7 +138,7 @@ def test_a_hook_in_the_forward_pass_acts_in_every_copy():
     task = task_of("fbn", STEP, model=copy.deepcopy(model).double())
     received = broadcast(task, task.initial_state)
     batches = Toy(classes=10).batches(0, 1)
-    reply, _ = client_round(task, received, fednorm.Memory(), batches)
+    reply, _ = client_round(task, received, fednorm.ClientState(), batches)
     assert reply.update["1.weight"].abs().max() == 1e-3
 
 
@@ -154,8 +154,8 @@ def test_hooks_that_cannot_travel_to_processes_keep_a_run_in_one():
     model = plain()
     model[1].register_forward_hook(lambda *_: None)
     settings = {**QUICK, "strategies": ["fbn"], "algorithm": "fedavg", "rounds": 10**6}
-    experiment = build(settings)
-    assert prepare(experiment, experiment.strategies[0], 0, plain()).used(4) == 4
-    assert prepare(experiment, experiment.strategies[0], 0, model).used(4) == 1
+    experiment = build_experiment(settings)
+    assert prepare(experiment, experiment.strategies[0], 0, plain()).count_workers(4) == 4
+    assert prepare(experiment, experiment.strategies[0], 0, model).count_workers(4) == 1
     with pytest.raises(ConfigError, match="a model that can be pickled, hooks included"):
-        fednorm.compare(["fbn"], model=model, engine="workers", **QUICK)
+        fednorm.compare(["fbn"], model=model, engine="processes", **QUICK)

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from fednorm import strategy
+from fednorm import create_strategy
 from fednorm.algorithms import algorithm
-from fednorm.core.layer import Session
-from fednorm.core.layout import kinds
+from fednorm.core.layer import RoundContext
+from fednorm.core.layout import find_kinds
 from fednorm.core.types import Kind, Role
 from fednorm.nn.batch_norm import FedBatchNorm2d
 from fednorm.nn.convert import ConversionError
 from fednorm.nn.switch_norm import (
-    SwitchNorm,
+    SwitchableNorm,
     SwitchNorm1d,
     SwitchNorm2d,
     SwitchNorm3d,
@@ -170,14 +170,14 @@ def test_evaluation_mixes_in_the_running_statistics():
 @pytest.mark.parametrize(
     "rule",
     [
-        strategy("switchnorm", statistics="pool").rule(None),
-        strategy("switchnorm").adaptation_rule(),
+        create_strategy("switchnorm", statistics="pool").rule(None),
+        create_strategy("switchnorm").adaptation_rule(),
     ],
 )
 def test_recording_keeps_the_running_statistics_and_reports_moments(rule):
     layer, x = layer_of(nn.BatchNorm2d, 3), batch((4, 3, 2, 2))
     expected, before = by_hand(layer, x), layer.running()
-    layer.begin(rule, Session(), "site")
+    layer.begin(rule, RoundContext(), "site")
     torch.testing.assert_close(layer(x), expected)
     assert torch.equal(layer.running_mean, before.mean)
     assert torch.equal(layer.running_var, before.var)
@@ -189,7 +189,7 @@ def test_recording_keeps_the_running_statistics_and_reports_moments(rule):
 
 def test_a_survey_reports_the_moments_of_all_its_batches():
     layer, xs = layer_of(nn.BatchNorm1d, 3), [batch((4, 3)), batch((7, 3), seed=2)]
-    layer.begin(strategy("switchnorm").adaptation_rule(), Session(), "site")
+    layer.begin(create_strategy("switchnorm").adaptation_rule(), RoundContext(), "site")
     for x in xs:
         layer(x)
     found = layer.report("pool").moments
@@ -225,9 +225,9 @@ def test_conversion_keeps_the_layer_and_adds_two_keys():
     for key in added:
         assert saved[key].dtype is torch.float64
         assert torch.equal(saved[key], torch.ones(3, dtype=torch.float64))
-    layers = [m for m in converted.modules() if isinstance(m, SwitchNorm)]
+    layers = [m for m in converted.modules() if isinstance(m, SwitchableNorm)]
     assert {layer.momentum for layer in layers} == {0.2}
-    assert not any(isinstance(m, SwitchNorm) for m in model.modules())
+    assert not any(isinstance(m, SwitchableNorm) for m in model.modules())
 
 
 def test_a_users_class_keeps_what_it_adds():
@@ -276,14 +276,16 @@ def test_another_strategys_layer_is_refused_by_name():
 
 def test_the_strategy_sets_the_momentum():
     model = nn.Sequential(nn.BatchNorm1d(3, momentum=0.3))
-    assert strategy("switchnorm").convert(model).model[0].momentum == 0.3
-    assert strategy("switchnorm", momentum=None).convert(model).model[0].momentum is None
+    assert create_strategy("switchnorm").convert(model).model[0].momentum == 0.3
+    assert (
+        create_strategy("switchnorm", stats_momentum=None).convert(model).model[0].momentum is None
+    )
 
 
 def test_a_layer_without_statistics_is_refused():
     model = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False))
     with pytest.raises(ConversionError, match="tracks no running statistics"):
-        strategy("switchnorm").convert(model)
+        create_strategy("switchnorm").convert(model)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +300,7 @@ def test_layers_can_be_made_directly(cls, shape, fields):
 
 def test_mixing_weights_are_affine_and_shared():
     task = task_of("switchnorm", algorithm("dsgd"))
-    kind = kinds(task.model)
+    kind = find_kinds(task.model)
     keys = [key for key in kind if key.endswith("_mix")]
     assert len(keys) == 12
     for key in keys:

@@ -10,11 +10,11 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
-from fednorm import strategy
+from fednorm import create_strategy
 from fednorm.algorithms import algorithm
 from fednorm.core.layer import NormLayer
 from fednorm.nn.batch_norm import FedBatchNorm
-from fednorm.nn.convert import ConversionError, federate, remove, to_sample_norm
+from fednorm.nn.convert import ConversionError, remove, to_fed_batch_norm, to_sample_norm
 from fednorm.strategies import STRATEGIES
 from support import Toy, last, task_of
 
@@ -136,7 +136,7 @@ def image(size=5):
 
 def test_a_layer_that_activates_stays_one():
     layer = BatchNormAct2d(4, nn.PReLU(4)).double()
-    converted = federate(nn.Sequential(layer)).model
+    converted = to_fed_batch_norm(nn.Sequential(layer)).model
     assert isinstance(converted[0], FedBatchNorm)
     assert list(converted.state_dict()) == list(nn.Sequential(layer).state_dict())
     x = torch.randn(3, 4, 5, 5, dtype=torch.float64)
@@ -154,7 +154,7 @@ def test_a_replaced_layer_that_activates_keeps_drop_and_act():
     expected = {"gn": functional.group_norm(x, 2), "ln": functional.group_norm(x, 1)}
     expected |= {"in": functional.group_norm(x, 4), "none": x}
     for name, normalised in expected.items():
-        converted = strategy(name).convert(model).model
+        converted = create_strategy(name).convert(model).model
         assert converted[0].drop.training
         assert not converted[0].act.training
         assert "0.act.weight" in converted.state_dict()
@@ -188,7 +188,7 @@ def test_what_looks_like_such_a_layer_is_not_taken_for_one(name):
     model = model_with(layer)
     x = torch.randn(3, 4, 5, 5, dtype=torch.float64)
     try:
-        converted = strategy(name).convert(model).model
+        converted = create_strategy(name).convert(model).model
     except ConversionError as error:
         assert "'1' (ActFirst)" in str(error)  # noqa: PT017 (only some strategies refuse)
     except ValueError as error:
@@ -223,7 +223,7 @@ def test_a_forward_pass_that_asks_super_is_kept_or_refused_by_name(name):
 
 def test_strategies_that_keep_batch_norm_take_a_forward_pass_that_asks_super():
     for name in ("naive", "fixbn", "fbn", "fedtan", "fedbn", "silobn"):
-        assert isinstance(strategy(name).convert(model_with(Positive(4))).model[1], Positive)
+        assert isinstance(create_strategy(name).convert(model_with(Positive(4))).model[1], Positive)
     for make in (remove, lambda model: to_sample_norm(model, 2)):
         with pytest.raises(ConversionError, match=r"'1' \(Positive\) .* would lose"):
             make(model_with(Positive(4)))
@@ -234,7 +234,7 @@ def test_strategies_that_keep_batch_norm_take_a_forward_pass_that_asks_super():
 def test_any_other_forward_pass_is_refused_by_name(name, cls):
     model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.Sequential(cls(4)))
     with pytest.raises(ConversionError, match=rf"'1\.0' \({cls.__name__}\).*forward pass of its"):
-        strategy(name).convert(model)
+        create_strategy(name).convert(model)
 
 
 def test_looking_at_a_layer_calls_no_hooks_and_draws_no_random_numbers():
@@ -247,14 +247,14 @@ def test_looking_at_a_layer_calls_no_hooks_and_draws_no_random_numbers():
     for layer in (model[1], model[2], model[2].act):
         layer.register_forward_hook(lambda *_: calls.append(1))
     before = torch.random.get_rng_state()
-    federate(model)
+    to_fed_batch_norm(model)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert calls == []
     assert int(model[1].num_batches_tracked) == 0
 
 
 def test_a_class_that_checks_its_input_otherwise_goes_on_doing_so():
-    converted = federate(nn.Sequential(Flexible(4))).model
+    converted = to_fed_batch_norm(nn.Sequential(Flexible(4))).model
     for shape in ((3, 4), (3, 4, 5), (3, 4, 5, 5)):
         assert converted(torch.randn(shape)).shape == shape
     with pytest.raises(ValueError, match="expected a batch"):
@@ -267,29 +267,29 @@ def test_attributes_that_a_converted_layer_needs_are_refused():
             return "mine"
 
     with pytest.raises(ConversionError, match=r"'1' \(Clashing\) has attributes .* report; rename"):
-        federate(model_with(Clashing(4)))
+        to_fed_batch_norm(model_with(Clashing(4)))
 
 
 def test_a_parametrized_layer_is_refused_by_name():
     model = model_with(nn.BatchNorm2d(4))
     parametrize.register_parametrization(model[1], "weight", nn.Softplus())
     with pytest.raises(ConversionError, match=r"'1' .* parametrized"):
-        federate(model)
+        to_fed_batch_norm(model)
 
 
-@pytest.mark.parametrize("convert", [federate, remove, lambda m: to_sample_norm(m, 2)])
+@pytest.mark.parametrize("convert", [to_fed_batch_norm, remove, lambda m: to_sample_norm(m, 2)])
 @pytest.mark.parametrize("layer", [Positive, BatchNormAct2d])
 def test_a_converted_model_can_be_copied_pickled_and_converted_again(convert, layer):
     if layer is Positive:
-        convert = federate
+        convert = to_fed_batch_norm
     model = model_with(layer(4))
     once = convert(model).model.eval()
     x = image()
     for other in (copy.deepcopy(once), pickle.loads(pickle.dumps(once))):  # noqa: S301 (our own)
         assert type(other[1]) is type(once[1])
         assert torch.equal(other(x), once(x))
-    again = federate(federate(model).model).model.eval()
-    assert type(again[1]) is type(federate(model).model[1])
+    again = to_fed_batch_norm(to_fed_batch_norm(model).model).model.eval()
+    assert type(again[1]) is type(to_fed_batch_norm(model).model[1])
     assert torch.equal(again(x), model.eval()(x))
     if layer is BatchNormAct2d:
         torch.testing.assert_close(convert(again).model(x), once(x))
@@ -300,7 +300,7 @@ def test_frozen_layers_are_left_alone_and_reported(name):
     residual_or_skip(name)
     frozen = Frozen(4)
     model = model_with(frozen, nn.BatchNorm2d(4))
-    (kept,) = strategy(name).convert(model).kept
+    (kept,) = create_strategy(name).convert(model).skipped
     assert (kept.path, kept.type) == ("1", "Frozen")
     task = task_of(name, STEP, model=model)
     assert type(task.model[1]) is Frozen
@@ -319,13 +319,13 @@ def test_what_is_kept_is_reported_with_the_reason():
     instance = nn.InstanceNorm2d(4, track_running_stats=True)
     silent = nn.InstanceNorm2d(4)
     model = model_with(Frozen(4), FromScratch(4), instance, silent, nn.BatchNorm2d(4))
-    conversion = federate(model)
-    assert [(kept.path, kept.type) for kept in conversion.kept] == [
+    conversion = to_fed_batch_norm(model)
+    assert [(kept.path, kept.type) for kept in conversion.skipped] == [
         ("1", "Frozen"),
         ("2", "FromScratch"),
         ("3", "InstanceNorm2d"),
     ]
-    frozen, scratch, instance = (kept.reason for kept in conversion.kept)
+    frozen, scratch, instance = (kept.reason for kept in conversion.skipped)
     assert "frozen" in frozen
     assert "none of torch's BatchNorm" in scratch
     assert "averaged" in instance

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from fednorm.models import build
-from fednorm.nn.convert import ConversionError, federate
+from fednorm.nn.convert import ConversionError, to_fed_batch_norm
 from fednorm.nn.weight_std import RELU_GAMMA, StandardizedConv, StandardizedConv2d, standardize
-from fednorm.strategies import strategy
+from fednorm.strategies import create_strategy
 from support import nested_model
 
 CONVS = [nn.Conv1d, nn.Conv2d, nn.Conv3d]
@@ -152,7 +152,7 @@ def test_works_on_a_copy_and_keeps_what_is_there(settings):
 
 
 def test_comes_after_another_conversion():
-    converted = standardize(federate(nested_model()).model, **DUALBN).model
+    converted = standardize(to_fed_batch_norm(nested_model()).model, **DUALBN).model
     assert type(converted.stem[0]) is StandardizedConv2d
     assert type(converted.stem[1]).__name__ == "FedBatchNorm2d"
     x = torch.randn(3, 1, 8, 8, dtype=torch.float64)
@@ -224,7 +224,7 @@ def head_behind_norms():
 def test_convolutions_behind_the_last_norm_stay_as_they_are(name, fields):
     """Nothing would undo their scale, nor take their bias out."""
     plain = head_behind_norms()
-    converted = strategy(name, **fields).convert(plain).model
+    converted = create_strategy(name, **fields).convert(plain).model
     assert isinstance(converted[0], StandardizedConv)
     assert type(converted[3]) is nn.Conv2d
     x = torch.randn(2, 4, 5, 5)
@@ -235,4 +235,4 @@ def test_a_segmentation_networks_classifier_is_not_standardised():
     model = build("deeplabv3plus", (3, 32, 32), 5, 0)
     convs = [(p, m) for p, m in model.named_modules() if isinstance(m, nn.Conv2d)]
     path, _ = convs[-1]
-    assert type(strategy("gn_ws").convert(model).model.get_submodule(path)) is nn.Conv2d
+    assert type(create_strategy("gn_ws").convert(model).model.get_submodule(path)) is nn.Conv2d

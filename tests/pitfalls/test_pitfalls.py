@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 import fednorm
-from fednorm import strategy
+from fednorm import create_strategy
 from fednorm.algorithms import algorithm
 from fednorm.core.aggregator import weighted_mean
-from fednorm.core.layout import kinds, layout, roles
+from fednorm.core.layout import find_kinds, find_layout, find_roles
 from fednorm.core.task import Task, export
 from fednorm.core.types import Kind, Role
 from fednorm.data import load
-from fednorm.engines.survey import surveyed
+from fednorm.engines.survey import calibrate_for_test
 from fednorm.experiment.load import ConfigError
 from fednorm.strategies import STRATEGIES
 from support import Toy, last, nested_model, task_of
@@ -42,7 +42,7 @@ class Nameless(nn.Module):
 
 def test_layers_are_found_by_type_not_by_name():
     """`'bn' in key`: med-air/FedBN, PFLlib, FL-bench, Flower's baseline, the tutorial."""
-    found = kinds(Nameless())
+    found = find_kinds(Nameless())
     assert {k for k, kind in found.items() if kind is Kind.AFFINE} == {
         "shortcut.1.weight",
         "shortcut.1.bias",
@@ -65,8 +65,8 @@ def test_the_servers_statistics_leave_zero_and_one(name, kind):
     """Evaluation with mean 0 and variance 1: the tutorial, byzfl, FedLab #293."""
     task = task_of(name, algorithm(kind, lr=0.05))
     result = last(task, Toy(), 3)
-    state = surveyed(task, result.state, result.memories, Toy())
-    model = export(task, state, result.memories[0])
+    state = calibrate_for_test(task, result.state, result.client_states, Toy())
+    model = export(task, state, result.client_states[0])
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             assert not torch.equal(module.running_mean, torch.zeros_like(module.running_mean))
@@ -123,7 +123,9 @@ def test_nested_layers_keep_their_whole_path():
     """A type test that loses the parent's prefix: fluke keeps 1 of 20 layers local."""
     model = nested_model()
     personal = [
-        key for key, role in roles(model, strategy("fedbn").role).items() if role is Role.PERSONAL
+        key
+        for key, role in find_roles(model, create_strategy("fedbn").role).items()
+        if role is Role.PERSONAL
     ]
     layers = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     assert len(personal) == 5 * len(layers)
@@ -178,10 +180,10 @@ def test_weights_and_statistics_are_aggregated_apart():
     model = nested_model()
     task = Task.build(
         model,
-        strategy("fbn"),
+        create_strategy("fbn"),
         STEP,
-        aggregate=watch("weights"),
-        aggregate_statistics=watch("statistics"),
+        aggregator=watch("weights"),
+        statistics_aggregator=watch("statistics"),
     )
     last(task, Toy(), 1)
     assert seen["weights"] == [(sum(p.numel() for p in model.parameters()),)]
@@ -192,7 +194,7 @@ def test_weights_and_statistics_are_aggregated_apart():
 def test_a_batch_of_one_is_refused_before_training():
     """FederatedScope #123."""
     with pytest.raises(ConfigError, match="batch of 1 sample"):
-        fednorm.simulate("naive", batch=1, rounds=1)
+        fednorm.simulate("naive", batch_size=1, rounds=1)
     with pytest.raises(ConfigError, match="client 0"):
         fednorm.simulate("fedbn", data={"name": "ring", "samples_per_class": 1}, rounds=1)
 
@@ -203,8 +205,8 @@ def test_a_leftover_of_one_sample_joins_the_batch_before():
         data={"name": "ring", "samples_per_class": 21},
         partition="natural",
         algorithm="fedavg",
-        epochs=1,
-        batch=20,
+        local_epochs=1,
+        batch_size=20,
         rounds=2,
     )
     assert result.status == "finished"
@@ -213,13 +215,13 @@ def test_a_leftover_of_one_sample_joins_the_batch_before():
 def test_fedbn_without_batch_norm_is_an_error_not_fedavg():
     """PFLlib #42."""
     with pytest.raises(ValueError, match="FedBN needs BatchNorm layers, but Linear has none"):
-        strategy("fedbn").convert(nn.Linear(2, 2))
+        create_strategy("fedbn").convert(nn.Linear(2, 2))
 
 
 def test_a_batch_norm_that_no_strategy_handles_is_named():
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))
     with pytest.raises(ValueError, match=r"'1' \(BatchNorm2d\) tracks running statistics"):
-        layout(model, strategy("fbn").role)
+        find_layout(model, create_strategy("fbn").role)
 
 
 def test_counters_of_clients_with_different_numbers_of_steps_are_carried_as_the_maximum():
@@ -243,7 +245,7 @@ def test_a_layer_in_two_places_has_a_role_in_both_and_travels_once():
     assert task.layout.roles["4.weight"] is Role.PERSONAL
     assert "4.weight" not in task.layout.personal
     result = last(task, Toy(), 2)
-    assert int(result.memories[0].tensors["2.num_batches_tracked"]) == 4
+    assert int(result.client_states[0].tensors["2.num_batches_tracked"]) == 4
 
 
 def test_a_constant_buffer_stays_constant_to_the_bit():

@@ -5,14 +5,14 @@ import torch
 from torch import nn
 
 import fednorm
-from fednorm import strategy
+from fednorm import create_strategy
 from fednorm.algorithms import algorithm
-from fednorm.core.inspect import Expected, fault
-from fednorm.core.messages import Reply, Report, Running
+from fednorm.core.inspect import ReplySchema, find_fault
+from fednorm.core.messages import LayerStats, Reply, RunningStats
 from fednorm.core.moments import Moments
 from fednorm.engines import lockstep, simulate
-from fednorm.engines.survey import surveyed
-from fednorm.experiment.load import ConfigError, build, override
+from fednorm.engines.survey import calibrate_for_test
+from fednorm.experiment.load import ConfigError, build_experiment, override_settings
 from fednorm.experiment.prepare import prepare
 from support import Toy, last, nested_model, task_of
 
@@ -53,7 +53,7 @@ def test_surveys_have_randomness_of_their_own(name):
         torch.manual_seed(seed)
         task = task_of(name, STEP, model=model)
         result = last(task, Toy(), 2)
-        variances.append(surveyed(task, result.state, {}, Toy()).running["3"].var)
+        variances.append(calibrate_for_test(task, result.state, {}, Toy()).running["3"].var)
         assert torch.equal(torch.rand(2), expected)
     assert torch.equal(*variances)
 
@@ -61,30 +61,30 @@ def test_surveys_have_randomness_of_their_own(name):
 def test_an_unknown_text_for_momentum_is_refused():
     for text in ("none", "0.5", "fast"):
         with pytest.raises(ValueError, match="momentum must be"):
-            strategy("fbn", momentum=text)
-    wrapped = strategy("fedfn", base="fbn", options={"momentum": "none"})
+            create_strategy("fbn", stats_momentum=text)
+    wrapped = create_strategy("fedfn", base="fbn", options={"stats_momentum": "none"})
     assert wrapped.convert(nested_model()).model.stem[1].momentum is None
 
 
 def test_labels_that_would_share_a_folder_are_refused():
     entries = [{"name": "fbn", "label": label} for label in ("a/b", "A b")]
     with pytest.raises(ConfigError, match="give each its own label"):
-        build({"strategies": entries})
+        build_experiment({"strategies": entries})
 
 
 def test_adaptation_to_a_batch_of_one_is_refused_before_training():
     with pytest.raises(ConfigError, match="would adapt to a batch of 1 sample"):
-        fednorm.simulate("fbn", batch=1, adapt=0.5, **QUICK)
-    assert fednorm.simulate("fbn", batch=1, **QUICK).status == "finished"
+        fednorm.simulate("fbn", batch_size=1, adapt_statistics=0.5, **QUICK)
+    assert fednorm.simulate("fbn", batch_size=1, **QUICK).status == "finished"
 
 
 def test_lockstep_is_left_alone_where_it_cannot_be_sure():
-    experiment = build({"strategies": ["fbn"], **QUICK})
+    experiment = build_experiment({"strategies": ["fbn"], **QUICK})
     engines = [
         prepare(experiment, experiment.strategies[0], 0, model).engine for model in (None, small())
     ]
-    assert engines[0] == "lockstep"
-    assert engines[1] != "lockstep"
+    assert engines[0] == "merged"
+    assert engines[1] != "merged"
     random = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.RReLU())
     prepared = prepare(experiment, experiment.strategies[0], 0)
     assert not lockstep.fits(task_of("fbn", STEP, model=random), prepared.federation)
@@ -115,28 +115,28 @@ def test_a_shared_message_of_fedtan_survives_data_far_from_zero():
 
 @pytest.mark.parametrize("count", [float("inf"), float("nan"), -1.0])
 def test_an_impossible_count_is_rejected(count):
-    report = Report(Moments(count, torch.zeros(1), torch.ones(1)), 1)
-    expected = Expected({}, running={"x": Running(torch.zeros(1), torch.ones(1), 0)})
-    assert "count of layer 'x'" in fault(Reply(0, 1, {}, {}, {"x": report}), expected)[1]
+    report = LayerStats(Moments(count, torch.zeros(1), torch.ones(1)), 1)
+    expected = ReplySchema({}, running={"x": RunningStats(torch.zeros(1), torch.ones(1), 0)})
+    assert "count of layer 'x'" in find_fault(Reply(0, 1, {}, {}, {"x": report}), expected)[1]
 
 
 def test_a_buffer_that_is_not_finite_is_rejected():
-    expected = Expected({}, buffers={"level": torch.tensor(0.0)})
+    expected = ReplySchema({}, buffers={"level": torch.tensor(0.0)})
     reply = Reply(0, 1, {}, {"level": torch.tensor(float("nan"))}, {})
-    assert fault(reply, expected) == ("level", "the update of 'level' is not finite")
+    assert find_fault(reply, expected) == ("level", "the update of 'level' is not finite")
 
 
 @pytest.mark.parametrize("seeds", [[0, 0], [-1, 2]])
 def test_seeds_are_different_and_not_negative(seeds):
     with pytest.raises(ConfigError, match="seeds must be different and not negative"):
-        build({"seeds": seeds})
+        build_experiment({"seeds": seeds})
 
 
 def test_odd_tables_get_a_message():
     with pytest.raises(ConfigError, match="rounds is not a table"):
-        override({"rounds": 5}, ["rounds.x=3"])
+        override_settings({"rounds": 5}, ["rounds.x=3"])
     with pytest.raises(ConfigError, match=r"strategy\.name is a field of none"):
-        build({"strategy": {"name": "fbn"}})
+        build_experiment({"strategy": {"name": "fbn"}})
 
 
 def test_half_of_one_round_is_one_round():
@@ -147,4 +147,6 @@ def test_half_of_one_round_is_one_round():
 def test_earlier_rounds_keep_their_memories():
     first, second = simulate.rounds(task_of("fedbn", STEP), Toy(), 2)
     key = "stem.1.running_mean"
-    assert not torch.equal(first.memories[0].tensors[key], second.memories[0].tensors[key])
+    assert not torch.equal(
+        first.client_states[0].tensors[key], second.client_states[0].tensors[key]
+    )

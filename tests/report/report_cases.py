@@ -4,7 +4,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 from fednorm.experiment.result import Comparison, Evaluation, RunResult
-from fednorm.experiment.story import Panel, Story
+from fednorm.experiment.story import FigureResult, PanelResult
 from fednorm.report.page import render_page
 from fednorm.report.styles import KNOWN
 from fednorm.report.write import tell_story
@@ -58,12 +58,12 @@ def comparison(*runs, config=CONFIG):
 
 def page(result):
     """Return the page of a comparison or a story."""
-    return render_page(result if isinstance(result, Story) else tell_story(result))
+    return render_page(result if isinstance(result, FigureResult) else tell_story(result))
 
 
 def told(*panels, **changes):
     """Make a story that reproduces something published."""
-    story = Story(
+    story = FigureResult(
         title="FBN, Figure 3a",
         question="Does it keep up?",
         command="fednorm reproduce fbn-3a",
@@ -85,8 +85,8 @@ def two_panels():
         config={**CONFIG, "rounds": 30},
     )
     return told(
-        Panel("γ = 0", first, {"centralized": 91.0, "fbn": 90.0, "naive": 10.0}),
-        Panel("γ = 0.01", second, {"fbn": 88.0, "gn": 75.5}),
+        PanelResult("γ = 0", first, {"centralized": 91.0, "fbn": 90.0, "naive": 10.0}),
+        PanelResult("γ = 0.01", second, {"fbn": 88.0, "gn": 75.5}),
     )
 
 

@@ -9,7 +9,7 @@ from hashlib import sha256
 import pytest
 
 from fednorm.experiment.result import Comparison, Evaluation
-from fednorm.experiment.story import Panel
+from fednorm.experiment.story import PanelResult
 from fednorm.report import write, write_comparison
 from fednorm.report.format import describe_setting
 from fednorm.report.tables import fill_rows
@@ -149,7 +149,11 @@ def test_all_that_comes_from_outside_is_escaped():
         (run(evil, (0.5,)), diverged(f"fbn {evil}", (0.5,), error=evil)),
     )
     story = told(
-        Panel(evil, result, {evil: 3.0}), title=evil, question=evil, command=evil, cuts=(evil,)
+        PanelResult(evil, result, {evil: 3.0}),
+        title=evil,
+        question=evil,
+        command=evil,
+        cuts=(evil,),
     )
     for html in (page(result), page(replace(story, source=evil))):
         assert "<script>alert" not in html

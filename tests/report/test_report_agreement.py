@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fednorm.experiment.story import Panel
+from fednorm.experiment.story import PanelResult
 from fednorm.report.agreement import Pair, compare_published
 from report.report_cases import comparison, diverged, run
 
@@ -18,7 +18,7 @@ def panel(published, **measured):
         for label, values in measured.items()
         for seed, value in enumerate(values if isinstance(values, tuple) else (values,))
     ]
-    return Panel("", comparison(*runs), published)
+    return PanelResult("", comparison(*runs), published)
 
 
 def orders(found):
@@ -75,9 +75,10 @@ def test_one_seed_is_as_sure_as_its_test_samples_are_many():
     many = comparison(run("a", (0.52,), tested=40000), run("b", (0.5,), tested=40000))
     published = {"a": 90.0, "b": 80.0}
     assert (
-        compare_published(Panel("", close, published)).statement() == "Too close to call: a and b."
+        compare_published(PanelResult("", close, published)).statement()
+        == "Too close to call: a and b."
     )
-    assert compare_published(Panel("", many, published)).statement() == SAME
+    assert compare_published(PanelResult("", many, published)).statement() == SAME
 
 
 STDS = [
@@ -93,7 +94,7 @@ STDS = [
 @pytest.mark.parametrize(("published", "std", "expected"), STDS)
 def test_published_numbers_within_their_deviation_have_no_order(published, std, expected):
     runs = comparison(run("a", (0.6,)), run("b", (0.7,)))
-    found = compare_published(Panel("", runs, published, published_std=std))
+    found = compare_published(PanelResult("", runs, published, published_std=std))
     assert found.statement() == expected
     assert [row.published_std for row in found.rows] == [std.get("a"), std.get("b")]
 
@@ -101,15 +102,17 @@ def test_published_numbers_within_their_deviation_have_no_order(published, std, 
 def test_published_maxima_are_compared_with_maxima():
     runs = comparison(run("a", (0.8, 0.3)), run("b", (0.5, 0.6)))
     published = {"a": 90.0, "b": 80.0}
-    assert compare_published(Panel("", runs, published)).rows[0].measured == pytest.approx(30.0)
-    best = compare_published(Panel("", runs, published, best=True))
+    assert compare_published(PanelResult("", runs, published)).rows[0].measured == pytest.approx(
+        30.0
+    )
+    best = compare_published(PanelResult("", runs, published, best=True))
     assert best.rows[0].measured == pytest.approx(80.0)
     assert best.statement() == SAME
 
 
 def test_a_method_that_diverged_with_every_seed_has_no_place_in_the_order():
     runs = (run("a", (0.5,)), diverged("b", (0.9,)), run("c", (0.4,)))
-    found = compare_published(Panel("", comparison(*runs), {"a": 80, "b": 60, "c": 70}))
+    found = compare_published(PanelResult("", comparison(*runs), {"a": 80, "b": 60, "c": 70}))
     assert found.rows[1].measured is None
     assert found.pairs == (Pair("a", "c", "same"),)
 

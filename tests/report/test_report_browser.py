@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fednorm.experiment.story import Panel
+from fednorm.experiment.story import PanelResult
 from report.browser import browse, browse_all, needs_browser
 from report.report_cases import (
     NAN,
@@ -207,7 +207,7 @@ ODD = ["</script><script>alert(1)</script>", "<b>bold</b>", "\"quoted\" 'too'", 
 
 def test_labels_are_text_wherever_they_stand(tmp_path):
     result = comparison(*(run(label, (0.9 - number / 10,)) for number, label in enumerate(ODD)))
-    story = told(Panel("<i>", result, dict.fromkeys(ODD, 50.0)), question=ODD[0])
+    story = told(PanelResult("<i>", result, dict.fromkeys(ODD, 50.0)), question=ODD[0])
     script = (
         POINT
         + """
@@ -247,9 +247,11 @@ LIVES = {
     "no runs": comparison(),
     "no panels": told(),
     "all diverged": comparison(diverged("fbn"), diverged("gn", (NAN,))),
-    "a panel without curves": told(*two_panels().panels, Panel("none", comparison(diverged("x")))),
+    "a panel without curves": told(
+        *two_panels().panels, PanelResult("none", comparison(diverged("x")))
+    ),
     "long words": replace(
-        told(Panel("p" * 90, comparison(run("g" * 99, (0.5, 0.6))), {"g" * 99: 50.0})),
+        told(PanelResult("p" * 90, comparison(run("g" * 99, (0.5, 0.6))), {"g" * 99: 50.0})),
         question="q" * 90,
         command="c" * 200,
         cuts=("w" * 90,),

@@ -1,7 +1,7 @@
 """The heat maps of a comparison that was swept over attacks and defences."""
 
-from fednorm.experiment.compare import run_all
-from fednorm.experiment.load import build, sweep
+from fednorm.experiment.compare import run_comparison
+from fednorm.experiment.load import build_experiment, expand_sweep
 from fednorm.report import write_comparison
 from fednorm.report.heatmaps import collect_grid_maps, is_full
 
@@ -10,16 +10,16 @@ SMALL = {
     "clients": 5,
     "rounds": 1,
     "seeds": 1,
-    "batch": 4,
+    "batch_size": 4,
     "byzantine": 1,
     "model": {"name": "mlp", "hidden": [4]},
 }
 
 
 def test_attacks_stand_down_and_defences_across(tmp_path):
-    values = sweep(SMALL, "attack=foe,alie")
-    values = sweep(values, "aggregate+aggregate_statistics=mean,nnm > median")
-    comparison = run_all(build(values))
+    values = expand_sweep(SMALL, "attack=foe,alie")
+    values = expand_sweep(values, "aggregator+statistics_aggregator=mean,nnm > median")
+    comparison = run_comparison(build_experiment(values))
     naive, fbn = collect_grid_maps(comparison)
     assert (naive.title, fbn.title) == ("naive", "fbn")
     assert naive.rows == ("foe", "alie")
@@ -33,16 +33,18 @@ def test_attacks_stand_down_and_defences_across(tmp_path):
 
 
 def test_a_comparison_without_a_grid_has_no_map():
-    assert not collect_grid_maps(run_all(build(SMALL)))
-    assert not collect_grid_maps(run_all(build(sweep(SMALL, "attack=foe,alie"))))
+    assert not collect_grid_maps(run_comparison(build_experiment(SMALL)))
+    assert not collect_grid_maps(
+        run_comparison(build_experiment(expand_sweep(SMALL, "attack=foe,alie")))
+    )
 
 
 def test_a_grid_with_holes_is_known():
     entries = [
-        {"name": "fbn", "label": "honest", "byzantine": 0, "aggregate": "mean"},
-        {"name": "fbn", "label": "attacked", "byzantine": 1, "aggregate": "mean"},
-        {"name": "fbn", "label": "defended", "byzantine": 1, "aggregate": "median"},
+        {"name": "fbn", "label": "honest", "byzantine": 0, "aggregator": "mean"},
+        {"name": "fbn", "label": "attacked", "byzantine": 1, "aggregator": "mean"},
+        {"name": "fbn", "label": "defended", "byzantine": 1, "aggregator": "median"},
     ]
-    comparison = run_all(build({**SMALL, "strategies": entries, "attack": "foe"}))
+    comparison = run_comparison(build_experiment({**SMALL, "strategies": entries, "attack": "foe"}))
     assert collect_grid_maps(comparison)
     assert not is_full(comparison)  # its picture is that of the curves

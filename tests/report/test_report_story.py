@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from fednorm.experiment.story import Panel
+from fednorm.experiment.story import PanelResult
 from fednorm.report import build_story_table, write_story
 from fednorm.report.heatmaps import collect_gap_maps
 from fednorm.report.series import collect_plots
@@ -61,7 +61,7 @@ def test_results_json_tells_the_story(tmp_path):
 
 
 def test_a_panel_without_published_numbers_has_no_agreement(tmp_path):
-    story = told(Panel("", three_strategies()))
+    story = told(PanelResult("", three_strategies()))
     assert written(story, tmp_path)["panels"][0]["agreement"] is None
     assert "published and measured" not in page(story)
     assert "published" not in page(story).split("<main>")[1].split("</main>")[0].lower().replace(
@@ -72,7 +72,7 @@ def test_a_panel_without_published_numbers_has_no_agreement(tmp_path):
 
 
 def test_published_numbers_that_are_not_finite_become_null(tmp_path):
-    story = told(Panel("", three_strategies(), {"fbn": NAN, "naive": 10.0}))
+    story = told(PanelResult("", three_strategies(), {"fbn": NAN, "naive": 10.0}))
     assert written(story, tmp_path)["panels"][0]["published"] == {"fbn": None, "naive": 10.0}
 
 
@@ -182,7 +182,7 @@ def test_the_terminal_shows_published_measured_and_gap():
 
 @pytest.mark.parametrize("label", ["[red]x", "a label that is much too long " * 4])
 def test_the_terminal_keeps_numbers_whole_and_labels_literal(label):
-    story = told(Panel("[b]", comparison(run(label, (0.8123,))), {label: 85.25}))
+    story = told(PanelResult("[b]", comparison(run(label, (0.8123,))), {label: 85.25}))
     shown = printed(story)
     assert all(text in shown for text in ("85.2", "81.2", "−4.0", "[b]", label.split()[0]))
 
@@ -190,10 +190,10 @@ def test_the_terminal_keeps_numbers_whole_and_labels_literal(label):
 def test_heat_maps_put_panels_into_cells():
     cells = {"LeNet, iid, E = 1": (0.5, 0.4), "LeNet, iid, E = 9": (0.2, 0.6)}
     panels = [
-        Panel(title, comparison(run("gn", (a,)), run("naive", (b,))))
+        PanelResult(title, comparison(run("gn", (a,)), run("naive", (b,))))
         for title, (a, b) in cells.items()
     ]
-    panels.append(Panel("LeNet, shards, E = 1", comparison(run("gn", (0.5,)))))
+    panels.append(PanelResult("LeNet, shards, E = 1", comparison(run("gn", (0.5,)))))
     story = replace(told(*panels), heat=("gn", "naive"), curves=())
     (only,) = collect_gap_maps(story)
     assert (only.title, only.rows, only.columns) == ("LeNet", ("iid", "shards"), ("E = 1", "E = 9"))

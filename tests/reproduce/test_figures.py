@@ -2,7 +2,7 @@
 
 import pytest
 
-from fednorm.experiment.compare import run_all
+from fednorm.experiment.compare import run_comparison
 from fednorm.reproduce import list_figures, scale_figure
 from fednorm.reproduce.scale import describe_cuts
 
@@ -103,7 +103,7 @@ def test_fedtans_setting_pads_by_four_as_its_code_does(name):
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_smoke(name):
     for experiment in chosen(name, [found for _, found in scale_figure(FIGURES[name], "smoke")]):
-        runs = run_all(experiment).runs
+        runs = run_comparison(experiment).runs
         assert len(runs) == len(experiment.strategies)
         assert {run.status for run in runs} <= {"finished", "diverged"}
         assert "finished" in {run.status for run in runs}

@@ -75,7 +75,7 @@ def test_scales(own):
     assert short[0][1].data.fields == {"test": 50}
     smoke = scale_figure(figure, "smoke")
     assert [p.title for p, _ in smoke] == ["γ = 0", "γ = 1"]
-    assert all((e.rounds, e.seeds, e.clients, e.batch) == (2, [0], 5, 4) for _, e in smoke)
+    assert all((e.rounds, e.seeds, e.clients, e.batch_size) == (2, [0], 5, 4) for _, e in smoke)
 
 
 def test_what_is_cut_is_said(own):

@@ -8,15 +8,15 @@ from torch import nn
 from torch.nn import functional
 
 import fednorm
-from fednorm import Memory, broadcast, client_round, server_round
+from fednorm import ClientState, broadcast, client_round, server_round
 from fednorm.algorithms import algorithm
-from fednorm.core.messages import Running
+from fednorm.core.messages import RunningStats
 from fednorm.core.moments import Moments
-from fednorm.experiment.load import build
-from fednorm.nn.convert import federate
+from fednorm.experiment.load import build_experiment
+from fednorm.nn.convert import to_fed_batch_norm
 from fednorm.nn.dual_norm import BackwardMeans, _Dual, add_backward_means
 from fednorm.nn.weight_std import StandardizedConv, standardize
-from fednorm.strategies import strategy
+from fednorm.strategies import create_strategy
 from support import Toy, last, nested_model, task_of
 
 STEP = algorithm("dsgd", lr=0.05)
@@ -54,8 +54,8 @@ class Watched:
         )
         delta = samples * self.grads[path]
         p, q = delta.mean((0, 2, 3)), (delta * normalised).mean((0, 2, 3))
-        backward = Running(torch.stack([p, q]), p.new_empty(0), 0)
-        return Running(moments.mean, moments.var, 0), backward
+        backward = RunningStats(torch.stack([p, q]), p.new_empty(0), 0)
+        return RunningStats(moments.mean, moments.var, 0), backward
 
 
 @pytest.mark.parametrize("sizes", [(5, 5, 5), (2, 7, 3)])
@@ -76,7 +76,8 @@ def test_with_the_statistics_of_the_same_round_the_gradient_is_one_machines(size
     )
     received = broadcast(task, state)
     gradients = [
-        client_round(task, received, Memory(), clients.batches(c, 1))[0] for c in range(len(sizes))
+        client_round(task, received, ClientState(), clients.batches(c, 1))[0]
+        for c in range(len(sizes))
     ]
     for name, value in expected.items():
         total = sum(r.examples * r.update[name] for r in gradients) / sum(sizes)
@@ -161,11 +162,13 @@ def test_without_both_parts_it_is_fbn():
 
 def test_standardised_weights_are_a_switch_of_the_others_too():
     parts = last(task_of("dualbn", STEP, backward_moments=False), Toy(), 4).state
-    fbn = last(task_of("fbn", STEP, weight_standardization=True, momentum=0.1), Toy(), 4).state
+    fbn = last(
+        task_of("fbn", STEP, weight_standardization=True, stats_momentum=0.1), Toy(), 4
+    ).state
     for key, value in parts.weights.items():
         assert torch.equal(fbn.weights[key], value)
     for name in ("naive", "fixbn", "fbn", "fedtan", "brn", "switchnorm"):
-        converted = strategy(name, weight_standardization=True).convert(nested_model()).model
+        converted = create_strategy(name, weight_standardization=True).convert(nested_model()).model
         convs = [m for m in converted.modules() if isinstance(m, nn.Conv2d)]
         assert convs
         assert all(isinstance(conv, StandardizedConv) for conv in convs)
@@ -178,14 +181,16 @@ def test_several_steps_keep_all_four_fixed_and_move_them_once():
 
 
 def test_the_checkpoint_is_torchs_own():
-    converted = strategy("dualbn").convert(nested_model()).model
+    converted = create_strategy("dualbn").convert(nested_model()).model
     assert list(converted.state_dict()) == list(nested_model().state_dict())
 
 
 def test_a_faulty_backward_mean_is_rejected_like_a_statistic():
     task, clients = task_of("dualbn", STEP), Toy()
     received = broadcast(task, task.initial_state)
-    replies = [client_round(task, received, Memory(), clients.batches(c, 1))[0] for c in range(3)]
+    replies = [
+        client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in range(3)
+    ]
     path = next(p for p in replies[0].stats if p.endswith("backward_means"))
     report = replies[0].stats[path]
     bad = replace(report.moments, mean=report.moments.mean * float("nan"))
@@ -199,15 +204,15 @@ def test_layers_without_statistics_are_refused():
     model = nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False))
     with pytest.raises(TypeError, match="tracks no running statistics"):
         add_backward_means(model, momentum=0.1, backward_momentum=0.1)
-    assert federate(model).replaced
+    assert to_fed_batch_norm(model).replaced
 
 
 def test_warm_up_is_on_by_default():
-    experiment = build({"strategies": ["dualbn", "fbn"]})
+    experiment = build_experiment({"strategies": ["dualbn", "fbn"]})
     dual, fbn = (experiment.make_strategy(e) for e in experiment.strategies)
     assert experiment.make_algorithm(dual).rate(25, 600) == pytest.approx(0.025)
     assert experiment.make_algorithm(dual).rate(50, 600) == pytest.approx(0.05)
     assert experiment.make_algorithm(fbn).rate(1, 600) == pytest.approx(0.05)
-    off = build({"strategies": ["dualbn"], "algorithm": {"name": "dsgd", "warmup": 0}})
+    off = build_experiment({"strategies": ["dualbn"], "algorithm": {"name": "dsgd", "warmup": 0}})
     assert off.make_algorithm(dual).rate(1, 600) == pytest.approx(0.05)
     assert fednorm.algorithm("dsgd", lr=1.0, warmup=4).rate(1, None) == 0.25

@@ -11,11 +11,11 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn import functional
 
-from fednorm import strategy
+from fednorm import create_strategy
 from fednorm.algorithms import algorithm
 from fednorm.core.moments import Moments
 from fednorm.core.task import Task
-from fednorm.strategies.feddna import reweighted
+from fednorm.strategies.feddna import reweight
 from support import Toy, assert_same_state, last, nested_model, task_of
 
 EPS = 1e-5
@@ -39,7 +39,7 @@ def shares(moments):
 
 
 def weights_of(moments, strength=1.0, iterations=100):
-    return shares(reweighted(moments, strength, iterations))
+    return shares(reweight(moments, strength, iterations))
 
 
 def objective(weights, moments, strength):
@@ -97,7 +97,7 @@ def test_equal_clients_get_equal_weights():
     (one,) = clients_of((8,))
     weights = weights_of([one] * 5)
     torch.testing.assert_close(weights, torch.full((5,), 0.2, dtype=torch.float64))
-    unequal = [one.scaled(factor) for factor in (1, 2, 5)]
+    unequal = [one.scale(factor) for factor in (1, 2, 5)]
     torch.testing.assert_close(weights_of(unequal), shares(unequal))
 
 
@@ -127,14 +127,14 @@ def test_an_outlying_client_weighs_less_than_its_share(shift, counts, strength):
 )
 def test_counts_keep_their_sum_and_follow_the_clients_order(counts, spread, strength, order):
     moments = clients_of(counts, spread=spread)
-    weighted = reweighted(moments, strength, 10)
+    weighted = reweight(moments, strength, 10)
     assert sum(m.mass for m in weighted) == pytest.approx(sum(counts))
     for before, after in zip(moments, weighted, strict=True):
         assert after.mean is before.mean
         assert after.var is before.var
     turn = list(range(len(counts)))
     order.shuffle(turn)
-    turned = reweighted([moments[i] for i in turn], strength, 10)
+    turned = reweight([moments[i] for i in turn], strength, 10)
     for i, m in zip(turn, turned, strict=True):
         assert m.mass == pytest.approx(weighted[i].mass, rel=1e-6, abs=1e-9)
 
@@ -148,28 +148,28 @@ def test_units_do_not_matter():
 
 def test_finite_without_variance_and_alone():
     mean, zero = torch.tensor([1.0, -2.0]), torch.zeros(2)
-    (alone,) = reweighted([Moments(5.0, mean, zero)], 1.0, 10)
+    (alone,) = reweight([Moments(5.0, mean, zero)], 1.0, 10)
     assert alone.mass == 5
-    same = reweighted([Moments(5.0, mean, zero), Moments(3.0, mean, zero)], 1.0, 10)
+    same = reweight([Moments(5.0, mean, zero), Moments(3.0, mean, zero)], 1.0, 10)
     assert [m.mass for m in same] == pytest.approx([5, 3])
     # Dead on one client, alive on the others, and far apart in units of BatchNorm's epsilon.
     mixed = [Moments(5.0, mean, zero), Moments(5.0, mean + 1e4, zero), Moments(5.0, mean, zero + 1)]
     # Strong enough to let every factor underflow, were they not relative to the nearest client.
     for strength in (1.0, 1e6):
-        assert sum(m.mass for m in reweighted(mixed, strength, 10)) == pytest.approx(15)
+        assert sum(m.mass for m in reweight(mixed, strength, 10)) == pytest.approx(15)
 
 
 def test_an_empty_client_has_no_say():
     empty = [*clients_of((4, 6)), Moments.empty(torch.zeros(4, dtype=torch.float64))]
-    weighted = reweighted(empty, 1.0, 10)
+    weighted = reweight(empty, 1.0, 10)
     assert weighted[2].mass == 0
-    assert [m.mass for m in weighted[:2]] == [m.mass for m in reweighted(empty[:2], 1.0, 10)]
-    nobody = reweighted([empty[2], empty[2]], 1.0, 10)
+    assert [m.mass for m in weighted[:2]] == [m.mass for m in reweight(empty[:2], 1.0, 10)]
+    nobody = reweight([empty[2], empty[2]], 1.0, 10)
     assert [m.mass for m in nobody] == [0, 0]
     # Even if nobody is as near to the pooled distribution as the client without a value.
     mean, zero = torch.full((4,), 9.0, dtype=torch.float64), empty[2].var
     apart = [Moments(5.0, -mean, zero), Moments(5.0, mean, zero), empty[2]]
-    assert [m.mass for m in reweighted(apart, 1e6, 1)] == pytest.approx([5, 5, 0])
+    assert [m.mass for m in reweight(apart, 1e6, 1)] == pytest.approx([5, 5, 0])
 
 
 @pytest.mark.parametrize("kind", ["dsgd", "fedavg"])
@@ -235,11 +235,11 @@ def test_a_robust_rule_has_the_last_word():
 
     states = [
         last(
-            Task.build(nested_model(), chosen, algorithm("dsgd"), aggregate_statistics=median),
+            Task.build(nested_model(), chosen, algorithm("dsgd"), statistics_aggregator=median),
             Toy(),
             2,
         ).state
-        for chosen in (strategy("feddna"), strategy("naive", statistics="pool"))
+        for chosen in (create_strategy("feddna"), create_strategy("naive", statistics="pool"))
     ]
     for path, running in states[0].running.items():
         torch.testing.assert_close(running.mean, states[1].running[path].mean)
@@ -253,9 +253,9 @@ def test_a_robust_rule_has_the_last_word():
         ({"strength": float("nan")}, "strength must be 0 or more"),
         ({"strength": float("inf")}, "strength must be 0 or more"),
         ({"iterations": 0}, "iterations must be at least 1, not 0"),
-        ({"momentum": 0}, "momentum must be in"),
+        ({"stats_momentum": 0}, "stats_momentum must be in"),
     ],
 )
 def test_wrong_fields_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
-        strategy("feddna", **fields)
+        create_strategy("feddna", **fields)

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 import fednorm
-from fednorm import Memory, broadcast, client_round, strategy
+from fednorm import ClientState, broadcast, client_round, create_strategy
 from fednorm.algorithms import algorithm
 from fednorm.data import load
 from fednorm.data.federation import federation
 from fednorm.data.sampling import Plan
 from fednorm.engines import cohort, lockstep, simulate, workers
-from fednorm.engines.centralized import Merged
-from fednorm.experiment.load import ConfigError, build
+from fednorm.engines.centralized import MergedClients
+from fednorm.experiment.load import ConfigError, build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.nn.weight_std import StandardizedConv2d
 from fednorm.strategies.fedwon import agc
@@ -44,7 +44,7 @@ def clipped_by_loop(gradient, weight, clip):
 def gradients_of_first_round(kind, clip):
     task = task_of("fedwon", algorithm(kind, lr=LR), model=two_headed(), clip=clip)
     received = broadcast(task, task.initial_state)
-    update = client_round(task, received, Memory(), Toy().batches(1, 1))[0].update
+    update = client_round(task, received, ClientState(), Toy().batches(1, 1))[0].update
     scale = 1 if kind == "dsgd" else -1 / LR
     return {name: scale * value for name, value in update.items()}, received.weights
 
@@ -52,7 +52,7 @@ def gradients_of_first_round(kind, clip):
 def test_kernels_follow_the_formula():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).double()
-    converted = strategy("fedwon").convert(model).model
+    converted = create_strategy("fedwon").convert(model).model
     with torch.no_grad():
         converted[0].gain.uniform_(0.5, 2)
     x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
@@ -68,7 +68,7 @@ def test_kernels_follow_the_formula():
 
 
 def test_no_norm_is_left_and_every_convolution_has_a_gain():
-    conversion = strategy("fedwon").convert(nested_model())
+    conversion = create_strategy("fedwon").convert(nested_model())
     convs = [m for m in conversion.model.modules() if isinstance(m, nn.Conv2d)]
     assert [type(m) for m in convs] == [StandardizedConv2d] * 6
     assert all(m.gain.shape == (m.out_channels,) for m in convs)
@@ -114,8 +114,8 @@ def test_later_steps_clip_by_the_weights_of_that_step():
     clip, clients = 0.05, Toy(steps=3)
     task = task_of("fedwon", algorithm("fedavg", lr=LR), model=two_headed(), clip=clip)
     received = broadcast(task, task.initial_state)
-    update = client_round(task, received, Memory(), clients.batches(0, 1))[0].update
-    model = strategy("fedwon").convert(two_headed()).model
+    update = client_round(task, received, ClientState(), clients.batches(0, 1))[0].update
+    model = create_strategy("fedwon").convert(two_headed()).model
     for x, y in clients.batches(0, 1).steps:
         model.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
@@ -138,7 +138,7 @@ def test_a_layer_in_two_places_is_clipped_once_by_its_whole_gradient():
     for clip in (None, 0.01):
         task = task_of("fedwon", algorithm("dsgd", lr=LR), model=model, clip=clip)
         received = broadcast(task, task.initial_state)
-        reply, _ = client_round(task, received, Memory(), Toy().batches(0, 1))
+        reply, _ = client_round(task, received, ClientState(), Toy().batches(0, 1))
         grads.append(reply.update["0.weight"])
     expected = clipped_by_loop(grads[0], model[0].weight, 0.01)
     torch.testing.assert_close(grads[1], expected, rtol=1e-10, atol=0)
@@ -154,7 +154,7 @@ class Plain:
 
     def __init__(self, clip):
         self.clip, self.momenta = clip, {}
-        model = strategy("fedwon").convert(two_headed()).model
+        model = create_strategy("fedwon").convert(two_headed()).model
         self.weights = {n: p.detach().clone() for n, p in model.named_parameters()}
         self.model = model.train()
 
@@ -210,7 +210,7 @@ def run_loop(task):
 
 def run_cohorts(task):
     assert cohort.fits(task, [SOME.batches(client, 1) for client in SOME.all()])
-    cohorts = cohort.Cohorts(task, 4)
+    cohorts = cohort.StackedTrainer(task, 4)
     *_, result = simulate.rounds(task, SOME, COUNT, train=cohorts.train_all)
     assert max(cohorts.wide) > 1
     return result
@@ -239,8 +239,8 @@ USUAL = {
     "participation": 0.7,
     "partition": "dirichlet_unbalanced=0.5",
     "algorithm": {"name": "fedavg", "lr": 0.1, "momentum": 0.9},
-    "steps": 3,
-    "batch": 16,
+    "local_steps": 3,
+    "batch_size": 16,
     "rounds": 3,
     "seeds": 1,
 }
@@ -252,18 +252,18 @@ def test_the_engine_that_is_chosen_clips_as_the_loop_does():
         result = fednorm.compare([table], **USUAL, **settings).runs[0]
         return result.final.loss, result.final.train_loss
 
-    experiment = build({**USUAL, "strategies": [{"name": "fedwon", "clip": 0.01}]})
-    assert prepare(experiment, experiment.strategies[0], 0).engine == "cohort"
+    experiment = build_experiment({**USUAL, "strategies": [{"name": "fedwon", "clip": 0.01}]})
+    assert prepare(experiment, experiment.strategies[0], 0).engine == "stacked"
     expected = finals(engine="loop")
     assert finals() == pytest.approx(expected, rel=1e-3)
     assert finals(clip="none") != pytest.approx(expected, rel=1e-2)
 
 
 def test_lockstep_asked_for_by_name_is_refused_with_the_reason():
-    settings = {**USUAL, "participation": 1.0, "algorithm": "dsgd", "steps": 1}
+    settings = {**USUAL, "participation": 1.0, "algorithm": "dsgd", "local_steps": 1}
     table = {"name": "fedwon", "clip": 0.01}
     with pytest.raises(ConfigError, match="no clipped gradients"):
-        fednorm.compare([table], **settings, engine="lockstep")
+        fednorm.compare([table], **settings, engine="merged")
 
 
 def test_feature_normalisation_on_top_clips_too():
@@ -287,7 +287,7 @@ def test_a_frozen_layer_stays_frozen():
 def test_federated_equals_one_machine():
     clients, step = Toy(sizes=(2, 7, 1)), algorithm("dsgd", lr=LR)
     federated, central = (
-        last(task_of("fedwon", step), c).state for c in (clients, Merged(clients))
+        last(task_of("fedwon", step), c).state for c in (clients, MergedClients(clients))
     )
     for name, value in federated.weights.items():
         torch.testing.assert_close(value, central.weights[name], rtol=0, atol=1e-10)
@@ -304,9 +304,9 @@ def test_lockstep_only_without_clipping():
 @pytest.mark.parametrize("clip", [0, -0.1, float("nan")])
 def test_clip_must_be_positive(clip):
     with pytest.raises(ValueError, match="clip must be positive"):
-        strategy("fedwon", clip=clip)
+        create_strategy("fedwon", clip=clip)
 
 
 def test_a_model_without_convolutions_is_refused():
     with pytest.raises(ValueError, match="FedWon needs convolutions, but Sequential has none"):
-        strategy("fedwon").convert(nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)))
+        create_strategy("fedwon").convert(nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)))

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fednorm import strategy
+from fednorm import create_strategy
 from fednorm.algorithms import algorithm
-from fednorm.core.layout import kinds
+from fednorm.core.layout import find_kinds
 from fednorm.core.messages import Broadcast
 from fednorm.core.task import Task
 from fednorm.core.types import Kind
@@ -30,7 +30,7 @@ def statistics(state):
 
 
 def affine(state):
-    kind = kinds(nested_model())
+    kind = find_kinds(nested_model())
     return torch.cat([t for name, t in state.weights.items() if kind[name] is Kind.AFFINE])
 
 
@@ -105,16 +105,16 @@ def test_affine_alone_is_frozen_while_statistics_go_on_moving():
 
 
 @pytest.mark.parametrize("merge", ["average", "pool"])
-@pytest.mark.parametrize("engine", ["lockstep", "cohort"])
+@pytest.mark.parametrize("engine", ["merged", "stacked"])
 def test_affine_alone_is_frozen_in_every_engine(engine, merge):
     fields = {"freeze_affine": True, "freeze_statistics": False, "statistics": merge}
     task = task_of("fixbn", STEP, count=4, freeze_round=2, **fields)
     clients = Toy(sizes=(5, 5, 5))
     expected = last(task, clients, 4).state
-    if engine == "lockstep":
+    if engine == "merged":
         *_, got = lockstep.rounds(task, clients, 4)
     else:
-        *_, got = rounds(task, clients, 4, train=cohort.Cohorts(task, 3).train_all)
+        *_, got = rounds(task, clients, 4, train=cohort.StackedTrainer(task, 3).train_all)
     for one in (affine, statistics):
         torch.testing.assert_close(one(got.state), one(expected), rtol=1e-9, atol=1e-11)
 
@@ -123,7 +123,7 @@ def test_auto_may_freeze_affine_alone():
     """Frozen parameters stay frozen however much the statistics move afterwards."""
     fields = {"freeze_affine": True, "freeze_statistics": False}
     states = history(40, freeze_round="auto", window=4, threshold=1e-5, **fields)
-    at = next(t for t, s in enumerate(states) if int(s.notes.get("frozen", 0)))
+    at = next(t for t, s in enumerate(states) if int(s.strategy_state.get("frozen", 0)))
     assert 4 <= at < 30
     for before, after in pairwise(states[at:]):
         assert torch.equal(affine(before), affine(after))
@@ -132,7 +132,7 @@ def test_auto_may_freeze_affine_alone():
 
 def test_refuses_to_freeze_nothing():
     with pytest.raises(ValueError, match=r"freezes nothing.*use 'naive'"):
-        strategy("fixbn", freeze_statistics=False)
+        create_strategy("fixbn", freeze_statistics=False)
 
 
 @pytest.mark.parametrize("threshold", [1e-5, 2e-6, 3e-7])
@@ -158,7 +158,7 @@ def test_the_thresholds_above_freeze_at_different_rounds():
         next(
             t
             for t, s in enumerate(history(40, freeze_round="auto", window=4, threshold=threshold))
-            if int(s.notes.get("frozen", 0))
+            if int(s.strategy_state.get("frozen", 0))
         )
         for threshold in (1e-5, 2e-6, 3e-7)
     }
@@ -180,7 +180,7 @@ def test_stage_two_normalises_as_in_evaluation():
 
 
 def test_a_share_needs_the_number_of_rounds():
-    task = Task.build(nested_model(), strategy("fixbn"), STEP)
+    task = Task.build(nested_model(), create_strategy("fixbn"), STEP)
     received = Broadcast(1, None, {}, {}, {})
     with pytest.raises(ValueError, match="number is not known"):
         task.strategy.rule(received)
@@ -189,4 +189,4 @@ def test_a_share_needs_the_number_of_rounds():
 @pytest.mark.parametrize("wrong", [1.5, -1, "later", True])
 def test_refuses_a_freezing_round_that_is_none(wrong):
     with pytest.raises(ValueError, match="freeze_round must be"):
-        strategy("fixbn", freeze_round=wrong)
+        create_strategy("fixbn", freeze_round=wrong)

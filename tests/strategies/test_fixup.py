@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import fednorm
-from fednorm import strategy
+from fednorm import create_strategy
 from fednorm.algorithms import algorithm
-from fednorm.engines.centralized import Merged
+from fednorm.engines.centralized import MergedClients
 from fednorm.nn.convert import ConversionError
-from fednorm.strategies.fixup import ScalarAffine, residual_branches
+from fednorm.strategies.fixup import ScalarAffine, find_residual_branches
 from support import Toy, last, nested_model, task_of
 
 CHAIN = [f"1.zzz.{number}" for number in range(5)]
@@ -26,7 +26,7 @@ def sample(count=3):
 
 
 def converted(model=None):
-    return strategy("fixup").convert(model or nested_model()).model
+    return create_strategy("fixup").convert(model or nested_model()).model
 
 
 def he(weight):
@@ -184,7 +184,7 @@ def test_branches_of_any_depth(layers):
 
 
 def test_scalars_stand_where_batch_norm_stood():
-    conversion = strategy("fixup").convert(nested_model().eval())
+    conversion = create_strategy("fixup").convert(nested_model().eval())
     assert {(r.path, r.after) for r in conversion.replaced} == {
         (path, "ScalarAffine")
         for path, m in nested_model().named_modules()
@@ -281,7 +281,7 @@ def test_engines_agree_on_the_rates(kind):
         "clients": 3,
         "partition": "dirichlet_unbalanced=0.5",
         "algorithm": {"name": kind, "lr": 0.1, "momentum": 0.9, "weight_decay": 0.1},
-        "steps": 1 if kind == "dsgd" else 2,
+        "local_steps": 1 if kind == "dsgd" else 2,
         "rounds": 3,
         "seeds": 1,
     }
@@ -307,7 +307,7 @@ def test_engines_agree_on_the_rates(kind):
 def test_finds_branches_whatever_their_names(block, expected):
     model = in_front(nn.Conv2d(1, 4, 3, padding=1), block)
     result = converted(model)
-    assert residual_branches(result) == [expected]
+    assert find_residual_branches(result) == [expected]
     assert not result(sample()).any()
     inside = [m for m in result[1].modules() if isinstance(m, ScalarAffine)]
     assert [m.scale is not None for m in inside] == [False, True]
@@ -382,7 +382,9 @@ def test_the_given_model_stays_as_it_is():
 
 def test_federated_equals_one_machine():
     clients, step = Toy(sizes=(2, 7, 1)), algorithm("dsgd", lr=0.05)
-    federated, central = (last(task_of("fixup", step), c).state for c in (clients, Merged(clients)))
+    federated, central = (
+        last(task_of("fixup", step), c).state for c in (clients, MergedClients(clients))
+    )
     for name, value in federated.weights.items():
         torch.testing.assert_close(value, central.weights[name], rtol=0, atol=1e-10)
 
@@ -394,7 +396,7 @@ def test_a_network_that_starts_at_zero_learns():
         data="digits",
         partition="iid",
         clients=2,
-        steps=5,
+        local_steps=5,
         rounds=45,
         eval_every=15,
         algorithm={"name": "fedavg", "lr": 0.4, "momentum": 0.9},

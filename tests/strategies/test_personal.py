@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fednorm.algorithms import algorithm
-from fednorm.core.messages import Memory
+from fednorm.core.messages import ClientState
 from fednorm.core.round import broadcast, client_round
 from fednorm.engines.evaluate import score_clients
 from support import Toy, last, nested_model, task_of
@@ -41,11 +41,11 @@ def test_no_personal_tensor_in_any_reply(name, step):
     assert "blocks.1.downsample.1.running_var" in personal
     assert set(task.layout.personal) == personal
     received = broadcast(task, task.initial_state)
-    reply, memory = client_round(task, received, Memory(), Toy().batches(0, 1))
+    reply, client_state = client_round(task, received, ClientState(), Toy().batches(0, 1))
     assert not reply.stats
     for part in (reply.update, reply.buffers, reply.momentum, received.weights, received.running):
         assert not personal & set(part)
-    assert set(memory.tensors) == personal
+    assert set(client_state.tensors) == personal
     assert set(reply.update) | personal == set(nested_model().state_dict()) - (
         keys(nested_model(), *STATISTICS) - personal
     )
@@ -55,7 +55,7 @@ def test_no_personal_tensor_in_any_reply(name, step):
 @pytest.mark.parametrize("step", ALGORITHMS)
 def test_personal_tensors_differ_between_clients(name, step):
     result = last(task_of(name, step), Toy(), 5)
-    first, second = result.memories[0].tensors, result.memories[1].tensors
+    first, second = result.client_states[0].tensors, result.client_states[1].tensors
     for key in keys(nested_model(), *PERSONAL[name]):
         if "num_batches" not in key:
             assert not torch.equal(first[key], second[key]), key
@@ -85,7 +85,7 @@ def test_is_training_with_own_tensors(name):
     for client, model in enumerate(models):
         for key in personal:
             torch.testing.assert_close(
-                result.memories[client].tensors[key], model.state_dict()[key]
+                result.client_states[client].tensors[key], model.state_dict()[key]
             )
     for key, value in result.state.weights.items():
         torch.testing.assert_close(value, models[0].state_dict()[key], rtol=0, atol=1e-10)
@@ -95,9 +95,9 @@ def test_each_client_is_tested_with_its_own_layers():
     clients = Toy()
     task = task_of("fedbn", algorithm("dsgd", lr=0.1))
     result = last(task, clients, 3)
-    own = score_clients(task, result.state, result.memories, clients, range(3))
+    own = score_clients(task, result.state, result.client_states, clients, range(3))
     losses = [score.loss for score in own.values()]
-    swapped = {0: result.memories[1], 1: result.memories[0], 2: result.memories[2]}
+    swapped = {0: result.client_states[1], 1: result.client_states[0], 2: result.client_states[2]}
     others = score_clients(task, result.state, swapped, clients, range(3))
     other = [score.loss for score in others.values()]
     assert losses[0] != other[0]

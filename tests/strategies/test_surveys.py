@@ -6,10 +6,10 @@ from torch import nn
 from torch.nn import functional
 
 import fednorm
-from fednorm import strategy
+from fednorm import create_strategy
 from fednorm.algorithms import algorithm
 from fednorm.core.task import export
-from fednorm.engines.survey import surveyed
+from fednorm.engines.survey import calibrate_for_test
 from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.hybrid_norm import add_mixing, normalize_hybrid
 from support import Toy, last, nested_model, task_of
@@ -22,7 +22,7 @@ def test_heterofl_statistics_are_torchs_cumulative_average_over_all_batches():
     task = task_of("heterofl", STEP)
     result = last(task, clients, 5)
     assert all(torch.equal(r.var, torch.ones_like(r.var)) for r in result.state.running.values())
-    final = surveyed(task, result.state, result.memories, clients)
+    final = calibrate_for_test(task, result.state, result.client_states, clients)
     model = nested_model().train()
     model.load_state_dict(export(task, result.state).state_dict())
     for layer in model.modules():
@@ -43,7 +43,7 @@ def test_heterofl_can_pool_the_moments_of_all_values():
     clients = Toy(sizes=(3, 6, 4))
     task = task_of("heterofl", STEP, statistics="pool")
     result = last(task, clients, 5)
-    final = surveyed(task, result.state, result.memories, clients)
+    final = calibrate_for_test(task, result.state, result.client_states, clients)
     model, seen = nested_model().train(), {}
     model.load_state_dict(export(task, result.state).state_dict())
     for path, layer in model.named_modules():
@@ -115,15 +115,20 @@ def test_hbn_learns_as_well_as_others_where_clients_are_alike():
         clients=3,
         model="resnet",
         algorithm="fedavg",
-        steps=5,
+        local_steps=5,
     )
     assert run.final.accuracy > 0.8
 
 
 def test_fedfn_normalises_features_on_any_base():
-    for base, options in (("naive", {}), ("fbn", {"momentum": 0.3}), ("fedbn", {}), ("gn", {})):
-        wrapped = strategy("fedfn", base=base, options=options)
-        inner = strategy(base, **options)
+    for base, options in (
+        ("naive", {}),
+        ("fbn", {"stats_momentum": 0.3}),
+        ("fedbn", {}),
+        ("gn", {}),
+    ):
+        wrapped = create_strategy("fedfn", base=base, options=options)
+        inner = create_strategy(base, **options)
         assert wrapped.statistics == inner.statistics
         assert wrapped.roles == inner.roles
         assert wrapped.needs_batch_statistics == inner.needs_batch_statistics
@@ -132,7 +137,7 @@ def test_fedfn_normalises_features_on_any_base():
         last(task, Toy(), 2)
     x = torch.randn(4, 6, dtype=torch.float64)
     plain = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 5)).double().eval()
-    model = strategy("fedfn", base="naive").convert(plain).model
+    model = create_strategy("fedfn", base="naive").convert(plain).model
     features = plain[0](x)
     expected = functional.linear(
         features / features.norm(dim=1, keepdim=True), plain[1].weight, plain[1].bias
@@ -143,8 +148,8 @@ def test_fedfn_normalises_features_on_any_base():
 
 def test_fedfn_refuses_what_it_cannot_wrap():
     with pytest.raises(ValueError, match="not to itself"):
-        strategy("fedfn", base="fedfn")
+        create_strategy("fedfn", base="fedfn")
     with pytest.raises(ValueError, match="unknown strategy 'fnb'"):
-        strategy("fedfn", base="fnb")
+        create_strategy("fedfn", base="fnb")
     with pytest.raises(TypeError, match="no linear layer"):
-        strategy("fedfn").convert(nn.Sequential(nn.BatchNorm1d(3)))
+        create_strategy("fedfn").convert(nn.Sequential(nn.BatchNorm1d(3)))

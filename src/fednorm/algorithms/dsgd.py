@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fednorm.algorithms.base import SGD
-from fednorm.core.algorithm import Trained, Work
+from fednorm.core.algorithm import LocalResult, LocalWork
 from fednorm.core.messages import Batches, ServerState
 from fednorm.core.types import Tensors
 
@@ -31,7 +31,7 @@ class DSGD(SGD):
         """Return the size of the client's batch."""
         return samples
 
-    def local(self, work: Work) -> Trained:
+    def local(self, work: LocalWork) -> LocalResult:
         """Compute the gradient of the round's first batch."""
         x, y = next(iter(work.batches.steps))
         parameters = {**work.shared, **work.personal}
@@ -47,7 +47,7 @@ class DSGD(SGD):
         with torch.no_grad():
             for name, parameter in work.personal.items():
                 parameter.sub_(sent[name], alpha=rate * work.rates.get(name, 1.0))
-        return Trained(
+        return LocalResult(
             update={name: sent[name] for name in work.shared},
             examples=self.examples(work.batches, len(y)),
             loss=float(loss.detach()),
@@ -64,7 +64,7 @@ class DSGD(SGD):
             for name, direction in update.items()
         }
 
-    def _momentum(self, work: Work, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _momentum(self, work: LocalWork, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.weight_decay:
             parameters = {**work.shared, **work.personal}
             gradients = {

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fednorm.algorithms.base import SGD, parameter_groups
-from fednorm.core.algorithm import Trained, Work
+from fednorm.core.algorithm import LocalResult, LocalWork
 from fednorm.core.messages import Batches, ServerState
 from fednorm.core.registry import param
 from fednorm.core.types import Tensors
@@ -61,7 +61,7 @@ class FedAvg(SGD):
         """Return how many examples the client holds."""
         return batches.examples
 
-    def local(self, work: Work) -> Trained:
+    def local(self, work: LocalWork) -> LocalResult:
         """Take one SGD step for each batch."""
         parameters = {**work.shared, **work.personal}
         optimizer = self._optimizer(parameters, work)
@@ -86,7 +86,7 @@ class FedAvg(SGD):
             )
         sent, kept = self._momentum(optimizer, work)
         start = work.broadcast.weights
-        return Trained(
+        return LocalResult(
             update={name: p.detach() - start[name] for name, p in work.shared.items()},
             examples=self.examples(work.batches, len(y)),
             loss=float(torch.stack(losses).mean()),
@@ -105,7 +105,7 @@ class FedAvg(SGD):
         return {name: state.weights[name] + move for name, move in update.items()}
 
     def _optimizer(
-        self, parameters: Mapping[str, nn.Parameter], work: Work
+        self, parameters: Mapping[str, nn.Parameter], work: LocalWork
     ) -> torch.optim.Optimizer:
         rate = self.rate(work.broadcast.round, work.broadcast.rounds)
         groups = parameter_groups(parameters, rate, work.rates)
@@ -119,7 +119,7 @@ class FedAvg(SGD):
             foreach=True,
         )
 
-    def _received_momentum(self, work: Work) -> Tensors:
+    def _received_momentum(self, work: LocalWork) -> Tensors:
         if self.momentum_state == "reset":
             return {}
         if self.momentum_state == "local":
@@ -127,7 +127,7 @@ class FedAvg(SGD):
         return {**work.optimizer, **work.broadcast.momentum}
 
     def _momentum(
-        self, optimizer: torch.optim.Optimizer, work: Work
+        self, optimizer: torch.optim.Optimizer, work: LocalWork
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the momentum that is sent and the one that stays."""
         if self.momentum_state == "reset" or not self.momentum:

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from fednorm.attacks.base import Attack, AttackContext
 from fednorm.attacks.following import Following, Translation
-from fednorm.core.messages import Reply, Report
+from fednorm.core.messages import LayerStats, Reply
 from fednorm.core.moments import Moments
-from fednorm.core.survey import Surveyed
+from fednorm.core.survey import CalibrationReply
 from fednorm.core.types import ClientId, Tensors
 
 Target: TypeAlias = Literal["updates", "statistics", "both"]
-Answer = TypeVar("Answer", Reply, Surveyed)
+Answer = TypeVar("Answer", Reply, CalibrationReply)
 
 TAG = 601
 
@@ -87,12 +87,12 @@ def apply_attack(
 
 
 def _find_translations(
-    answers: Sequence[Reply | Surveyed], following: Mapping[str, Following]
+    answers: Sequence[Reply | CalibrationReply], following: Mapping[str, Following]
 ) -> dict[str, Translation]:
     """Return how lies about each layer are translated; the server counts as its clients do."""
     found = {}
     for path, layer in following.items():
-        counters = [answer.stats[path].batches for answer in answers if path in answer.stats]
+        counters = [answer.stats[path].num_batches for answer in answers if path in answer.stats]
         if counters and (translation := layer.translation(max(counters))):
             found[path] = translation
     return found
@@ -114,14 +114,16 @@ class _Corruption:
         }
 
     def corrupt_reports(
-        self, own: Mapping[str, Report], honest: Sequence[Mapping[str, Report]]
-    ) -> dict[str, Report]:
+        self, own: Mapping[str, LayerStats], honest: Sequence[Mapping[str, LayerStats]]
+    ) -> dict[str, LayerStats]:
         return {
             path: self._corrupt_report(report, [h[path] for h in honest if path in h], path)
             for path, report in own.items()
         }
 
-    def _corrupt_report(self, own: Report, honest: Sequence[Report], path: str) -> Report:
+    def _corrupt_report(
+        self, own: LayerStats, honest: Sequence[LayerStats], path: str
+    ) -> LayerStats:
         translation = self.translations.get(path)
         first, *more = (
             self._corrupt_moments(

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fednorm.core.merge import find_rate
-from fednorm.core.messages import Broadcast, Running
+from fednorm.core.messages import Broadcast, RunningStats
 from fednorm.core.moments import Moments
 from fednorm.core.task import Task
 
@@ -35,7 +35,7 @@ from fednorm.core.task import Task
 class Following:
     """A layer's shared running statistics before a round, and how they follow its moments."""
 
-    before: Running
+    before: RunningStats
     momentum: float | None
 
     def translation(self, batches: int) -> "Translation | None":
@@ -51,7 +51,7 @@ class Following:
 class Translation:
     """Between a client's moments and the running statistics that they make of the shared ones."""
 
-    before: Running
+    before: RunningStats
     rate: float
 
     def to_running(self, moments: Moments) -> Moments:

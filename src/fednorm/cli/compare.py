@@ -15,59 +15,67 @@ from fednorm.cli.options import (
     Workers,
     console,
     default_workers,
-    described,
     errors,
+    option_help,
     prefetch,
 )
 from fednorm.cli.run_progress import show_progress
-from fednorm.experiment.compare import run_all
+from fednorm.experiment.compare import run_comparison
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.interrupt import between_rounds
-from fednorm.experiment.job import Saving
-from fednorm.experiment.load import ConfigError, build, override, read, sweep
-from fednorm.experiment.record import clear
+from fednorm.experiment.job import CheckpointPolicy
+from fednorm.experiment.load import (
+    ConfigError,
+    build_experiment,
+    expand_sweep,
+    override_settings,
+    read_toml,
+)
+from fednorm.experiment.record import clear_folder
 from fednorm.experiment.result import Comparison
 from fednorm.experiment.submit import SuperLink, submit
 from fednorm.report import build_table, write_comparison
 
 
 def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
-    strategies: Annotated[str | None, typer.Option(help=described("strategies"))] = None,
-    data: Annotated[str | None, typer.Option(help=described("data"))] = None,
+    strategies: Annotated[str | None, typer.Option(help=option_help("strategies"))] = None,
+    data: Annotated[str | None, typer.Option(help=option_help("data"))] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="folder that holds your copy of the data; see `data get`")
     ] = None,
-    model: Annotated[str | None, typer.Option(help=described("model"))] = None,
-    partition: Annotated[str | None, typer.Option(help=described("partition"))] = None,
-    clients: Annotated[int | None, typer.Option(help=described("clients"))] = None,
-    participation: Annotated[float | None, typer.Option(help=described("participation"))] = None,
-    algorithm: Annotated[str | None, typer.Option(help=described("algorithm"))] = None,
+    model: Annotated[str | None, typer.Option(help=option_help("model"))] = None,
+    partition: Annotated[str | None, typer.Option(help=option_help("partition"))] = None,
+    clients: Annotated[int | None, typer.Option(help=option_help("clients"))] = None,
+    participation: Annotated[float | None, typer.Option(help=option_help("participation"))] = None,
+    algorithm: Annotated[str | None, typer.Option(help=option_help("algorithm"))] = None,
     lr: Annotated[float | None, typer.Option(help="learning rate [default: 0.05]")] = None,
     momentum: Annotated[
         float | None, typer.Option(help="momentum of the optimiser [default: 0.9]")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help=described("rounds"))] = None,
-    batch: Annotated[int | None, typer.Option(help=described("batch"))] = None,
-    steps: Annotated[int | None, typer.Option(help=described("steps"))] = None,
-    epochs: Annotated[int | None, typer.Option(help=described("epochs"))] = None,
+    rounds: Annotated[int | None, typer.Option(help=option_help("rounds"))] = None,
+    batch_size: Annotated[int | None, typer.Option(help=option_help("batch_size"))] = None,
+    local_steps: Annotated[int | None, typer.Option(help=option_help("local_steps"))] = None,
+    local_epochs: Annotated[int | None, typer.Option(help=option_help("local_epochs"))] = None,
     seeds: Annotated[
         str | None, typer.Option(help="how many seeds, or a list such as 0,7 [default: 3]")
     ] = None,
-    eval_every: Annotated[int | None, typer.Option(help=described("eval_every"))] = None,
-    evaluate: Annotated[str | None, typer.Option(help=described("evaluate"))] = None,
-    attack: Annotated[str | None, typer.Option(help=described("attack"))] = None,
-    attack_target: Annotated[str | None, typer.Option(help=described("attack_target"))] = None,
-    byzantine: Annotated[int | None, typer.Option(help=described("byzantine"))] = None,
-    aggregate: Annotated[str | None, typer.Option(help=described("aggregate"))] = None,
-    aggregate_statistics: Annotated[
-        str | None, typer.Option(help=described("aggregate_statistics"))
+    eval_every: Annotated[int | None, typer.Option(help=option_help("eval_every"))] = None,
+    evaluate: Annotated[str | None, typer.Option(help=option_help("evaluate"))] = None,
+    attack: Annotated[str | None, typer.Option(help=option_help("attack"))] = None,
+    attack_target: Annotated[str | None, typer.Option(help=option_help("attack_target"))] = None,
+    byzantine: Annotated[int | None, typer.Option(help=option_help("byzantine"))] = None,
+    aggregator: Annotated[str | None, typer.Option(help=option_help("aggregator"))] = None,
+    statistics_aggregator: Annotated[
+        str | None, typer.Option(help=option_help("statistics_aggregator"))
     ] = None,
-    dropout: Annotated[float | None, typer.Option(help=described("dropout"))] = None,
+    client_dropout: Annotated[
+        float | None, typer.Option(help=option_help("client_dropout"))
+    ] = None,
     diagnose: Annotated[
-        bool | None, typer.Option("--diagnose", help=described("diagnose"), show_default=False)
+        bool | None, typer.Option("--diagnose", help=option_help("diagnose"), show_default=False)
     ] = None,
-    device: Annotated[str | None, typer.Option(help=described("device"))] = None,
-    threads: Annotated[int | None, typer.Option(help=described("threads"))] = None,
+    device: Annotated[str | None, typer.Option(help=option_help("device"))] = None,
+    threads: Annotated[int | None, typer.Option(help=option_help("threads"))] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file to start from")] = None,
     settings: Set = None,
     swept: Annotated[
@@ -75,7 +83,7 @@ def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
         typer.Option(
             "--sweep",
             metavar="KEY=VALUE,…",
-            help="several values, e.g. strategy.momentum=0.1,none or attack=foe,alie; "
+            help="several values, e.g. strategy.stats_momentum=0.1,none or attack=foe,alie; "
             "given again, every value with every other",
         ),
     ] = None,
@@ -93,12 +101,12 @@ def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
 
     - `fednorm compare --strategies centralized,naive,fbn --partition dirichlet=0.1`
 
-    - `fednorm compare --model resnet --algorithm fedavg --steps 5 --rounds 100 --clients 20`
+    - `fednorm compare --model resnet --algorithm fedavg --local-steps 5 --rounds 100 --clients 20`
 
     - `fednorm compare --data folder --data-dir photos --partition natural --clients 4 --model cnn`
 
     - `fednorm compare --strategies naive,fbn --byzantine 3 --attack sign_flip \
-      --attack-target statistics --aggregate-statistics "nnm > median"`
+      --attack-target statistics --statistics-aggregator "nnm > median"`
 
     - `fednorm compare --config mine.toml --set algorithm.lr=0.1`
     """
@@ -108,17 +116,17 @@ def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
     parts = {"name": given.pop("algorithm", None), "lr": lr, "momentum": momentum}
     extra = [f"algorithm.{key}={value}" for key, value in parts.items() if value is not None]
     extra += [f"data.root={data_dir}"] if data_dir else []
-    values = {**(read(config) if config else {}), **given}
-    values = override(values, [*extra, *(settings or [])])
+    values = {**(read_toml(config) if config else {}), **given}
+    values = override_settings(values, [*extra, *(settings or [])])
     for text in swept or []:
-        values = sweep(values, text)
-    _run(values, out, workers, Saving(checkpoint_every, resume), fresh=fresh)
+        values = expand_sweep(values, text)
+    _run(values, out, workers, CheckpointPolicy(checkpoint_every, resume), fresh=fresh)
 
 
 def run(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
     config: Annotated[Path, typer.Argument(help="TOML file that describes the experiment")],
     settings: Set = None,
-    engine: Annotated[str | None, typer.Option(help=described("engine"))] = None,
+    engine: Annotated[str | None, typer.Option(help=option_help("engine"))] = None,
     superlink: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="with engine flower: a running SuperLink"),
@@ -137,15 +145,15 @@ def run(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
     Example: `fednorm run results/compare/config.toml --set rounds=100 --out results/short`
     """
     folder = out or Path("results") / config.stem
-    saving = Saving(checkpoint_every, resume)
-    values = override(read(config), settings or [])
+    saving = CheckpointPolicy(checkpoint_every, resume)
+    values = override_settings(read_toml(config), settings or [])
     values |= {"engine": engine} if engine else {}
     if superlink is None:
         _run(values, folder, workers, saving, fresh=fresh)
         return
     if fresh:
-        clear(folder)
-    _submit(build(values), SuperLink(superlink, root_certificates), folder)
+        clear_folder(folder)
+    _submit(build_experiment(values), SuperLink(superlink, root_certificates), folder)
 
 
 def _submit(experiment: Experiment, superlink: SuperLink, out: Path) -> None:
@@ -157,14 +165,14 @@ def _submit(experiment: Experiment, superlink: SuperLink, out: Path) -> None:
 
 
 def _run(
-    values: dict[str, Any], out: Path, workers: int | None, saving: Saving, *, fresh: bool
+    values: dict[str, Any], out: Path, workers: int | None, saving: CheckpointPolicy, *, fresh: bool
 ) -> None:
-    experiment = build(values)
+    experiment = build_experiment(values)
     if fresh:
-        clear(out)
+        clear_folder(out)
     prefetch(experiment)
     with show_progress(experiment, console) as show_round, between_rounds(show_round) as on_round:
-        comparison = run_all(
+        comparison = run_comparison(
             experiment,
             folder=out,
             on_round=on_round,

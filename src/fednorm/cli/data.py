@@ -14,8 +14,8 @@ from fednorm.core.registry import find
 from fednorm.data import DATASETS
 from fednorm.data.cache import INDEX, get_decoded_home
 from fednorm.data.image_dataset import ImageDataset
-from fednorm.experiment.entry import Entry, make
-from fednorm.experiment.load import ConfigError, override
+from fednorm.experiment.entry import Spec, create_entry
+from fednorm.experiment.load import ConfigError, override_settings
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -51,11 +51,11 @@ def get(
     """
     find("data set", DATASETS, name)
     given = [f"data.{setting}" for setting in settings or []]
-    fields = Entry.model_validate(override({"data": name}, given)["data"]).fields
+    fields = Spec.model_validate(override_settings({"data": name}, given)["data"]).fields
     fields |= {"root": str(root)} if root else {}
     start = time.monotonic()
     try:
-        data = make("data set", DATASETS, name, fields).load(seed)
+        data = create_entry("data set", DATASETS, name, fields).load(seed)
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from error
     console.print(

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from fednorm.cli.options import Set, console, described
+from fednorm.cli.options import Set, console, option_help
 from fednorm.doctor import examine, read_shape, save
 from fednorm.doctor import show as show_report
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.load import override
+from fednorm.experiment.load import override_settings
 
 
 def doctor(  # noqa: PLR0913, PLR0917 (most options are keys of the schema)
@@ -17,10 +17,10 @@ def doctor(  # noqa: PLR0913, PLR0917 (most options are keys of the schema)
     data: Annotated[
         str | None, typer.Option(help="measure the clients on this data; see `fednorm list data`")
     ] = None,
-    partition: Annotated[str | None, typer.Option(help=described("partition"))] = None,
-    clients: Annotated[int | None, typer.Option(help=described("clients"))] = None,
-    participation: Annotated[float | None, typer.Option(help=described("participation"))] = None,
-    batch: Annotated[int | None, typer.Option(help=described("batch"))] = None,
+    partition: Annotated[str | None, typer.Option(help=option_help("partition"))] = None,
+    clients: Annotated[int | None, typer.Option(help=option_help("clients"))] = None,
+    participation: Annotated[float | None, typer.Option(help=option_help("participation"))] = None,
+    batch_size: Annotated[int | None, typer.Option(help=option_help("batch_size"))] = None,
     batches: Annotated[int, typer.Option(help="batches of each client that are measured")] = 4,
     evaluate: Annotated[
         str | None, typer.Option(help="'clients' if each client is tested on its own data")
@@ -45,7 +45,7 @@ def doctor(  # noqa: PLR0913, PLR0917 (most options are keys of the schema)
     """
     options = {key: value for key, value in locals().items() if key in Experiment.model_fields}
     given = {key: value for key, value in options.items() if value is not None}
-    values = override(given, settings or [])
+    values = override_settings(given, settings or [])
     report = examine(
         values.pop("model"),
         shape=read_shape(shape) if shape else None,

@@ -8,9 +8,9 @@ from rich.console import Console
 
 from fednorm.engines.allocator import keep_memory
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.environment import cores
+from fednorm.experiment.environment import count_cores
 from fednorm.experiment.load import ConfigError
-from fednorm.experiment.prepare import loaded
+from fednorm.experiment.prepare import load_data
 
 console = Console()
 errors = Console(stderr=True)
@@ -20,7 +20,7 @@ INTERRUPTED = 130
 Set = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="override any key, e.g. strategy.momentum=0.05"
+        "--set", metavar="KEY=VALUE", help="override any key, e.g. strategy.stats_momentum=0.05"
     ),
 ]
 Out = Annotated[Path, typer.Option(help="folder for results.json, curves.png, report.html, runs/")]
@@ -37,7 +37,7 @@ Workers = Annotated[
 ]
 
 
-def described(key: str) -> str:
+def option_help(key: str) -> str:
     """Return what the schema says of a key, with its default."""
     shown = {"strategies": "centralized,naive,fixbn,fbn,gn", "algorithm": "dsgd", "device": "cpu"}
     default = shown.get(key, Experiment.model_fields[key].default)
@@ -53,21 +53,21 @@ _LISTED = {
     "partition": "partitions",
     "algorithm": "algorithms",
     "attack": "attacks",
-    "aggregate": "aggregators",
-    "aggregate_statistics": "aggregators",
+    "aggregator": "aggregators",
+    "statistics_aggregator": "aggregators",
 }
 
 
 def default_workers(experiment: Experiment) -> int:
     """Return how many runs go on at once: one for each core, unless one run takes them all."""
-    alone = experiment.device != "cpu" or experiment.engine in ("workers", "flower")
-    return 1 if alone else max(1, cores() // experiment.threads)
+    alone = experiment.device != "cpu" or experiment.engine in ("processes", "flower")
+    return 1 if alone else max(1, count_cores() // experiment.threads)
 
 
 def prefetch(experiment: Experiment) -> None:
     """Get the data before the live view of the runs: a download has a bar of its own."""
     keep_memory()
     try:
-        loaded(experiment, experiment.seeds[0])
+        load_data(experiment, experiment.seeds[0])
     except (ValueError, TypeError) as error:
         raise ConfigError(f"data set {experiment.data.name!r}: {error}") from error

@@ -15,15 +15,15 @@ from fednorm.cli.options import (
     Workers,
     console,
     default_workers,
-    described,
     errors,
+    option_help,
     prefetch,
 )
 from fednorm.cli.run_progress import show_progress
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.interrupt import between_rounds
 from fednorm.experiment.load import ConfigError
-from fednorm.experiment.record import clear
+from fednorm.experiment.record import clear_folder
 from fednorm.experiment.run import OnRound
 from fednorm.report import build_story_table, write_story
 from fednorm.reproduce import SCALES, FigureRequest, Scale, find_figure, list_figures
@@ -39,7 +39,7 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
     ] = "short",
     settings: Set = None,
     data_dir: Annotated[Path | None, typer.Option(help="folder with your copy of the data")] = None,
-    device: Annotated[str | None, typer.Option(help=described("device"))] = None,
+    device: Annotated[str | None, typer.Option(help=option_help("device"))] = None,
     partition: Annotated[
         str | None,
         typer.Option(help="another partition; a name alone keeps the value of each panel"),
@@ -78,7 +78,7 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
     request = FigureRequest(name, scale, [*chosen, *(settings or [])])
     if fresh:
         for panel in folder.glob("*/config.toml"):
-            clear(panel.parent)
+            clear_folder(panel.parent)
     _run(request, folder, workers)
 
 

@@ -40,7 +40,7 @@ def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
     return mean
 
 
-def trusts(aggregate: Aggregator) -> bool:
+def is_weighted_mean(aggregate: Aggregator) -> bool:
     """Return whether an aggregator believes what clients say of their own weight.
 
     Only the weighted mean does; with any other rule, counts and counters are doubted too.
@@ -51,4 +51,4 @@ def trusts(aggregate: Aggregator) -> bool:
 def is_robust(aggregate: Aggregator) -> TypeGuard[RobustAggregator]:
     """Return whether an aggregator withstands Byzantine clients."""
     # In this order: to look for the parts of an interface takes longer than a small mean.
-    return not trusts(aggregate) and isinstance(aggregate, RobustAggregator)
+    return not is_weighted_mean(aggregate) and isinstance(aggregate, RobustAggregator)

@@ -13,7 +13,7 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LocalWork:
     """Everything a client's training needs; the model holds the received weights."""
 
     model: Callable[[Tensor], Tensor]
@@ -28,7 +28,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class LocalResult:
     """What came out of a client's training."""
 
     update: Tensors  # of the shared parameters
@@ -50,7 +50,7 @@ class Algorithm(Protocol):
         """Return a client's weight in averages, in a step on a batch of `samples`."""
         ...
 
-    def local(self, work: Work) -> Trained:
+    def local(self, work: LocalWork) -> LocalResult:
         """Train on the client's batches of one round."""
         ...
 

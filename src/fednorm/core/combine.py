@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fednorm.core.aggregator import Aggregator, is_robust, trusts
+from fednorm.core.aggregator import Aggregator, is_robust, is_weighted_mean
 from fednorm.core.types import Tensors
 
 
-def enough(aggregate: Aggregator, n: int) -> bool:
+def has_quorum(aggregate: Aggregator, n: int) -> bool:
     """Return whether so many clients are enough for a rule."""
     try:
         if is_robust(aggregate):
@@ -23,19 +23,19 @@ def enough(aggregate: Aggregator, n: int) -> bool:
     return n > 0
 
 
-def after_rejecting(aggregate: Aggregator, faulty: int) -> Aggregator:
+def reduce_byzantine_budget(aggregate: Aggregator, faulty: int) -> Aggregator:
     """Return the rule for what is left: liars that gave themselves away are gone."""
     return aggregate.without(faulty) if is_robust(aggregate) else aggregate
 
 
-def combined(
+def combine_tensors(
     parts: Sequence[Tensors], examples: Sequence[int], aggregate: Aggregator
 ) -> dict[str, Tensor]:
     """Combine the clients' tensors by name; one that some clients lack, over those that have it.
 
     A robust rule leaves out what too few clients sent.
     """
-    if len(parts) == 1 and trusts(aggregate):
+    if len(parts) == 1 and is_weighted_mean(aggregate):
         return dict(parts[0])
     merged: dict[str, Tensor] = {}
     names = dict.fromkeys(name for part in parts for name in part)
@@ -44,24 +44,24 @@ def combined(
         having = tuple(i for i, part in enumerate(parts) if name in part)
         groups.setdefault((parts[having[0]][name].dtype, having), []).append(name)
     for (dtype, having), alike in groups.items():
-        if not enough(aggregate, len(having)):
+        if not has_quorum(aggregate, len(having)):
             continue
         senders = [parts[i] for i in having]
         weights = torch.tensor([examples[i] for i in having], dtype=torch.float64)
         if not dtype.is_floating_point:
-            merged |= {name: _whole(_stacked(senders, name), aggregate) for name in alike}
-        elif trusts(aggregate):
-            merged |= {name: aggregate(_stacked(senders, name), weights) for name in alike}
+            merged |= {name: _whole(_stack(senders, name), aggregate) for name in alike}
+        elif is_weighted_mean(aggregate):
+            merged |= {name: aggregate(_stack(senders, name), weights) for name in alike}
         else:
-            merged |= _as_one_vector(senders, alike, weights, aggregate)
+            merged |= _combine_as_one_vector(senders, alike, weights, aggregate)
     return {name: merged[name] for name in names if name in merged}
 
 
-def _stacked(parts: Sequence[Tensors], name: str) -> Tensor:
+def _stack(parts: Sequence[Tensors], name: str) -> Tensor:
     return torch.stack([part[name] for part in parts])
 
 
-def _as_one_vector(
+def _combine_as_one_vector(
     parts: Sequence[Tensors], names: Sequence[str], weights: Tensor, aggregate: Aggregator
 ) -> Mapping[str, Tensor]:
     shapes = [parts[0][name].shape for name in names]
@@ -82,6 +82,6 @@ def _whole(values: Tensor, aggregate: Aggregator) -> Tensor:
 
     It is the maximum, or the median for a robust rule, which liars cannot move at will.
     """
-    if trusts(aggregate):
+    if is_weighted_mean(aggregate):
         return values.amax(0)
     return values.sort(0).values[(len(values) - 1) // 2]

@@ -61,7 +61,9 @@ class Replay:
         return self.answers[site]
 
 
-def answer(pending: Sequence[PendingError], aggregate: Aggregator = weighted_mean) -> Tensor:
+def answer_exchange(
+    pending: Sequence[PendingError], aggregate: Aggregator = weighted_mean
+) -> Tensor:
     """Return the mean that answers a site at which all clients are waiting."""
     sites = {p.site for p in pending}
     if len(sites) != 1:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from fednorm.core.messages import Rejected, Reply, Report, Running
+from fednorm.core.messages import LayerStats, RejectedReply, Reply, RunningStats
 from fednorm.core.moments import Moments
 from fednorm.core.types import ClientId, Tensors
 
@@ -25,93 +25,93 @@ Fault: TypeAlias = tuple[str, str]  # the layer or tensor, and what is wrong
 LARGEST = 2**53  # of a number of examples or values: beyond it, counting by ones fails
 _STEPS = 2**31  # that a layer can have followed in one round
 _LONGEST = 300  # letters of a reason: a reply could make it as long as it likes
-NOBODY: ClientId = -1  # in the place of an id that is none
+INVALID_CLIENT: ClientId = -1  # in the place of an id that is none
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ReplySchema:
     """What a reply to one broadcast holds; tensors stand for their shape and number format."""
 
     update: Tensors
     buffers: Tensors = field(default_factory=dict)
-    running: Mapping[str, Running] = field(default_factory=dict)  # layers that may report
+    running: Mapping[str, RunningStats] = field(default_factory=dict)  # layers that may report
     momentum: Tensors = field(default_factory=dict)  # that may be sent
     clients: frozenset[ClientId] | None = None  # who was asked, if that is known
     steps: int = 1  # that a reporting layer has followed at least
 
 
-def inspect(
-    replies: Sequence[Reply], expected: Expected
-) -> tuple[list[Reply], tuple[Rejected, ...]]:
+def validate_replies(
+    replies: Sequence[Reply], expected: ReplySchema
+) -> tuple[list[Reply], tuple[RejectedReply, ...]]:
     """Sort replies into usable ones, in the order of their clients, and rejected ones.
 
     Of several usable replies of one client the first is taken.
     """
     good: dict[ClientId, Reply] = {}
-    bad: list[Rejected] = []
+    bad: list[RejectedReply] = []
     for reply in replies:
-        client = reply.client if isinstance(reply, Reply) else NOBODY
-        found = fault(reply, expected)
+        client = reply.client if isinstance(reply, Reply) else INVALID_CLIENT
+        found = find_fault(reply, expected)
         if found is None and client in good:
             found = ("", "it has answered already")
         if found is None:
             good[client] = reply
         else:
-            known = client if _is_whole(client) else NOBODY
+            known = client if _is_whole(client) else INVALID_CLIENT
             where, reason = (text[:_LONGEST] for text in found)
-            bad.append(Rejected(known, reason, where))
+            bad.append(RejectedReply(known, reason, where))
     return [good[c] for c in sorted(good)], tuple(sorted(bad, key=lambda r: r.client))
 
 
-def complete(
-    good: Sequence[Reply], rejected: Sequence[Rejected]
-) -> tuple[list[Reply], tuple[Rejected, ...]]:
+def reject_incomplete(
+    good: Sequence[Reply], rejected: Sequence[RejectedReply]
+) -> tuple[list[Reply], tuple[RejectedReply, ...]]:
     """Reject replies without what most others hold, for rules that trust no single client.
 
     A liar could otherwise keep a robust rule from a layer by saying nothing of it.
     """
     kept, bad = [], list(rejected)
-    held = [_layers(reply) | set(reply.momentum) for reply in good]
+    held = [_list_layers(reply) | set(reply.momentum) for reply in good]
     counted = Counter(name for names in held for name in names)
     usual = {name for name, count in counted.items() if 2 * count > len(good)}
     for reply, names in zip(good, held, strict=True):
         if missing := sorted(usual - names):
             reason = f"it says nothing of {missing[0]!r}, of which most others do"
-            bad.append(Rejected(reply.client, reason, where=missing[0]))
+            bad.append(RejectedReply(reply.client, reason, where=missing[0]))
         else:
             kept.append(reply)
     return kept, tuple(sorted(bad, key=lambda r: r.client))
 
 
-def _layers(reply: Reply) -> set[str]:
+def _list_layers(reply: Reply) -> set[str]:
     """Return the layers of which a reply says something; a count of 0 says nothing."""
     return {path for path, report in reply.stats.items() if report.moments.count > 0}
 
 
-def clients_of(replies: Iterable[Reply | Rejected]) -> set[ClientId]:
+def list_clients(replies: Iterable[Reply | RejectedReply]) -> set[ClientId]:
     """Return whose replies these are."""
     return {one.client for one in replies}
 
 
-def fault(reply: Reply, expected: Expected) -> Fault | None:
+def find_fault(reply: Reply, expected: ReplySchema) -> Fault | None:
     """Return why a reply cannot be used, or None."""
     try:
-        return next(_faults(reply, expected), None)
+        return next(_find_faults(reply, expected), None)
     except Exception as error:  # noqa: BLE001 (whatever happens on looking at it, it is a bad reply)
         return "", f"it cannot be read: {type(error).__name__}: {error}"
 
 
-def statistics_fault(
-    stats: Mapping[str, Report], examples: int, running: Mapping[str, Running]
+def find_statistics_fault(
+    stats: Mapping[str, LayerStats], examples: int, running: Mapping[str, RunningStats]
 ) -> Fault | None:
     """Return why the answer to a survey cannot be used, or None."""
-    expected = Expected({}, running=running, steps=0)
-    return fault(Reply(0, examples, {}, {}, stats), expected)
+    expected = ReplySchema({}, running=running, steps=0)
+    return find_fault(Reply(0, examples, {}, {}, stats), expected)
 
 
-def _faults(reply: Any, expected: Expected) -> Iterator[Fault]:
+def _find_faults(reply: Any, expected: ReplySchema) -> Iterator[Fault]:
     if not isinstance(reply, Reply):
-        yield "", f"it is no reply but {_type(reply)}"
+        yield "", f"it is no reply but {_name_type(reply)}"
     if not _is_whole(reply.client):
         yield "", f"its client is {reply.client!r}, which is no number of a client"
     if expected.clients is not None and reply.client not in expected.clients:
@@ -119,37 +119,37 @@ def _faults(reply: Any, expected: Expected) -> Iterator[Fault]:
     if not (_is_whole(reply.examples) and 0 < reply.examples <= LARGEST):
         yield "", f"it reports {reply.examples!r} examples"
     if not isinstance(reply.metrics, Mapping):
-        yield "", f"its metrics are {_type(reply.metrics)}, not a mapping"
+        yield "", f"its metrics are {_name_type(reply.metrics)}, not a mapping"
     loss = reply.metrics.get("loss", 0.0)
     if not (_is_number(loss) and math.isfinite(loss)):
         yield "", f"its loss is {loss!r}"
-    yield from _unlike("update", reply.update, expected.update)
-    yield from _unlike("buffer", reply.buffers, expected.buffers)
-    yield from _unlike("momentum", reply.momentum, expected.momentum, complete=False)
-    yield from _bad_statistics(reply.stats, expected)
+    yield from _compare_tensors("update", reply.update, expected.update)
+    yield from _compare_tensors("buffer", reply.buffers, expected.buffers)
+    yield from _compare_tensors("momentum", reply.momentum, expected.momentum, complete=False)
+    yield from _check_statistics(reply.stats, expected)
     floats = {n: t for n, t in reply.buffers.items() if t.is_floating_point()}
     for part in (reply.update, reply.momentum, floats):
-        if (name := _not_finite(part)) is not None:
+        if (name := _check_finite(part)) is not None:
             yield name, f"the update of {name!r} is not finite"
 
 
-def _unlike(
+def _compare_tensors(
     what: str, tensors: Any, expected: Tensors, *, complete: bool = True
 ) -> Iterator[Fault]:
     """Compare tensors with those that are expected, by name, shape, format and device."""
     if not isinstance(tensors, Mapping):
-        yield "", f"its {what} is {_type(tensors)}, not a mapping"
+        yield "", f"its {what} is {_name_type(tensors)}, not a mapping"
     if extra := [name for name in tensors if name not in expected]:
         yield str(extra[0]), f"its {what} has {extra[0]!r}, which is not expected"
     if complete and (missing := sorted(expected.keys() - tensors.keys())):
         yield missing[0], f"its {what} lacks {missing[0]!r}"
     for name, tensor in tensors.items():
-        yield from _unlike_one(f"the {what} of {name!r}", name, tensor, expected[name])
+        yield from _compare_tensor(f"the {what} of {name!r}", name, tensor, expected[name])
 
 
-def _unlike_one(what: str, where: str, tensor: Any, like: Tensor) -> Iterator[Fault]:
+def _compare_tensor(what: str, where: str, tensor: Any, like: Tensor) -> Iterator[Fault]:
     if not isinstance(tensor, Tensor):
-        yield where, f"{what} is {_type(tensor)}, not a tensor"
+        yield where, f"{what} is {_name_type(tensor)}, not a tensor"
     if tensor.shape != like.shape:
         yield where, f"{what} has the shape {tuple(tensor.shape)} instead of {tuple(like.shape)}"
     if tensor.dtype != like.dtype:
@@ -160,51 +160,54 @@ def _unlike_one(what: str, where: str, tensor: Any, like: Tensor) -> Iterator[Fa
         yield where, f"{what} is on {tensor.device} ({tensor.layout}) instead of {like.device}"
 
 
-def _bad_statistics(stats: Any, expected: Expected) -> Iterator[Fault]:
+def _check_statistics(stats: Any, expected: ReplySchema) -> Iterator[Fault]:
     if not isinstance(stats, Mapping):
-        yield "", f"its statistics are {_type(stats)}, not a mapping"
+        yield "", f"its statistics are {_name_type(stats)}, not a mapping"
     for path, report in stats.items():
         if path not in expected.running:
             yield str(path), f"layer {path!r} has nothing to report in this round"
-        yield from _bad_report(path, report, expected)
-    yield from _bad_moments({path: report.moments for path, report in stats.items()})
+        yield from _check_report(path, report, expected)
+    yield from _check_moments({path: report.moments for path, report in stats.items()})
     for path, report in stats.items():
         for moments in report.more:
-            yield from _bad_moments({path: moments})
+            yield from _check_moments({path: moments})
 
 
-def _bad_moments(stats: Mapping[str, Moments]) -> Iterator[Fault]:
-    if (layer := _too_large({path: moments.mean for path, moments in stats.items()})) is not None:
+def _check_moments(stats: Mapping[str, Moments]) -> Iterator[Fault]:
+    if (layer := _check_size({path: moments.mean for path, moments in stats.items()})) is not None:
         yield layer, f"the mean of layer {layer!r} is not finite, or its square is not"
     variances = {path: moments.var for path, moments in stats.items() if moments.var.numel()}
-    if (layer := _not_finite(variances)) is not None:
+    if (layer := _check_finite(variances)) is not None:
         yield layer, f"the variance of layer {layer!r} is not finite"
     if variances and float(torch.cat(list(variances.values())).min()) < 0:  # one look at all
         layer = next(path for path, var in variances.items() if float(var.min()) < 0)
         yield layer, f"the variance of layer {layer!r} is negative"
 
 
-def _bad_report(path: str, report: Any, expected: Expected) -> Iterator[Fault]:
+def _check_report(path: str, report: Any, expected: ReplySchema) -> Iterator[Fault]:
     before = expected.running[path]
-    if not (isinstance(report, Report) and isinstance(report.more, tuple)):
-        yield path, f"the report of layer {path!r} is {_type(report)}, not moments"
-    lowest, highest = before.batches + expected.steps, before.batches + _STEPS
-    if not (_is_whole(report.batches) and lowest <= report.batches <= highest):
-        yield path, f"the counter of layer {path!r} is {report.batches!r} after {before.batches}"
+    if not (isinstance(report, LayerStats) and isinstance(report.more, tuple)):
+        yield path, f"the report of layer {path!r} is {_name_type(report)}, not moments"
+    lowest, highest = before.num_batches + expected.steps, before.num_batches + _STEPS
+    if not (_is_whole(report.num_batches) and lowest <= report.num_batches <= highest):
+        yield (
+            path,
+            f"the counter of layer {path!r} is {report.num_batches!r} after {before.num_batches}",
+        )
     if not (_is_number(report.samples) and 1 <= report.samples <= LARGEST):
         yield path, f"the samples of layer {path!r} are {report.samples!r}"
-    if report.more and len(report.calls) > report.batches - before.batches:
+    if report.more and len(report.calls) > report.num_batches - before.num_batches:
         yield path, f"layer {path!r} has {len(report.calls)} calls in a step, more than batches"
     for moments in report.calls:
         if not isinstance(moments, Moments):
-            yield path, f"the report of layer {path!r} is {_type(moments)}, not moments"
+            yield path, f"the report of layer {path!r} is {_name_type(moments)}, not moments"
         if not (_is_number(moments.count) and 0 <= moments.count <= LARGEST):
             yield path, f"the count of layer {path!r} is {moments.count!r}"
-        yield from _unlike_one(f"the mean of layer {path!r}", path, moments.mean, before.mean)
-        yield from _unlike_one(f"the variance of layer {path!r}", path, moments.var, before.var)
+        yield from _compare_tensor(f"the mean of layer {path!r}", path, moments.mean, before.mean)
+        yield from _compare_tensor(f"the variance of layer {path!r}", path, moments.var, before.var)
 
 
-def _not_finite(tensors: Tensors) -> str | None:
+def _check_finite(tensors: Tensors) -> str | None:
     """Return the name of a tensor with a NaN or an infinity in it, if there is one."""
     present = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
     # A sum with a NaN or an infinity in it is not finite. Of values that all are finite it may
@@ -215,7 +218,7 @@ def _not_finite(tensors: Tensors) -> str | None:
     return next((name for name, t in present.items() if not t.isfinite().all()), None)
 
 
-def _too_large(tensors: Tensors) -> str | None:
+def _check_size(tensors: Tensors) -> str | None:
     """Return the name of a tensor of which the square of a difference may not be finite.
 
     The variance between clients needs that.
@@ -241,5 +244,5 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _type(value: Any) -> str:
+def _name_type(value: Any) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"

@@ -7,22 +7,22 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor, nn
 
 from fednorm.core.exchange import Exchange, Solo
-from fednorm.core.messages import Report, Running
+from fednorm.core.messages import LayerStats, RunningStats
 
 Statistics: TypeAlias = Literal["average", "pool"]
-Survey: TypeAlias = Literal["never", "evaluation"]  # before what
+Calibration: TypeAlias = Literal["never", "evaluation"]  # before what
 NormRule: TypeAlias = Callable[[Any, Tensor], Tensor]  # (layer, batch) -> normalised batch
 
 
 @dataclass(slots=True)
-class Session:
+class RoundContext:
     """What all layers of a model share during one round of one client."""
 
     exchange: Exchange = field(default_factory=Solo)
     step: int = -1  # which mini-batch of the round, counted from 0; -1 where nobody counts
     samples: int = 0  # of that mini-batch; 0 where only the layers know, by the rows that they see
     examples: int = 0  # the client's weight in averages
-    sizes: tuple[int, ...] = ()  # as in `Batches`
+    client_sizes: tuple[int, ...] = ()  # as in `Batches`
 
 
 class NormLayer(nn.Module):
@@ -30,18 +30,18 @@ class NormLayer(nn.Module):
 
     momentum: float | None
 
-    def begin(self, rule: NormRule, session: Session, site: str) -> None:
+    def start_round(self, rule: NormRule, session: RoundContext, site: str) -> None:
         """Start a round: forget what was recorded and follow `rule`."""
         raise NotImplementedError
 
-    def report(self, statistics: Statistics) -> Report | None:
+    def report(self, statistics: Statistics) -> LayerStats | None:
         """Return what this round showed, or None if the rule recorded nothing."""
         raise NotImplementedError
 
-    def running(self) -> Running | None:
+    def read_running(self) -> RunningStats | None:
         """Return a copy of the running statistics, or None if the layer tracks none."""
         raise NotImplementedError
 
-    def load(self, running: Running) -> None:
+    def load_running(self, running: RunningStats) -> None:
         """Overwrite the running statistics."""
         raise NotImplementedError

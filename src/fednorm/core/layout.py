@@ -43,7 +43,7 @@ def _owned(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
                 yield key, module, tensor
 
 
-def kind_of(module: nn.Module, tensor: Tensor) -> Kind:
+def find_kind(module: nn.Module, tensor: Tensor) -> Kind:
     """Return what a tensor is, from the module that owns it."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return Kind.COUNTER
@@ -52,32 +52,32 @@ def kind_of(module: nn.Module, tensor: Tensor) -> Kind:
     return Kind.AFFINE if isinstance(tensor, nn.Parameter) else Kind.STATISTIC
 
 
-def kinds(model: nn.Module) -> dict[str, Kind]:
+def find_kinds(model: nn.Module) -> dict[str, Kind]:
     """Return what every entry of a model's state_dict is.
 
     >>> [kind.value for kind in kinds(nn.BatchNorm1d(3)).values()]
     ['affine', 'affine', 'statistic', 'statistic', 'counter']
     """
-    return {key: kind_of(module, tensor) for key, module, tensor in _owned(model)}
+    return {key: find_kind(module, tensor) for key, module, tensor in _owned(model)}
 
 
 RoleOf: TypeAlias = Callable[[nn.Module, Kind], Role]
 
 
-def roles(model: nn.Module, role: RoleOf) -> dict[str, Role]:
+def find_roles(model: nn.Module, role: RoleOf) -> dict[str, Role]:
     """Return the role of every entry of a model's state_dict."""
-    return {key: role(module, kind_of(module, tensor)) for key, module, tensor in _owned(model)}
+    return {key: role(module, find_kind(module, tensor)) for key, module, tensor in _owned(model)}
 
 
-def layout(model: nn.Module, role: RoleOf) -> Layout:
+def find_layout(model: nn.Module, role: RoleOf) -> Layout:
     """Sort the tensors of a converted model by role; a tied tensor appears once."""
     _refuse_foreign_statistics(model)
-    by_role = roles(model, role)
+    by_role = find_roles(model, role)
     parameters = dict(model.named_parameters())
     buffers = {name: b for name, b in model.named_buffers() if name in by_role}
     personal = {n: p for n, p in parameters.items() if by_role[n] is Role.PERSONAL}
     norms = {path: m for path, m in model.named_modules() if isinstance(m, NormLayer)}
-    tracking = {path: m for path, m in norms.items() if m.running() is not None}
+    tracking = {path: m for path, m in norms.items() if m.read_running() is not None}
     return Layout(
         roles=by_role,
         shared={n: p for n, p in parameters.items() if by_role[n] is Role.SHARED},

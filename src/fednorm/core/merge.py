@@ -5,54 +5,54 @@ from typing import TypeAlias
 
 import torch
 
-from fednorm.core.aggregator import Aggregator, trusts
-from fednorm.core.messages import Running
+from fednorm.core.aggregator import Aggregator, is_weighted_mean
+from fednorm.core.messages import RunningStats
 from fednorm.core.moments import Moments, pool
-from fednorm.core.strategy import Merge
+from fednorm.core.strategy import MergeInput
 
 Pooling: TypeAlias = Callable[[Sequence[Moments], Aggregator], Moments]
 
 
-def average(merge: Merge) -> Running:
+def average(merge: MergeInput) -> RunningStats:
     """Average the clients' running statistics, as FedAvg does.
 
     The variance lacks the spread between clients: the known flaw of this rule, kept on purpose.
     """
-    if len(merge.reports) == 1 and trusts(merge.aggregate):
+    if len(merge.reports) == 1 and is_weighted_mean(merge.aggregator):
         only = merge.reports[0].moments
-        return Running(only.mean, only.var, merge.batches)
+        return RunningStats(only.mean, only.var, merge.num_batches)
     return average_weighted(merge, merge.examples)
 
 
-def average_weighted(merge: Merge, weights: Sequence[float]) -> Running:
+def average_weighted(merge: MergeInput, weights: Sequence[float]) -> RunningStats:
     """Average means and variances over the clients, each with its weight."""
     shares = torch.tensor(weights, dtype=torch.float64)
     means = torch.stack([r.moments.mean for r in merge.reports])
     variances = torch.stack([r.moments.var for r in merge.reports])
-    return Running(
-        mean=merge.aggregate(means, shares),
-        var=merge.aggregate(variances, shares),
-        batches=merge.batches,
+    return RunningStats(
+        mean=merge.aggregator(means, shares),
+        var=merge.aggregator(variances, shares),
+        num_batches=merge.num_batches,
     )
 
 
-def follow(previous: Running, merge: Merge, pooling: Pooling = pool) -> Running:
+def ema_update(previous: RunningStats, merge: MergeInput, pooling: Pooling = pool) -> RunningStats:
     """Pool the clients' moments and let the running statistics follow them once.
 
     A round of E steps moves them by `1 - (1-β)^E`, as E single steps would. Where a step calls the
     layer several times, they follow each call in its turn, as those of one machine do.
     """
-    total = find_rate(previous, merge.batches, merge.layer.momentum)
+    total = find_rate(previous, merge.num_batches, merge.layer.momentum)
     rates = _call_rates(total, merge.layer.momentum, len(merge.calls))
     mean, var = previous.mean, previous.var
     for rate, moments in zip(rates, merge.calls, strict=True):
-        pooled = pooling(moments, merge.aggregate)
+        pooled = pooling(moments, merge.aggregator)
         mean = torch.lerp(mean, pooled.mean, rate)
         var = torch.lerp(var, pooled.unbiased_var, rate)
-    return Running(mean, var, merge.batches)
+    return RunningStats(mean, var, merge.num_batches)
 
 
-def find_rate(previous: Running, batches: int, momentum: float | None) -> float:
+def find_rate(previous: RunningStats, batches: int, momentum: float | None) -> float:
     """Return how much of the running statistics a round replaces that ends at a counter.
 
     >>> find_rate(Running(torch.zeros(1), torch.ones(1), batches=4), 6, momentum=0.1)
@@ -60,7 +60,7 @@ def find_rate(previous: Running, batches: int, momentum: float | None) -> float:
     >>> find_rate(Running(torch.zeros(1), torch.ones(1), batches=4), 6, momentum=None)
     0.3333333333333333
     """
-    steps = batches - previous.batches
+    steps = batches - previous.num_batches
     return steps / batches if momentum is None else 1 - (1 - momentum) ** steps
 
 
@@ -80,7 +80,7 @@ def _call_rates(total: float, momentum: float | None, calls: int) -> list[float]
     return rates[::-1]
 
 
-def replaced(merge: Merge) -> Running:
+def pool_statistics(merge: MergeInput) -> RunningStats:
     """Pool the clients' moments and forget what was before."""
-    pooled = pool([r.moments for r in merge.reports], merge.aggregate)
-    return Running(pooled.mean, pooled.unbiased_var, merge.batches)
+    pooled = pool([r.moments for r in merge.reports], merge.aggregator)
+    return RunningStats(pooled.mean, pooled.unbiased_var, merge.num_batches)

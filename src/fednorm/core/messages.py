@@ -15,16 +15,16 @@ from fednorm.core.types import ClientId, Tensors
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningStats:
     """The running statistics of one layer, and how many batches they have followed."""
 
     mean: Tensor
     var: Tensor
-    batches: int
+    num_batches: int
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LayerStats:
     """What a client says of one layer after a round.
 
     With `statistics="pool"` these are the moments of the layer's input during the round; with
@@ -36,7 +36,7 @@ class Report:
     """
 
     moments: Moments
-    batches: int
+    num_batches: int
     samples: float = 1.0  # that the moments are of
     more: tuple[Moments, ...] = ()  # of further calls, if a step uses the layer more than once
 
@@ -48,9 +48,9 @@ class Report:
     def join_calls(self) -> Moments:
         """Return one summary of all calls, each of which counts the same."""
         share = 1 / len(self.calls)
-        return reduce(Moments.merge, (moments.scaled(share) for moments in self.calls))
+        return reduce(Moments.merge, (moments.scale(share) for moments in self.calls))
 
-    def weighed(self, examples: float) -> Self:
+    def with_weight(self, examples: float) -> Self:
         """Return the report of a client whose update weighs so many examples."""
         first, *more = (
             replace(moments, weight=examples * moments.count / self.samples)
@@ -60,7 +60,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class RejectedReply:
     """A reply that was not used, and why."""
 
     client: ClientId
@@ -75,10 +75,12 @@ class ServerState:
     round: int
     weights: Tensors  # shared parameters
     buffers: Tensors  # shared buffers outside normalization layers
-    running: Mapping[str, Running]  # by layer
+    running: Mapping[str, RunningStats]  # by layer
     momentum: Tensors = field(default_factory=dict)  # the optimiser's, when it is global
-    notes: Tensors = field(default_factory=dict)  # what a strategy remembers between rounds
-    rejected: tuple[Rejected, ...] = ()  # in the last round
+    strategy_state: Tensors = field(
+        default_factory=dict
+    )  # what a strategy remembers between rounds
+    rejected: tuple[RejectedReply, ...] = ()  # in the last round
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +91,9 @@ class Broadcast:
     rounds: int | None  # how many there will be, if that is known
     weights: Tensors
     buffers: Tensors
-    running: Mapping[str, Running]
+    running: Mapping[str, RunningStats]
     momentum: Tensors = field(default_factory=dict)
-    notes: Tensors = field(default_factory=dict)
+    strategy_state: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +104,13 @@ class Reply:
     examples: int  # the client's weight in averages
     update: Tensors  # of the shared parameters
     buffers: Tensors  # shared buffers outside normalization layers, as they are now
-    stats: Mapping[str, Report]  # by layer
+    stats: Mapping[str, LayerStats]  # by layer
     momentum: Tensors = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ClientState:
     """What stays with a client between its rounds."""
 
     tensors: Tensors = field(default_factory=dict)  # personal parameters and statistics
@@ -128,45 +130,45 @@ class Batches:
     seed: int = 0  # for what is random inside the model, such as dropout
     # Where several clients stand in one batch: how much is whose. Those with as much as each other
     # stand interleaved: the first sample of each, then the second, …
-    sizes: tuple[int, ...] = ()
+    client_sizes: tuple[int, ...] = ()
     # All of the client's data once, for strategies that measure it before they train.
-    everything: Iterable[tuple[Tensor, Tensor]] | None = None
-    lengths: tuple[int, ...] = ()  # of the batches, where that is known before they are made
+    all_data: Iterable[tuple[Tensor, Tensor]] | None = None
+    batch_sizes: tuple[int, ...] = ()  # of the batches, where that is known before they are made
 
     @property
     def all_steps(self) -> Iterable[tuple[Tensor, Tensor]]:
         """All of the client's data once, or its steps where that is all there is."""
-        return self.steps if self.everything is None else self.everything
+        return self.steps if self.all_data is None else self.all_data
 
 
 _INTEGER = 8  # bytes of a count or a counter on the wire
 
 
-def _size(tensors: Iterable[Tensor]) -> int:
+def _count_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def report_bytes(stats: Mapping[str, Report]) -> int:
+def report_bytes(stats: Mapping[str, LayerStats]) -> int:
     """Return the payload of reported statistics in bytes."""
     moments = [moments for report in stats.values() for moments in report.calls]
     numbers = len(moments) + 2 * len(stats)  # counts, counters and samples
-    return _size(t for m in moments for t in (m.mean, m.var)) + _INTEGER * numbers
+    return _count_bytes(t for m in moments for t in (m.mean, m.var)) + _INTEGER * numbers
 
 
-def bytes_up(reply: Reply) -> int:
+def upload_bytes(reply: Reply) -> int:
     """Return the payload of a reply in bytes, without the envelope of any transport."""
     tensors = [*reply.update.values(), *reply.buffers.values(), *reply.momentum.values()]
-    return _size(tensors) + report_bytes(reply.stats) + _INTEGER
+    return _count_bytes(tensors) + report_bytes(reply.stats) + _INTEGER
 
 
-def bytes_down(broadcast: Broadcast) -> int:
+def download_bytes(broadcast: Broadcast) -> int:
     """Return the payload of a broadcast in bytes, without the envelope of any transport."""
     running = broadcast.running.values()
     tensors = [
         *broadcast.weights.values(),
         *broadcast.buffers.values(),
         *broadcast.momentum.values(),
-        *broadcast.notes.values(),
+        *broadcast.strategy_state.values(),
     ]
-    stats = _size(t for r in running for t in (r.mean, r.var)) + _INTEGER * len(running)
-    return _size(tensors) + stats + _INTEGER
+    stats = _count_bytes(t for r in running for t in (r.mean, r.var)) + _INTEGER * len(running)
+    return _count_bytes(tensors) + stats + _INTEGER

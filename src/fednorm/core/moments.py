@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fednorm.core.aggregator import Aggregator, trusts, weighted_mean
+from fednorm.core.aggregator import Aggregator, is_weighted_mean, weighted_mean
 
 _SHORT = (torch.bfloat16, torch.float16)  # too coarse for statistics
 
@@ -55,7 +55,7 @@ class Moments:
         """Variance with the factor n/(n-1), as torch keeps it in `running_var`."""
         return self.var * (self.count / (self.count - 1)) if self.count > 1 else self.var
 
-    def scaled(self, weight: float) -> Self:
+    def scale(self, weight: float) -> Self:
         """Return the same distribution, weighing `weight` times as much."""
         mass = None if self.weight is None else self.weight * weight
         return type(self)(self.count * weight, self.mean, self.var, mass)
@@ -116,7 +116,7 @@ def pool(moments: Sequence[Moments], aggregate: Aggregator = weighted_mean) -> M
     Moments(count=4.0, mean=tensor([3.]), var=tensor([5.]))
     """
     present = [m for m in moments if m.count > 0]
-    if not present or (len(present) == 1 and trusts(aggregate)):
+    if not present or (len(present) == 1 and is_weighted_mean(aggregate)):
         return (present or list(moments))[0]
     means = torch.stack([m.mean for m in present])
     counts = [m.count for m in present]
@@ -124,5 +124,5 @@ def pool(moments: Sequence[Moments], aggregate: Aggregator = weighted_mean) -> M
     mean = aggregate(means, weights)
     within = aggregate(torch.stack([m.var for m in present]), weights)
     between = aggregate((means - mean) ** 2, weights)
-    total = sum(counts) if trusts(aggregate) else median(counts) * len(counts)
+    total = sum(counts) if is_weighted_mean(aggregate) else median(counts) * len(counts)
     return Moments(total, mean, within + between)

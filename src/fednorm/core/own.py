@@ -11,7 +11,9 @@ from typing import Any
 from fednorm.core.registry import unknown
 
 
-def call_own(kind: str, name: str, offered: Mapping[str, Any], fields: Mapping[str, Any]) -> Any:
+def call_user_function(
+    kind: str, name: str, offered: Mapping[str, Any], fields: Mapping[str, Any]
+) -> Any:
     """Call the user's function and return what it returns.
 
     Args:
@@ -22,7 +24,7 @@ def call_own(kind: str, name: str, offered: Mapping[str, Any], fields: Mapping[s
     """
     with importable_directory():
         function = find_function(kind, name)
-        accepted = arguments(function, {*offered, *fields})
+        accepted = list_arguments(function, {*offered, *fields})
         for field in fields:
             if field not in accepted:
                 raise unknown(f"argument of {kind} {name!r}", field, accepted)
@@ -65,7 +67,7 @@ def find_function(kind: str, name: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]  # a callable of any signature
 
 
-def arguments(function: Callable[..., Any], wanted: set[str]) -> set[str]:
+def list_arguments(function: Callable[..., Any], wanted: set[str]) -> set[str]:
     """Return the names that the function can be given as keywords."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):

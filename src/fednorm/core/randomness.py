@@ -8,7 +8,7 @@ from torch import nn
 
 
 @contextmanager
-def own_randomness(seed: int, model: nn.Module) -> Iterator[None]:
+def isolated_rng(seed: int, model: nn.Module) -> Iterator[None]:
     """Give dropout and its like a generator of their own; the caller's is left untouched."""
     device = next(model.parameters()).device
     devices = [] if device.type == "cpu" else [device]

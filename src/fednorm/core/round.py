@@ -8,25 +8,25 @@ import torch
 from torch import Tensor, nn
 
 from fednorm.core.aggregator import Aggregator, is_robust
-from fednorm.core.algorithm import Algorithm, Trained, Work
-from fednorm.core.combine import after_rejecting, combined, enough
+from fednorm.core.algorithm import Algorithm, LocalResult, LocalWork
+from fednorm.core.combine import combine_tensors, has_quorum, reduce_byzantine_budget
 from fednorm.core.exchange import Exchange, Solo
-from fednorm.core.inspect import Expected, clients_of, complete, inspect
-from fednorm.core.layer import Session
+from fednorm.core.inspect import ReplySchema, list_clients, reject_incomplete, validate_replies
+from fednorm.core.layer import RoundContext
 from fednorm.core.messages import (
     Batches,
     Broadcast,
-    Memory,
-    Rejected,
+    ClientState,
+    LayerStats,
+    RejectedReply,
     Reply,
-    Report,
-    Running,
+    RunningStats,
     ServerState,
 )
-from fednorm.core.randomness import own_randomness
-from fednorm.core.strategy import Merge
-from fednorm.core.survey import client_survey
-from fednorm.core.task import Task, load, reporting, snapshot, start_training
+from fednorm.core.randomness import isolated_rng
+from fednorm.core.strategy import MergeInput
+from fednorm.core.survey import client_calibration
+from fednorm.core.task import Task, load_state, select_reporting, snapshot, start_training
 from fednorm.core.types import ClientId
 
 
@@ -48,7 +48,7 @@ class NonFiniteLossError(ArithmeticError):
 class NoUsableReplyError(ArithmeticError):
     """A round to which too few clients gave an answer that can be used."""
 
-    def __init__(self, round_: int, rejected: Sequence[Rejected], *, good: int = 0) -> None:
+    def __init__(self, round_: int, rejected: Sequence[RejectedReply], *, good: int = 0) -> None:
         reasons = "; ".join(f"client {r.client}: {r.reason}" for r in rejected)
         few = f"only {good} usable repl{'y' if good == 1 else 'ies'}, fewer than it needs"
         why = reasons or ("no other arrived" if good else "none arrived")
@@ -65,52 +65,52 @@ def broadcast(task: Task, state: ServerState) -> Broadcast:
         buffers=state.buffers,
         running=state.running,
         momentum=state.momentum,
-        notes=state.notes,
+        strategy_state=state.strategy_state,
     )
 
 
 def client_round(
     task: Task,
     received: Broadcast,
-    memory: Memory,
+    client_state: ClientState,
     batches: Batches,
     exchange: Exchange | None = None,
-) -> tuple[Reply, Memory]:
+) -> tuple[Reply, ClientState]:
     """Train one client for one round; a pure function of its arguments.
 
     `exchange` answers strategies that talk in the middle of a round; without it the client is
     alone. Raises NonFiniteLossError when training diverges.
     """
-    measured = _measure(task, received, memory, batches) if task.strategy.measures else None
-    load(task, received, memory)
-    session = Session(exchange or Solo(), sizes=batches.sizes)
-    begin(task, received, session)
-    counted = replace(batches, steps=_Counted(task.algorithm, batches, session))
-    with own_randomness(batches.seed, task.model):
-        trained = task.algorithm.local(_work(task, received, memory, counted))
+    measured = _measure(task, received, client_state, batches) if task.strategy.measures else None
+    load_state(task, received, client_state)
+    session = RoundContext(exchange or Solo(), client_sizes=batches.client_sizes)
+    start_round(task, received, session)
+    counted = replace(batches, steps=_CountedSteps(task.algorithm, batches, session))
+    with isolated_rng(batches.seed, task.model):
+        trained = task.algorithm.local(_make_work(task, received, client_state, counted))
     session.step = -1  # what the model is called for later belongs to no step
     if not math.isfinite(trained.loss):
         raise NonFiniteLossError(batches.client, received.round, trained.loss)
-    kept = Memory(tensors=snapshot(task.layout.personal), optimizer=trained.optimizer)
-    answer = reply(task, batches.client, trained)
+    kept = ClientState(tensors=snapshot(task.layout.personal), optimizer=trained.optimizer)
+    answer = make_reply(task, batches.client, trained)
     return (answer if measured is None else replace(answer, stats=measured)), kept
 
 
 def _measure(
-    task: Task, received: Broadcast, memory: Memory, batches: Batches
-) -> Mapping[str, Report]:
+    task: Task, received: Broadcast, client_state: ClientState, batches: Batches
+) -> Mapping[str, LayerStats]:
     """Return what the layers see of all the client's data, before it trains."""
     own = replace(batches, steps=batches.all_steps)
-    return client_survey(task, received, memory, own, task.strategy.measure_rule()).stats
+    return client_calibration(task, received, client_state, own, task.strategy.measure_rule()).stats
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
+class _CountedSteps:
     """The batches of a round, telling the layers which step this is and what it weighs."""
 
     algorithm: Algorithm
     batches: Batches
-    session: Session
+    session: RoundContext
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         session = self.session
@@ -120,31 +120,33 @@ class _Counted:
             yield x, y
 
 
-def begin(task: Task, received: Broadcast, session: Session) -> None:
+def start_round(task: Task, received: Broadcast, session: RoundContext) -> None:
     """Let the layers of the workspace follow the round's rule and forget what they recorded."""
     start_training(task)
     rule = task.strategy.rule(received)
     for path, layer in task.layout.norms.items():
-        layer.begin(rule, session, path)
+        layer.start_round(rule, session, path)
 
 
-def _work(task: Task, received: Broadcast, memory: Memory, batches: Batches) -> Work:
-    shared = _learning(task, received, task.layout.shared)
-    personal = _learning(task, received, task.layout.personal_parameters)
-    return Work(
-        model=task.model if task.precision == "full" else _Mixed(task.model),
+def _make_work(
+    task: Task, received: Broadcast, client_state: ClientState, batches: Batches
+) -> LocalWork:
+    shared = _select_learning(task, received, task.layout.shared)
+    personal = _select_learning(task, received, task.layout.personal_parameters)
+    return LocalWork(
+        model=task.model if task.precision == "full" else _MixedPrecision(task.model),
         loss=task.loss,
         shared=shared,
         personal=personal,
         batches=batches,
         broadcast=received,
-        optimizer=memory.optimizer,
+        optimizer=client_state.optimizer,
         rates=task.rates,
         clips={n: clip for n, clip in task.clips.items() if n in shared or n in personal},
     )
 
 
-def _learning(
+def _select_learning(
     task: Task, received: Broadcast, parameters: Mapping[str, nn.Parameter]
 ) -> dict[str, nn.Parameter]:
     frozen = set() if task.strategy.trains_affine(received) else set(task.layout.affine)
@@ -152,7 +154,7 @@ def _learning(
 
 
 @dataclass(frozen=True, slots=True)
-class _Mixed:
+class _MixedPrecision:
     """A model that multiplies in bfloat16; its weights, statistics and outputs do not change."""
 
     model: nn.Module
@@ -163,7 +165,7 @@ class _Mixed:
         return output.float()
 
 
-def reply(task: Task, client: ClientId, trained: Trained) -> Reply:
+def make_reply(task: Task, client: ClientId, trained: LocalResult) -> Reply:
     """Return what a client sends: its update, and what the layers of the workspace recorded."""
     reports = {
         path: layer.report(task.strategy.statistics) for path, layer in task.layout.sharing.items()
@@ -194,65 +196,69 @@ def server_round(
     NoUsableReplyError if fewer than `minimum` good replies remain, or fewer than a robust rule
     needs.
     """
-    good, rejected = inspect(replies, expected(task, state, asked))
-    if is_robust(task.aggregate_statistics):
-        good, rejected = complete(good, rejected)
+    good, rejected = validate_replies(replies, reply_schema(task, state, asked))
+    if is_robust(task.statistics_aggregator):
+        good, rejected = reject_incomplete(good, rejected)
     if asked is not None:  # what others send says nothing of those that were asked
-        faulty = len((clients_of(rejected) & set(asked)) - clients_of(good))
+        faulty = len((list_clients(rejected) & set(asked)) - list_clients(good))
         task = replace(
             task,
-            aggregate=after_rejecting(task.aggregate, faulty),
-            aggregate_statistics=after_rejecting(task.aggregate_statistics, faulty),
+            aggregator=reduce_byzantine_budget(task.aggregator, faulty),
+            statistics_aggregator=reduce_byzantine_budget(task.statistics_aggregator, faulty),
         )
-    rules = (task.aggregate, task.aggregate_statistics)
-    if len(good) < max(1, minimum) or not all(enough(rule, len(good)) for rule in rules):
+    rules = (task.aggregator, task.statistics_aggregator)
+    if len(good) < max(1, minimum) or not all(has_quorum(rule, len(good)) for rule in rules):
         raise NoUsableReplyError(state.round + 1, rejected, good=len(good))
     examples = [reply.examples for reply in good]
-    update = combined([r.update for r in good], examples, task.aggregate)
-    running = {path: _merged(task, state, path, good) for path in state.running}
+    update = combine_tensors([r.update for r in good], examples, task.aggregator)
+    running = {path: _merge_layer(task, state, path, good) for path in state.running}
     return replace(
         state,
         round=state.round + 1,
         weights={**state.weights, **task.algorithm.apply(state, update, task.rounds, task.rates)},
-        buffers=_buffers(good, task.aggregate),
+        buffers=_merge_buffers(good, task.aggregator),
         running=running,
-        momentum=combined([r.momentum for r in good], examples, task.aggregate),
-        notes=task.strategy.remember(state, running),
+        momentum=combine_tensors([r.momentum for r in good], examples, task.aggregator),
+        strategy_state=task.strategy.remember(state, running),
         rejected=rejected,
     )
 
 
-def expected(task: Task, state: ServerState, asked: Collection[ClientId] | None = None) -> Expected:
+def reply_schema(
+    task: Task, state: ServerState, asked: Collection[ClientId] | None = None
+) -> ReplySchema:
     """Return what a reply of the next round must hold."""
     received = broadcast(task, state)
-    update = {n: state.weights[n] for n in _learning(task, received, task.layout.shared)}
-    return Expected(
+    update = {n: state.weights[n] for n in _select_learning(task, received, task.layout.shared)}
+    return ReplySchema(
         update=update,
         buffers=state.buffers,
-        running=reporting(task, state) if task.strategy.reports(received) else {},
+        running=select_reporting(task, state) if task.strategy.reports(received) else {},
         momentum=update if task.algorithm.sends_momentum else {},
         clients=None if asked is None else frozenset(asked),
     )
 
 
-def _buffers(replies: Sequence[Reply], aggregate: Aggregator) -> dict[str, Tensor]:
+def _merge_buffers(replies: Sequence[Reply], aggregate: Aggregator) -> dict[str, Tensor]:
     """Aggregate buffers; one on which all clients agree stays as it is, to the bit."""
-    merged = combined([r.buffers for r in replies], [r.examples for r in replies], aggregate)
+    merged = combine_tensors([r.buffers for r in replies], [r.examples for r in replies], aggregate)
     first = replies[0].buffers
     agreed = {n for n in merged if all(torch.equal(r.buffers[n], first[n]) for r in replies)}
     return {name: first[name] if name in agreed else value for name, value in merged.items()}
 
 
-def _merged(task: Task, state: ServerState, path: str, replies: Sequence[Reply]) -> Running:
+def _merge_layer(
+    task: Task, state: ServerState, path: str, replies: Sequence[Reply]
+) -> RunningStats:
     heard = [r for r in replies if path in r.stats and r.stats[path].moments.count > 0]
-    if not enough(task.aggregate_statistics, len(heard)):
+    if not has_quorum(task.statistics_aggregator, len(heard)):
         return state.running[path]
     return task.strategy.merge(
         state.running[path],
-        Merge(
-            reports=[reply.stats[path].weighed(reply.examples) for reply in heard],
+        MergeInput(
+            reports=[reply.stats[path].with_weight(reply.examples) for reply in heard],
             examples=[reply.examples for reply in heard],
-            aggregate=task.aggregate_statistics,
+            aggregator=task.statistics_aggregator,
             layer=task.layout.sharing[path],
         ),
     )

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from torch import nn
 
-from fednorm.core.aggregator import Aggregator, trusts
-from fednorm.core.layer import NormLayer, NormRule, Statistics, Survey
-from fednorm.core.messages import Broadcast, Report, Running, ServerState
+from fednorm.core.aggregator import Aggregator, is_weighted_mean
+from fednorm.core.layer import Calibration, NormLayer, NormRule, Statistics
+from fednorm.core.messages import Broadcast, LayerStats, RunningStats, ServerState
 from fednorm.core.moments import Moments
 from fednorm.core.types import Clip, Kind, Role, Tensors
 
@@ -29,7 +29,7 @@ class Replacement:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SkippedLayer:
     """A layer with running statistics that a conversion left alone, and why."""
 
     path: str
@@ -43,27 +43,27 @@ class Conversion:
 
     model: nn.Module
     replaced: tuple[Replacement, ...]
-    kept: tuple[Kept, ...] = ()
+    skipped: tuple[SkippedLayer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
+class MergeInput:
     """What the server hands to a strategy for one layer: who reported, and how to combine."""
 
-    reports: Sequence[Report]
+    reports: Sequence[LayerStats]
     examples: Sequence[int]  # one for each report, whose moments say what they weigh
-    aggregate: Aggregator
+    aggregator: Aggregator
     layer: NormLayer
 
     @property
-    def batches(self) -> int:
+    def num_batches(self) -> int:
         """The layer's counter after the round: the maximum.
 
         A robust rule trusts no single client; it takes the median, which liars cannot move out of
         the range of the others.
         """
-        counters = [report.batches for report in self.reports]
-        return max(counters) if trusts(self.aggregate) else median_low(counters)
+        counters = [report.num_batches for report in self.reports]
+        return max(counters) if is_weighted_mean(self.aggregator) else median_low(counters)
 
     @property
     def calls(self) -> list[list[Moments]]:
@@ -85,7 +85,7 @@ class NormStrategy(Protocol):
         ...
 
     @property
-    def lockstep(self) -> bool:
+    def mergeable_batches(self) -> bool:
         """Whether rounds are exact with the batches of all clients in one."""
         ...
 
@@ -95,7 +95,7 @@ class NormStrategy(Protocol):
         ...
 
     @property
-    def survey(self) -> Survey:
+    def calibration(self) -> Calibration:
         """When the clients' statistics are measured in a pass without training."""
         ...
 
@@ -141,11 +141,11 @@ class NormStrategy(Protocol):
         """Return whether layers report statistics in this round."""
         ...
 
-    def merge(self, previous: Running, merge: Merge) -> Running:
+    def merge(self, previous: RunningStats, merge: MergeInput) -> RunningStats:
         """Return a layer's shared running statistics after a round."""
         ...
 
-    def survey_rule(self) -> NormRule:
+    def calibration_rule(self) -> NormRule:
         """Return how layers treat batches while the clients' statistics are surveyed."""
         ...
 
@@ -153,10 +153,10 @@ class NormStrategy(Protocol):
         """Return how layers treat a client's batches while it re-estimates its statistics."""
         ...
 
-    def adopt(self, previous: Running, merge: Merge) -> Running:
+    def adopt(self, previous: RunningStats, merge: MergeInput) -> RunningStats:
         """Return a layer's shared running statistics after a survey."""
         ...
 
-    def remember(self, before: ServerState, running: Mapping[str, Running]) -> Tensors:
+    def remember(self, before: ServerState, running: Mapping[str, RunningStats]) -> Tensors:
         """Return the notes that the server keeps for later rounds."""
         ...

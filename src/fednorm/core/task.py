@@ -19,8 +19,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from fednorm.core.aggregator import Aggregator, weighted_mean
 from fednorm.core.algorithm import Algorithm, Loss
 from fednorm.core.layer import NormLayer
-from fednorm.core.layout import Layout, layout
-from fednorm.core.messages import Broadcast, Memory, Running, ServerState
+from fednorm.core.layout import Layout, find_layout
+from fednorm.core.messages import Broadcast, ClientState, RunningStats, ServerState
 from fednorm.core.strategy import NormStrategy, Replacement
 from fednorm.core.types import Clip, Tensors
 
@@ -40,14 +40,14 @@ class Task:
     strategy: NormStrategy
     algorithm: Algorithm
     loss: Loss
-    aggregate: Aggregator
-    aggregate_statistics: Aggregator
+    aggregator: Aggregator
+    statistics_aggregator: Aggregator
     rounds: int | None
     precision: Precision
     layout: Layout
     replaced: tuple[Replacement, ...]
     initial_state: ServerState
-    initial_memory: Memory  # of a client that has not trained yet
+    initial_client_state: ClientState  # of a client that has not trained yet
     rates: Mapping[str, float]  # of parameters, as in `Work`
     clips: Mapping[str, Clip]  # as well
     frozen: frozenset[str] = frozenset()  # modules that never are in training mode, by path
@@ -61,8 +61,8 @@ class Task:
         *,
         rounds: int | None = None,
         loss: Loss = nn.functional.cross_entropy,
-        aggregate: Aggregator = weighted_mean,
-        aggregate_statistics: Aggregator = weighted_mean,
+        aggregator: Aggregator = weighted_mean,
+        statistics_aggregator: Aggregator = weighted_mean,
         precision: Precision = "full",
     ) -> "Task":
         """Convert a copy of `model` for `strategy` and read the initial state off it.
@@ -70,20 +70,20 @@ class Task:
         What is in evaluation mode in a model that is in training mode stays so: it is frozen.
         """
         conversion = strategy.convert(model)
-        tensors = layout(conversion.model, strategy.role)
+        tensors = find_layout(conversion.model, strategy.role)
         return cls(
             model=conversion.model,
             strategy=strategy,
             algorithm=algorithm,
             loss=loss,
-            aggregate=aggregate,
-            aggregate_statistics=aggregate_statistics,
+            aggregator=aggregator,
+            statistics_aggregator=statistics_aggregator,
             rounds=rounds,
             precision=precision,
             layout=tensors,
             replaced=conversion.replaced,
             initial_state=read_state(tensors),
-            initial_memory=Memory(tensors=snapshot(tensors.personal)),
+            initial_client_state=ClientState(tensors=snapshot(tensors.personal)),
             rates=_by_name(conversion.model, strategy.rates(conversion.model)),
             clips=_by_name(conversion.model, strategy.clips(conversion.model)),
             frozen=_find_frozen(model, conversion.model),
@@ -117,8 +117,8 @@ def snapshot(tensors: Tensors) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
-def _running(layer: NormLayer) -> Running:
-    running = layer.running()
+def _read_running(layer: NormLayer) -> RunningStats:
+    running = layer.read_running()
     assert running is not None, "only layers that track statistics share them"  # noqa: S101
     return running
 
@@ -129,16 +129,16 @@ def read_state(tensors: Layout) -> ServerState:
         round=0,
         weights=snapshot(tensors.shared),
         buffers=snapshot(tensors.buffers),
-        running={path: _running(layer) for path, layer in tensors.sharing.items()},
+        running={path: _read_running(layer) for path, layer in tensors.sharing.items()},
     )
 
 
-def reporting(task: Task, state: ServerState) -> dict[str, Running]:
+def select_reporting(task: Task, state: ServerState) -> dict[str, RunningStats]:
     """Return the running statistics of the layers that may report: of all that are not frozen."""
     return {path: r for path, r in state.running.items() if path not in task.frozen}
 
 
-def load(task: Task, received: ServerState | Broadcast, memory: Memory) -> None:
+def load_state(task: Task, received: ServerState | Broadcast, client_state: ClientState) -> None:
     """Overwrite the workspace with the shared state and one client's personal tensors."""
     tensors = task.layout
     targets: list[Tensor] = []
@@ -146,14 +146,14 @@ def load(task: Task, received: ServerState | Broadcast, memory: Memory) -> None:
     for live, new in (
         (tensors.shared, received.weights),
         (tensors.buffers, received.buffers),
-        (tensors.personal, memory.tensors or task.initial_memory.tensors),
+        (tensors.personal, client_state.tensors or task.initial_client_state.tensors),
     ):
         targets += live.values()
         sources += (new[name] for name in live)
     with torch.no_grad():
         torch._foreach_copy_(targets, sources)
     for path, layer in tensors.sharing.items():
-        layer.load(received.running[path])
+        layer.load_running(received.running[path])
 
 
 def start_training(task: Task) -> None:
@@ -170,10 +170,10 @@ def keep_frozen(model: nn.Module, frozen: Collection[str]) -> None:
         model.get_submodule(path).training = False
 
 
-def export(task: Task, state: ServerState, memory: Memory | None = None) -> nn.Module:
+def export(task: Task, state: ServerState, client_state: ClientState | None = None) -> nn.Module:
     """Return the workspace model as it stands after a round, for evaluation or for saving.
 
     With a client's memory it is that client's personal model.
     """
-    load(task, state, memory or Memory())
+    load_state(task, state, client_state or ClientState())
     return task.model.eval()

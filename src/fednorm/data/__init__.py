@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fednorm.core.own import call_own
+from fednorm.core.own import call_user_function
 from fednorm.core.registry import create
 from fednorm.data.dataset import Dataset, Source
 from fednorm.data.datasets.cifar import Cifar10, Cifar100
@@ -56,7 +56,7 @@ def load(name: str, seed: int, **fields: Any) -> Dataset:
 
 def _load_own(name: str, seed: int, fields: Mapping[str, Any]) -> Dataset:
     """Call the user's function, with the seed if it takes one, and return its data."""
-    data = call_own("data set", name, {"seed": seed}, fields)
+    data = call_user_function("data set", name, {"seed": seed}, fields)
     if not isinstance(data, Dataset):
         raise TypeError(
             f"data set {name!r} must return a fednorm.data.Dataset, but returned "

@@ -54,11 +54,11 @@ class Federation:
             steps=Steps(self, client, round_),
             examples=len(self.parts[client]),
             seed=_derive_dropout_seed(self.seed, client, round_),
-            everything=Steps(self.once(), client, 0),
-            lengths=self.plan.lengths(len(self.parts[client])),
+            all_data=Steps(self.once(), client, 0),
+            batch_sizes=self.plan.lengths(len(self.parts[client])),
         )
 
-    def everything(self, client: ClientId) -> Batches:
+    def all_batches(self, client: ClientId) -> Batches:
         """Return all of a client's data once, in batches."""
         return self.once().batches(client, 0)
 

@@ -106,7 +106,7 @@ def check_group_counts(exam: Examination) -> Caution | None:
 
 def check_batch_of_one(exam: Examination) -> Caution | None:
     """Warn of batches with one value per channel, which has no variance."""
-    batch = exam.experiment.batch
+    batch = exam.experiment.batch_size
     single = None if exam.clients is None else exam.clients.left_out
     if not exam.single_valued or not (batch == 1 if single is None else single):
         return None

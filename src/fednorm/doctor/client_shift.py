@@ -12,10 +12,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fednorm.core.messages import Memory
+from fednorm.core.messages import ClientState
 from fednorm.core.moments import Moments, pool
 from fednorm.core.round import broadcast
-from fednorm.core.survey import client_survey
+from fednorm.core.survey import client_calibration
 from fednorm.core.task import Task
 from fednorm.data import Dataset
 from fednorm.data.federation import Federation, federation
@@ -72,7 +72,7 @@ def _build_federation(experiment: Experiment, data: Dataset) -> Federation:
         clients=experiment.clients,
         seed=experiment.seeds[0],
         participation=experiment.participation,
-        unseen=experiment.unseen,
+        unseen=experiment.unseen_clients,
     )
 
 
@@ -105,7 +105,9 @@ def _survey(task: Task, clients: FixedBatches) -> dict[str, list[Moments]]:
     """Return the moments of each client's inputs, by layer."""
     received = broadcast(task, task.initial_state)
     seen = [
-        client_survey(task, received, Memory(), clients.everything(c), rules.surveyed).stats
+        client_calibration(
+            task, received, ClientState(), clients.all_batches(c), rules.calibrate_batch
+        ).stats
         for c in clients.all()
     ]
     return {path: [_to_double(stats[path].moments) for stats in seen] for path in seen[0]}

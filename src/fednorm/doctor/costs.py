@@ -10,8 +10,8 @@ from fednorm.core.task import Task
 from fednorm.doctor.findings import Cost
 from fednorm.doctor.fixed_batches import FixedBatches
 from fednorm.engines.evaluate import is_personal
-from fednorm.engines.simulate import Round, rounds
-from fednorm.engines.survey import survey
+from fednorm.engines.simulate import RoundResult, rounds
+from fednorm.engines.survey import calibrate_clients
 from fednorm.experiment.config import Experiment
 
 # How a model and a strategy that do not fit each other say so.
@@ -57,11 +57,13 @@ def _measure_cost(examined: ExaminedModel, name: str, clients: FixedBatches) -> 
         return Cost(name, refused=describe_error(error))
 
 
-def _read_cost(name: str, task: Task, result: Round, clients: FixedBatches) -> Cost:
+def _read_cost(name: str, task: Task, result: RoundResult, clients: FixedBatches) -> Cost:
     asked = None
-    if task.strategy.survey == "evaluation":
-        asked = survey(task, result.state, result.memories, clients, clients.all())[1]
-    kept = result.memories[clients.all()[0]]
+    if task.strategy.calibration == "evaluation":
+        asked = calibrate_clients(task, result.state, result.client_states, clients, clients.all())[
+            1
+        ]
+    kept = result.client_states[clients.all()[0]]
     return Cost(
         strategy=name,
         exchanges=result.exchanges,

@@ -15,8 +15,8 @@ from fednorm.doctor.fixed_batches import draw_random
 from fednorm.doctor.layers import find_layers, measure_state
 from fednorm.doctor.recommend import recommend
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.environment import threads
-from fednorm.experiment.load import ConfigError, build
+from fednorm.experiment.environment import limit_threads
+from fednorm.experiment.load import ConfigError, build_experiment
 from fednorm.experiment.prepare import ModelSource
 from fednorm.models import build as build_model
 from fednorm.nn.copies import copy_model
@@ -65,7 +65,7 @@ def examine(
         raise
     except (*REFUSALS, AssertionError) as error:  # torch asserts that a device can be used
         raise ConfigError(describe_error(error)) from error
-    with threads(experiment.threads):
+    with limit_threads(experiment.threads):
         return _examine(examined, data, state, batches if measured else None)
 
 
@@ -73,7 +73,7 @@ def _build_experiment(settings: dict[str, Any], model: Any) -> Experiment:
     if "strategies" in settings:
         raise ConfigError("every strategy is examined; leave 'strategies' out.")
     values = {**settings, "strategies": list(STRATEGIES)}
-    return build(values if model is None else {**values, "model": model})
+    return build_experiment(values if model is None else {**values, "model": model})
 
 
 def _examine(examined: ExaminedModel, data: Dataset, state: State, batches: int | None) -> Report:
@@ -120,7 +120,7 @@ def _describe_model(examined: ExaminedModel, data: Dataset) -> Model:
         dtype=experiment.dtype,
         parameters=sum(p.numel() for p in model.parameters()),
         algorithm=experiment.algorithm.model_dump(),
-        batch=experiment.batch,
+        batch=experiment.batch_size,
         participation=experiment.participation,
         rounds=experiment.rounds,
         seed=experiment.seeds[0],

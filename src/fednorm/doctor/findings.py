@@ -169,7 +169,7 @@ class Examination:
     @property
     def taking_part(self) -> tuple[int, int]:
         """How many clients take part in a round, and of how many."""
-        trained = self.experiment.clients - self.experiment.unseen
+        trained = self.experiment.clients - self.experiment.unseen_clients
         return max(1, round(self.experiment.participation * trained)), trained
 
     def cost(self, strategy: str) -> Cost | None:

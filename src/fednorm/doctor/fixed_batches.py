@@ -36,7 +36,7 @@ class FixedBatches:
         own = self.steps[client]
         return Batches(client, own, sum(len(y) for _, y in own))
 
-    def everything(self, client: ClientId) -> Batches:
+    def all_batches(self, client: ClientId) -> Batches:
         """Return a client's batches."""
         return self.batches(client, 0)
 

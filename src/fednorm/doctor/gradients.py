@@ -22,17 +22,17 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fednorm.algorithms.dsgd import DSGD
 from fednorm.core.aggregator import weighted_mean
-from fednorm.core.layer import Session
-from fednorm.core.messages import Memory, Report, Running
+from fednorm.core.layer import RoundContext
+from fednorm.core.messages import ClientState, LayerStats, RunningStats
 from fednorm.core.moments import pool
-from fednorm.core.task import Task, load, start_training
+from fednorm.core.task import Task, load_state, start_training
 from fednorm.core.types import Tensors
 from fednorm.doctor.costs import REFUSALS, ExaminedModel, build_task, describe_error
 from fednorm.doctor.findings import Gradient, Statistics
 from fednorm.doctor.fixed_batches import FixedBatches
-from fednorm.engines.centralized import Merged
-from fednorm.engines.clients import Clients
-from fednorm.engines.masks import same_masks
+from fednorm.engines.centralized import MergedClients
+from fednorm.engines.clients import ClientSource
+from fednorm.engines.masks import share_masks
 from fednorm.engines.simulate import rounds
 from fednorm.nn import rules
 from fednorm.nn.batch_norm import FedBatchNorm
@@ -89,8 +89,8 @@ def measure_deviation(task: Task, reference: Task, clients: FixedBatches) -> flo
     """Return the relative distance of the mean gradients, in the mean over the batches."""
     relative = []
     for step in clients.split_steps():
-        with same_masks([step.batches(c, 1) for c in step.all()], reference.model):
-            central = compute_gradient(reference, Merged(step))
+        with share_masks([step.batches(c, 1) for c in step.all()], reference.model):
+            central = compute_gradient(reference, MergedClients(step))
         mean = compute_gradient(task, step)
         size = _norm(central)
         if not size:
@@ -99,7 +99,7 @@ def measure_deviation(task: Task, reference: Task, clients: FixedBatches) -> flo
     return fmean(relative)
 
 
-def compute_gradient(task: Task, clients: Clients) -> dict[str, Tensor]:
+def compute_gradient(task: Task, clients: ClientSource) -> dict[str, Tensor]:
     """Return the mean gradient of a round from the task's initial state."""
     (result,) = rounds(task, clients, 1)
     weights = torch.tensor([reply.examples for reply in result.replies], dtype=torch.float64)
@@ -122,12 +122,12 @@ def converge_statistics(task: Task, clients: FixedBatches) -> Task:
     of every layer is what the layers before it make of all clients' samples.
     """
     state = task.initial_state
-    load(task, state, Memory())
+    load_state(task, state, ClientState())
     start_training(task)
-    reports: dict[str, list[Report]] = {path: [] for path in task.layout.sharing}
-    for x, y in Merged(clients).batches(0, 1).steps:
+    reports: dict[str, list[LayerStats]] = {path: [] for path in task.layout.sharing}
+    for x, y in MergedClients(clients).batches(0, 1).steps:
         for path, layer in task.layout.norms.items():
-            layer.begin(record_both_passes, Session(), path)
+            layer.start_round(record_both_passes, RoundContext(), path)
         loss = task.loss(task.model(x), y)
         torch.autograd.grad(loss, list(task.layout.shared.values()), allow_unused=True)
         for path, layer in task.layout.sharing.items():
@@ -142,20 +142,20 @@ def converge_statistics(task: Task, clients: FixedBatches) -> Task:
 
 def record_both_passes(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the batch's own statistics; record the moments, forward and backward."""
-    layer.record(x)
-    y = rules.untracked(layer, x)
+    layer.record_batch(x)
+    y = rules.batch_stats_untracked(layer, x)
     means = getattr(layer, "backward_means", None)
     if isinstance(means, BackwardMeans) and y.requires_grad:
         normalised = functional.batch_norm(x.detach(), None, None, training=True, eps=layer.eps)
 
         def note(gradient: Tensor) -> None:
-            means.record(gradient, normalised)
+            means.record_backward(gradient, normalised)
 
         y.register_hook(note)  # type: ignore[no-untyped-call]  # torch's own
     return y
 
 
-def _pool_reports(before: Running, reports: Sequence[Report]) -> Running:
+def _pool_reports(before: RunningStats, reports: Sequence[LayerStats]) -> RunningStats:
     """Return the statistics of all batches together."""
     moments = [report.moments for report in reports]
     if before.var.numel():

@@ -21,7 +21,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fednorm.core.layout import kinds
+from fednorm.core.layout import find_kinds
 from fednorm.core.types import Kind
 from fednorm.doctor.findings import Layer, Place, State
 
@@ -64,7 +64,7 @@ def find_layers(model: nn.Module, x: Tensor) -> tuple[Layer, ...]:
 
 def measure_state(model: nn.Module) -> State:
     """Return the size of a model's tensors, by kind; a tied tensor counts once."""
-    kind_of = kinds(model)
+    kind_of = find_kinds(model)
     seen: set[int] = set()
     sizes = dict.fromkeys(Kind, 0)
     statistics = []

@@ -251,7 +251,7 @@ def describe_single_batches(exam: Examination) -> str:
     left_out = exam.clients.left_out if exam.clients else ()
     return (
         f"{len(left_out)} of {exam.taking_part[1]} clients ({list_names(left_out)}) have batches "
-        f"of 1 sample (batch = {exam.experiment.batch}), which rules out all strategies that "
+        f"of 1 sample (batch = {exam.experiment.batch_size}), which rules out all strategies that "
         "normalise by the batch."
     )
 

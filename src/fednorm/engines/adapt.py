@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from fednorm.core.layer import Session
-from fednorm.core.messages import Batches, Memory, Running
-from fednorm.core.randomness import own_randomness
+from fednorm.core.layer import RoundContext
+from fednorm.core.messages import Batches, ClientState, RunningStats
+from fednorm.core.randomness import isolated_rng
 from fednorm.core.task import Task, start_training
 from fednorm.core.types import ClientId
 
@@ -24,32 +24,32 @@ def adapt_statistics(task: Task, batches: Batches, share: float) -> None:
     While its data pass, the model normalises by the batch, so that the statistics of a layer belong
     to the statistics of the layers before it. Layers that the user froze keep theirs.
     """
-    layers = {path: m for path, m in task.layout.norms.items() if m.running() is not None}
+    layers = {path: m for path, m in task.layout.norms.items() if m.read_running() is not None}
     rule = task.strategy.adaptation_rule()
     for path, layer in layers.items():
-        layer.begin(rule, Session(), path)
+        layer.start_round(rule, RoundContext(), path)
     start_training(task)
-    with own_randomness(batches.seed, task.model):
+    with isolated_rng(batches.seed, task.model):
         for x, _ in batches.steps:
             task.model(x)
     task.model.eval()
     for layer in layers.values():
-        old, report = layer.running(), layer.report("pool")
+        old, report = layer.read_running(), layer.report("pool")
         if old is None or report is None or not report.moments.var.numel():
             continue
         own = report.moments
         mean = torch.lerp(old.mean, own.mean, share)
         var = torch.lerp(old.var, own.unbiased_var, share)
-        layer.load(Running(mean, var, old.batches))
+        layer.load_running(RunningStats(mean, var, old.num_batches))
 
 
-def newcomer(memories: Mapping[ClientId, Memory]) -> Memory:
+def initial_client_state(client_states: Mapping[ClientId, ClientState]) -> ClientState:
     """Return what a client without a memory starts from: the mean of those that have one."""
-    kept = (memories[client].tensors for client in sorted(memories))
+    kept = (client_states[client].tensors for client in sorted(client_states))
     known = [tensors for tensors in kept if tensors]  # one that diverged may have none
     if not known:
-        return Memory()
-    return Memory(tensors={name: _mean(m[name] for m in known) for name in known[0]})
+        return ClientState()
+    return ClientState(tensors={name: _mean(m[name] for m in known) for name in known[0]})
 
 
 def _mean(values: Iterable[Tensor]) -> Tensor:

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from fednorm.core.messages import Batches
 from fednorm.core.types import ClientId
-from fednorm.engines.clients import Clients
+from fednorm.engines.clients import ClientSource
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergedClients:
     """All clients of a federation as one machine."""
 
-    clients: Clients
+    clients: ClientSource
 
     def all(self) -> list[ClientId]:
         """Return the only client."""
@@ -32,11 +32,13 @@ class Merged:
 
     def batches(self, client: ClientId, round_: int) -> Batches:  # noqa: ARG002 (protocol)
         """Return the merged batches of the clients that would take part in the round."""
-        return merged([self.clients.batches(c, round_) for c in self.clients.participants(round_)])
+        return merge_batches(
+            [self.clients.batches(c, round_) for c in self.clients.participants(round_)]
+        )
 
-    def everything(self, client: ClientId) -> Batches:  # noqa: ARG002 (protocol)
+    def all_batches(self, client: ClientId) -> Batches:  # noqa: ARG002 (protocol)
         """Return all data once."""
-        return merged([self.clients.everything(c) for c in self.clients.all()])
+        return merge_batches([self.clients.all_batches(c) for c in self.clients.all()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,12 @@ class MergedSteps:
             yield torch.cat([x for x, _ in present]), torch.cat([y for _, y in present])
 
 
-def merged(parts: Sequence[Batches]) -> Batches:
+def merge_batches(parts: Sequence[Batches]) -> Batches:
     """Return the batches of several clients as those of one."""
     return Batches(
         0,
         MergedSteps([part.steps for part in parts]),
         sum(part.examples for part in parts),
         seed=parts[0].seed,
-        everything=MergedSteps([part.all_steps for part in parts]),
+        all_data=MergedSteps([part.all_steps for part in parts]),
     )

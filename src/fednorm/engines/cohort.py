@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fednorm.core.exchange import Replay
-from fednorm.core.layout import layout
-from fednorm.core.messages import Batches, Broadcast, Memory, Reply, Report, Running
+from fednorm.core.layout import find_layout
+from fednorm.core.messages import Batches, Broadcast, ClientState, LayerStats, Reply, RunningStats
 from fednorm.core.moments import Moments
 from fednorm.core.round import NonFiniteLossError, broadcast, client_round
 from fednorm.core.task import Task
@@ -27,7 +27,7 @@ from fednorm.engines.clients import train_client
 from fednorm.engines.lockstep import is_random
 from fednorm.nn.stacked_model import count_activations, repeat_for_clients, widen
 
-Trained = list[tuple[Reply, Memory]]
+ClientResults = list[tuple[Reply, ClientState]]
 # Measured on a CPU: above so many values that a client's step puts out, nothing is gained.
 _SMALL = 2_000_000
 _TOGETHER = 10_000_000  # values of a whole cohort
@@ -35,7 +35,7 @@ _LARGEST = 16  # clients of a cohort
 
 
 @dataclass
-class _Losses:
+class _MeanLosses:
     """The loss of a wide model: the sum over clients, each of which is remembered."""
 
     clients: int
@@ -48,53 +48,58 @@ class _Losses:
         return each.sum()
 
 
-class Cohort:
+class StackedClients:
     """A wide model for a fixed number of clients."""
 
     def __init__(self, task: Task, count: int) -> None:
-        self.count, self.losses = count, _Losses(count)
+        self.count, self.losses = count, _MeanLosses(count)
         model = widen(task.model, count)
-        last = _channels_last(task.model)
+        last = _is_channels_last(task.model)
         self.memory_format = torch.channels_last if last else torch.contiguous_format
         model = model.to(memory_format=self.memory_format)  # type: ignore[call-overload]
-        wide = layout(model, task.strategy.role)
+        wide = find_layout(model, task.strategy.role)
         self.task = replace(task, model=model, layout=wide, loss=self.losses)
-        self.initial = task.initial_memory
+        self.initial = task.initial_client_state
 
     def train(
         self,
         received: Broadcast,
-        memories: Mapping[ClientId, Memory],
+        client_states: Mapping[ClientId, ClientState],
         group: Sequence[Batches],
-    ) -> Trained:
+    ) -> ClientResults:
         """Train clients whose batches and memories have the same shapes."""
-        kept = [memories.get(own.client, Memory()) for own in group]
+        kept = [client_states.get(own.client, ClientState()) for own in group]
         self.losses.steps.clear()
         # The clients' examples differ, so that the number stays open (0), unless the algorithm
         # counts the batch itself, which is the same for all.
         side = Batches(
             group[0].client,
-            _Side([own.steps for own in group], self.memory_format),
+            _JoinedSteps([own.steps for own in group], self.memory_format),
             examples=0,
-            everything=_Side([own.all_steps for own in group], self.memory_format),
+            all_data=_JoinedSteps([own.all_steps for own in group], self.memory_format),
         )
-        reply, memory = client_round(
-            self.task, _wide(received, self.count), self._memory(kept), side, Replay({})
+        reply, client_state = client_round(
+            self.task, _make_stacked(received, self.count), self._memory(kept), side, Replay({})
         )
         losses = torch.stack(self.losses.steps).mean(0).tolist()
         return [
-            (self._reply(reply, i, own, losses[i]), self._kept(memory, i))
+            (self._reply(reply, i, own, losses[i]), self._kept(client_state, i))
             for i, own in enumerate(group)
         ]
 
-    def _memory(self, kept: Sequence[Memory]) -> Memory:
-        tensors = [memory.tensors or self.initial.tensors for memory in kept]
-        return Memory(_joined(tensors), _joined([memory.optimizer for memory in kept]))
+    def _memory(self, kept: Sequence[ClientState]) -> ClientState:
+        tensors = [client_state.tensors or self.initial.tensors for client_state in kept]
+        return ClientState(
+            _join_states(tensors), _join_states([client_state.optimizer for client_state in kept])
+        )
 
-    def _kept(self, memory: Memory, i: int) -> Memory:
+    def _kept(self, client_state: ClientState, i: int) -> ClientState:
         # Copied: what one client keeps must not keep the rest of its cohort in memory.
-        tensors, optimizer = self._part(memory.tensors, i), self._part(memory.optimizer, i)
-        return Memory(
+        tensors, optimizer = (
+            self._part(client_state.tensors, i),
+            self._part(client_state.optimizer, i),
+        )
+        return ClientState(
             {name: t.clone() for name, t in tensors.items()},
             {name: t.clone() for name, t in optimizer.items()},
         )
@@ -116,7 +121,7 @@ class Cohort:
             for name, t in tensors.items()
         }
 
-    def _report(self, report: Report, i: int) -> Report:
+    def _report(self, report: LayerStats, i: int) -> LayerStats:
         first, *more = (self._moments(wide, i) for wide in report.calls)
         return replace(report, moments=first, more=tuple(more))
 
@@ -127,23 +132,23 @@ class Cohort:
         return Moments(wide.count, mean, var)
 
 
-def _wide(received: Broadcast, count: int) -> Broadcast:
+def _make_stacked(received: Broadcast, count: int) -> Broadcast:
     return replace(
         received,
         weights={name: repeat_for_clients(t, count) for name, t in received.weights.items()},
         momentum={name: repeat_for_clients(t, count) for name, t in received.momentum.items()},
         running={
-            path: Running(
+            path: RunningStats(
                 repeat_for_clients(r.mean, count, -1),
                 repeat_for_clients(r.var, count, -1),
-                r.batches,
+                r.num_batches,
             )
             for path, r in received.running.items()
         },
     )
 
 
-def _joined(parts: Sequence[Tensors]) -> dict[str, Tensor]:
+def _join_states(parts: Sequence[Tensors]) -> dict[str, Tensor]:
     first = parts[0]
     return {
         name: torch.cat([part[name] for part in parts]) if first[name].dim() else first[name]
@@ -152,7 +157,7 @@ def _joined(parts: Sequence[Tensors]) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class _Side:
+class _JoinedSteps:
     """The batches of several clients side by side; labels are `[batch, clients]`."""
 
     parts: Sequence[Iterable[tuple[Tensor, Tensor]]]
@@ -166,7 +171,7 @@ class _Side:
             yield wide.contiguous(memory_format=last), y.view(-1, count, *y.shape[1:])
 
 
-def _channels_last(model: nn.Module) -> bool:
+def _is_channels_last(model: nn.Module) -> bool:
     """Return whether a model's channels lie side by side; of one channel nobody can tell."""
     return any(
         p.dim() == 4  # noqa: PLR2004
@@ -176,63 +181,68 @@ def _channels_last(model: nn.Module) -> bool:
     )
 
 
-class Cohorts:
+class StackedTrainer:
     """Trains the clients of a round in cohorts of at most `size`."""
 
     def __init__(self, task: Task, size: int, byzantine: Collection[ClientId] = ()) -> None:
         self.task, self.size, self.byzantine = task, size, byzantine
-        self.wide: dict[int, Cohort] = {}
+        self.wide: dict[int, StackedClients] = {}
 
     def groups(
-        self, batches: Sequence[Batches], memories: Mapping[ClientId, Memory]
+        self, batches: Sequence[Batches], client_states: Mapping[ClientId, ClientState]
     ) -> list[list[Batches]]:
         """Return the cohorts of a round: clients that are alike, in groups of about one size."""
         alike: dict[object, list[Batches]] = {}
         for own in batches:
-            shape = _shape(self.task, own, memories.get(own.client, Memory()))
+            shape = _describe_shape(self.task, own, client_states.get(own.client, ClientState()))
             alike.setdefault(shape, []).append(own)
         return [group for same in alike.values() for group in _cut(same, self.size)]
 
     def train(
-        self, received: Broadcast, memories: Mapping[ClientId, Memory], group: Sequence[Batches]
-    ) -> Trained:
+        self,
+        received: Broadcast,
+        client_states: Mapping[ClientId, ClientState],
+        group: Sequence[Batches],
+    ) -> ClientResults:
         """Train one cohort."""
         if len(group) > 1:
             if len(group) not in self.wide:
-                self.wide[len(group)] = Cohort(self.task, len(group))
+                self.wide[len(group)] = StackedClients(self.task, len(group))
             try:
-                return self.wide[len(group)].train(received, memories, group)
+                return self.wide[len(group)].train(received, client_states, group)
             except NonFiniteLossError:
                 pass  # whose loss it is shows when they train one by one
         return [
-            train_client(self.task, received, memory, own, Replay({}), self.byzantine)
-            for own, memory in ((own, memories.get(own.client, Memory())) for own in group)
+            train_client(self.task, received, client_state, own, Replay({}), self.byzantine)
+            for own, client_state in (
+                (own, client_states.get(own.client, ClientState())) for own in group
+            )
         ]
 
     def train_all(
         self,
         task: Task,
         received: Broadcast,
-        memories: Mapping[ClientId, Memory],
+        client_states: Mapping[ClientId, ClientState],
         batches: Sequence[Batches],
-    ) -> tuple[Trained, dict[str, Tensor]]:
+    ) -> tuple[ClientResults, dict[str, Tensor]]:
         """Train the clients of a round, cohort after cohort."""
         del task
         results = [
             result
-            for group in self.groups(batches, memories)
-            for result in self.train(received, memories, group)
+            for group in self.groups(batches, client_states)
+            for result in self.train(received, client_states, group)
         ]
         return results, {}
 
 
-def _shape(task: Task, own: Batches, memory: Memory) -> object:
+def _describe_shape(task: Task, own: Batches, client_state: ClientState) -> object:
     """Return what clients of one cohort must have in common."""
-    tensors = [*memory.tensors.items(), *memory.optimizer.items()]
+    tensors = [*client_state.tensors.items(), *client_state.optimizer.items()]
     counters = tuple((name, t.item()) for name, t in tensors if not t.dim())
-    known = own.lengths or own.client  # nobody is like a client of whom nothing is known
+    known = own.batch_sizes or own.client  # nobody is like a client of whom nothing is known
     measured = own.examples if task.strategy.measures else None  # all data pass, side by side
-    return known, measured, tuple(memory.tensors), tuple(memory.optimizer), counters
+    return known, measured, tuple(client_state.tensors), tuple(client_state.optimizer), counters
 
 
 def _cut(same: list[Batches], size: int) -> Iterable[list[Batches]]:
@@ -243,7 +253,7 @@ def _cut(same: list[Batches], size: int) -> Iterable[list[Batches]]:
     return (same[i * len(same) // parts : (i + 1) * len(same) // parts] for i in range(parts))
 
 
-def size(task: Task, batches: Sequence[Batches]) -> int:
+def choose_size(task: Task, batches: Sequence[Batches]) -> int:
     """Return how many clients a cohort should have: 1 for a model that is not small."""
     x, _ = next(iter(batches[0].steps))
     values = max(1, count_activations(task.model, x))
@@ -257,7 +267,7 @@ def fits(task: Task, batches: Sequence[Batches]) -> bool:
 
 def find_misfit(task: Task, batches: Sequence[Batches]) -> str:
     """Return why cohorts do not train these clients as the loop does, or nothing if they do."""
-    groups = Cohorts(task, len(batches)).groups(batches, {})
+    groups = StackedTrainer(task, len(batches)).groups(batches, {})
     alike = max(groups, key=len, default=[])
     if (
         task.strategy.exchanges
@@ -267,18 +277,18 @@ def find_misfit(task: Task, batches: Sequence[Batches]) -> str:
         or len(alike) < 2  # noqa: PLR2004
     ):
         return (
-            "engine 'cohort' needs at least two clients a round whose batches are alike, a model "
+            "engine 'stacked' needs at least two clients a round whose batches are alike, a model "
             "of convolutions, linear and normalization layers without dropout, and a strategy "
             "without exchanges in mid-round"
         )
     # From the second step on the clients' weights differ.
-    pair = [trial.first_steps(own, 2) for own in alike[:2]]
+    pair = [trial.take_first_steps(own, 2) for own in alike[:2]]
     compare = partial(_compare, pair)
-    return trial.find_misfit("cohort", [own.client for own in pair], task, compare)
+    return trial.find_misfit("stacked", [own.client for own in pair], task, compare)
 
 
 def _compare(pair: Sequence[Batches], task: Task) -> trial.Gap:
     received = broadcast(task, task.initial_state)
-    together = Cohort(task, len(pair)).train(received, {}, pair)
-    alone = [client_round(task, received, Memory(), own, Replay({})) for own in pair]
-    return trial.find_gap(trial.numbers_of(alone), trial.numbers_of(together))
+    together = StackedClients(task, len(pair)).train(received, {}, pair)
+    alone = [client_round(task, received, ClientState(), own, Replay({})) for own in pair]
+    return trial.find_gap(trial.collect_numbers(alone), trial.collect_numbers(together))

@@ -10,7 +10,7 @@ import numpy as np
 
 from fednorm.attacks import Adversary
 from fednorm.core.types import ClientId
-from fednorm.engines.clients import Clients
+from fednorm.engines.clients import ClientSource
 from fednorm.engines.kept import LIMIT
 
 TAG = 701
@@ -18,27 +18,29 @@ ATTEMPTS = 5  # at one round, before a run gives up
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class Faults:
     """Under which a run is simulated; the default is that all clients are honest and answer."""
 
     adversary: Adversary | None = None
-    dropout: float = 0.0  # the probability with which a client vanishes in mid-round
-    minimum_replies: int = 1  # good ones that a round needs
+    client_dropout: float = 0.0  # the probability with which a client vanishes in mid-round
+    min_replies: int = 1  # good ones that a round needs
     seed: int = 0
-    personal_bytes: int = LIMIT  # of what clients keep, that are held in memory; more goes to disk
+    client_state_bytes: int = (
+        LIMIT  # of what clients keep, that are held in memory; more goes to disk
+    )
 
     @property
-    def usual(self) -> bool:
+    def faultless(self) -> bool:
         """Whether nothing goes wrong but by itself."""
-        return self.adversary is None and not self.dropout and self.minimum_replies <= 1
+        return self.adversary is None and not self.client_dropout and self.min_replies <= 1
 
     @property
     def byzantine(self) -> frozenset[ClientId]:
         """Return who lies."""
         return self.adversary.clients if self.adversary else frozenset()
 
-    def asked(
-        self, clients: Clients, round_: int, attempt: int, before: Collection[ClientId]
+    def sample_clients(
+        self, clients: ClientSource, round_: int, attempt: int, before: Collection[ClientId]
     ) -> list[ClientId]:
         """Return who takes part: in later attempts others, as far as there are others."""
         first = clients.participants(round_)
@@ -49,18 +51,18 @@ class Conditions:
         fresh_first = sorted(drawn, key=lambda client: client in before)
         return sorted(fresh_first[: len(first)])
 
-    def answering(self, asked: Sequence[ClientId], round_: int, attempt: int) -> list[ClientId]:
+    def surviving(self, asked: Sequence[ClientId], round_: int, attempt: int) -> list[ClientId]:
         """Return who does not vanish."""
-        if not self.dropout:
+        if not self.client_dropout:
             return list(asked)
         rng = np.random.default_rng([self.seed, round_, attempt, TAG + 1])
-        stays = rng.random(len(asked)) >= self.dropout
+        stays = rng.random(len(asked)) >= self.client_dropout
         return [client for client, here in zip(asked, stays.tolist(), strict=True) if here]
 
-    def may_repeat(self, clients: Clients, attempt: int, tried: Collection[ClientId]) -> bool:
+    def can_retry(self, clients: ClientSource, attempt: int, tried: Collection[ClientId]) -> bool:
         """Return whether another attempt could end otherwise, and is not one too many."""
         others = any(client not in tried for client in clients.all())
-        return attempt + 1 < ATTEMPTS and (others or self.dropout > 0)
+        return attempt + 1 < ATTEMPTS and (others or self.client_dropout > 0)
 
 
-USUAL = Conditions()
+NO_FAULTS = Faults()

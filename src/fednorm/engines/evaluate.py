@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fednorm.core.algorithm import Loss
-from fednorm.core.layout import kinds
-from fednorm.core.messages import Batches, Memory, ServerState
+from fednorm.core.layout import find_kinds
+from fednorm.core.messages import Batches, ClientState, ServerState
 from fednorm.core.task import Task, export
 from fednorm.core.types import ClientId, Kind
 from fednorm.engines.adapt import adapt_statistics
@@ -27,21 +27,21 @@ class Score:
     examples: int
 
 
-class Tested(Protocol):
+class TestSource(Protocol):
     """What each client is tested on, and where its own data comes from."""
 
     def test(self, client: ClientId) -> Iterable[Batch]:
         """Return what a client is tested on, in batches."""
         ...
 
-    def everything(self, client: ClientId) -> Batches:
+    def all_batches(self, client: ClientId) -> Batches:
         """Return all of a client's training data once, in batches."""
         ...
 
 
 def is_personal(task: Task) -> bool:
     """Return whether BatchNorm layers are the clients' own, so that there is no global model."""
-    kind = kinds(task.model)
+    kind = find_kinds(task.model)
     return any(kind[key] in (Kind.AFFINE, Kind.STATISTIC) for key in task.layout.personal)
 
 
@@ -69,8 +69,8 @@ def score_global(task: Task, state: ServerState, batches: Iterable[Batch]) -> Sc
 def score_clients(
     task: Task,
     state: ServerState,
-    memories: Mapping[ClientId, Memory],
-    data: Tested,
+    client_states: Mapping[ClientId, ClientState],
+    data: TestSource,
     clients: Iterable[ClientId],
     *,
     adapt: float = 0.0,
@@ -81,9 +81,9 @@ def score_clients(
     """
     scores = {}
     for client in clients:
-        model = export(task, state, memories.get(client))
+        model = export(task, state, client_states.get(client))
         if adapt:
-            adapt_statistics(task, data.everything(client), adapt)
+            adapt_statistics(task, data.all_batches(client), adapt)
         if own := score(model, data.test(client), task.loss):
             scores[client] = own
     return scores

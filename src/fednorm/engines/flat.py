@@ -11,7 +11,7 @@ _ALIGNED = 64  # bytes; a tensor begins where any number format may
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class TensorPlace:
     """Where a tensor lies in a block."""
 
     start: int
@@ -19,54 +19,54 @@ class Place:
     dtype: torch.dtype
 
 
-class Block:
+class SharedBlock:
     """Memory that another process sees too; it grows when it must."""
 
     def __init__(self) -> None:
-        self.bytes = _shared(0)
+        self.bytes = _allocate_shared(0)
 
     def write(self, value: Any) -> tuple[Any, Tensor | None]:
         """Write all tensors of a value; return its plan, and the block if it is a new one."""
         found: list[Tensor] = []
-        places: list[Place] = []
+        places: list[TensorPlace] = []
 
-        def placed(tensor: Tensor) -> Place:
+        def placed(tensor: Tensor) -> TensorPlace:
             end = places[-1].start + _size(found[-1]) if places else 0
             start = -(-end // _ALIGNED) * _ALIGNED
             found.append(tensor.detach())
-            places.append(Place(start, tuple(tensor.shape), tensor.dtype))
+            places.append(TensorPlace(start, tuple(tensor.shape), tensor.dtype))
             return places[-1]
 
-        plan = _mapped(value, Tensor, placed)
+        plan = _map_values(value, Tensor, placed)
         needed = places[-1].start + _size(found[-1]) if places else 0
         new = needed > len(self.bytes)
         if new:
-            self.bytes = _shared(2 * needed)
+            self.bytes = _allocate_shared(2 * needed)
         for tensor, place in zip(found, places, strict=True):
             _view(self.bytes, place).copy_(tensor)
         return plan, self.bytes if new else None
 
 
-def read(plan: Any, block: Tensor, *, copy: bool) -> Any:
+def read_plan(plan: Any, block: Tensor, *, copy: bool) -> Any:
     """Return the value of a plan; without a copy it lives as long as nobody writes."""
 
-    def found(place: Place) -> Tensor:
+    def found(place: TensorPlace) -> Tensor:
         view = _view(block, place)
         return view.clone() if copy else view
 
-    return _mapped(plan, Place, found)
+    return _map_values(plan, TensorPlace, found)
 
 
-def _shared(count: int) -> Tensor:
-    memory: Tensor = torch.empty(count, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-    return memory
+def _allocate_shared(count: int) -> Tensor:
+    client_state: Tensor = torch.empty(count, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+    return client_state
 
 
 def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _view(block: Tensor, place: Place) -> Tensor:
+def _view(block: Tensor, place: TensorPlace) -> Tensor:
     count = 1
     for length in place.shape:
         count *= length
@@ -74,18 +74,18 @@ def _view(block: Tensor, place: Place) -> Tensor:
     return block[place.start : end].view(place.dtype).view(place.shape)
 
 
-def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+def _map_values(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """Return the value with everything of one kind changed, however deep it lies."""
     if isinstance(value, kind):
         return change(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         parts = {
-            field.name: _mapped(getattr(value, field.name), kind, change)
+            field.name: _map_values(getattr(value, field.name), kind, change)
             for field in dataclasses.fields(value)
         }
         return dataclasses.replace(value, **parts)
     if isinstance(value, Mapping):
-        return {key: _mapped(item, kind, change) for key, item in value.items()}
+        return {key: _map_values(item, kind, change) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(_mapped(item, kind, change) for item in value)
+        return type(value)(_map_values(item, kind, change) for item in value)
     return value

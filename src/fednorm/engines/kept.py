@@ -16,13 +16,13 @@ from typing import TypeAlias
 import safetensors.torch
 from torch import Tensor
 
-from fednorm.core.messages import Memory
+from fednorm.core.messages import ClientState
 from fednorm.core.types import ClientId
 
 LIMIT = 4_000_000_000  # bytes
 
 
-class Folder:
+class TemporaryFolder:
     """A folder that is there as long as somebody refers to it."""
 
     def __init__(self) -> None:
@@ -33,10 +33,10 @@ class Folder:
 class _OnDisk:
     """A memory in a file of its own."""
 
-    def __init__(self, memory: Memory, folder: Folder) -> None:
+    def __init__(self, client_state: ClientState, folder: TemporaryFolder) -> None:
         self.folder = folder
-        tensors = {f"tensors {name}": t for name, t in memory.tensors.items()}
-        tensors |= {f"optimizer {name}": t for name, t in memory.optimizer.items()}
+        tensors = {f"tensors {name}": t for name, t in client_state.tensors.items()}
+        tensors |= {f"optimizer {name}": t for name, t in client_state.optimizer.items()}
         self.devices = {name: t.device for name, t in tensors.items()}
         with tempfile.NamedTemporaryFile(dir=folder.path, delete=False) as file:
             self.path = Path(file.name)
@@ -44,35 +44,35 @@ class _OnDisk:
         safetensors.torch.save_file(plain, self.path)
         weakref.finalize(self, self.path.unlink, missing_ok=True)
 
-    def read(self) -> Memory:
+    def read(self) -> ClientState:
         found: dict[str, dict[str, Tensor]] = {"tensors": {}, "optimizer": {}}
         for name, tensor in safetensors.torch.load_file(self.path).items():
             part, _, key = name.partition(" ")
             found[part][key] = tensor.to(self.devices[name])
-        return Memory(**found)
+        return ClientState(**found)
 
 
-_Entry: TypeAlias = Memory | _OnDisk
+_Entry: TypeAlias = ClientState | _OnDisk
 
 
-def size(memory: Memory) -> int:
+def count_bytes(client_state: ClientState) -> int:
     """Return the bytes of what a client keeps."""
-    tensors = [*memory.tensors.values(), *memory.optimizer.values()]
+    tensors = [*client_state.tensors.values(), *client_state.optimizer.values()]
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
 @dataclass(frozen=True)
-class Kept(Mapping[ClientId, Memory]):
+class ClientStateStore(Mapping[ClientId, ClientState]):
     """The memories of all clients that have trained."""
 
     limit: int = LIMIT  # bytes that are held in memory
     entries: Mapping[ClientId, _Entry] = field(default_factory=dict)  # the oldest first
     held: int = 0  # bytes in memory
-    folder: Folder | None = None
+    folder: TemporaryFolder | None = None
 
-    def __getitem__(self, client: ClientId) -> Memory:
+    def __getitem__(self, client: ClientId) -> ClientState:
         entry = self.entries[client]
-        return entry if isinstance(entry, Memory) else entry.read()
+        return entry if isinstance(entry, ClientState) else entry.read()
 
     def __contains__(self, client: object) -> bool:  # without reading a file
         return client in self.entries
@@ -83,16 +83,16 @@ class Kept(Mapping[ClientId, Memory]):
     def __len__(self) -> int:
         return len(self.entries)
 
-    def after(self, new: Mapping[ClientId, Memory]) -> "Kept":
+    def updated(self, new: Mapping[ClientId, ClientState]) -> "ClientStateStore":
         """Return the memories after a round; those that have waited longest go to disk."""
         before = (self.entries.get(client) for client in new)
-        gone = sum(size(entry) for entry in before if isinstance(entry, Memory))
-        held, folder = self.held - gone + sum(map(size, new.values())), self.folder
+        gone = sum(count_bytes(entry) for entry in before if isinstance(entry, ClientState))
+        held, folder = self.held - gone + sum(map(count_bytes, new.values())), self.folder
         old = {client: entry for client, entry in self.entries.items() if client not in new}
         entries: dict[ClientId, _Entry] = {**old, **new}
         for client, entry in list(entries.items()) if held > self.limit else ():
-            if held > self.limit and isinstance(entry, Memory) and size(entry):
-                folder = folder or Folder()
+            if held > self.limit and isinstance(entry, ClientState) and count_bytes(entry):
+                folder = folder or TemporaryFolder()
                 entries[client] = _OnDisk(entry, folder)
-                held -= size(entry)
-        return Kept(self.limit, entries, held, folder)
+                held -= count_bytes(entry)
+        return ClientStateStore(self.limit, entries, held, folder)

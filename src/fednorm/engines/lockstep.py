@@ -19,34 +19,34 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fednorm.algorithms.dsgd import DSGD
 from fednorm.core.aggregator import weighted_mean
-from fednorm.core.combine import combined
-from fednorm.core.messages import Batches, Memory
+from fednorm.core.combine import combine_tensors
+from fednorm.core.messages import Batches, ClientState
 from fednorm.core.round import NonFiniteLossError, broadcast, client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.data.federation import Federation, interleave_batches
 from fednorm.engines import trial
-from fednorm.engines.centralized import Merged, merged
-from fednorm.engines.clients import Clients
-from fednorm.engines.conditions import USUAL, Conditions
-from fednorm.engines.simulate import Round, Start
+from fednorm.engines.centralized import MergedClients, merge_batches
+from fednorm.engines.clients import ClientSource
+from fednorm.engines.conditions import NO_FAULTS, Faults
+from fednorm.engines.simulate import RoundResult, Start
 from fednorm.engines.simulate import rounds as rounds_in_turn
 from fednorm.nn import rules
 
 _RANDOM = (_DropoutNd, nn.RReLU)
 
 
-def fits(task: Task, clients: Federation, conditions: Conditions = USUAL) -> bool:
+def fits(task: Task, clients: Federation, conditions: Faults = NO_FAULTS) -> bool:
     """Return whether a run can be made in lockstep.
 
     It cannot where clients lie or vanish, or where a robust rule looks at each of them: lockstep
     has one reply of all clients together.
     """
-    aggregators = (task.aggregate, task.aggregate_statistics)
+    aggregators = (task.aggregator, task.statistics_aggregator)
     momentum = isinstance(task.algorithm, DSGD) and task.algorithm.momentum > 0
     return (
-        task.strategy.lockstep
-        and conditions.usual
+        task.strategy.mergeable_batches
+        and conditions.faultless
         and isinstance(task.algorithm, DSGD)
         and all(aggregator is weighted_mean for aggregator in aggregators)
         and not task.layout.personal
@@ -61,7 +61,7 @@ def fits(task: Task, clients: Federation, conditions: Conditions = USUAL) -> boo
     )
 
 
-def find_misfit(task: Task, clients: Clients) -> str:
+def find_misfit(task: Task, clients: ClientSource) -> str:
     """Return why lockstep does not train a model as the loop does, or nothing; by trying two.
 
     Clients with batches of one size stand otherwise in the batch of all than others do, so that
@@ -69,26 +69,26 @@ def find_misfit(task: Task, clients: Clients) -> str:
     """
     alike: dict[int, list[ClientId]] = {}
     for client in clients.all():
-        length = _with_length(clients.batches(client, 1)).lengths[0]
+        length = _with_batch_size(clients.batches(client, 1)).batch_sizes[0]
         alike.setdefault(length, []).append(client)
     of_one_size = next((group[:2] for group in alike.values() if len(group) > 1), [])
     of_two_sizes = [group[0] for group in alike.values()][:2]
     for pair in (pair for pair in (of_one_size, of_two_sizes) if len(pair) > 1):
-        compare = partial(_compare, trial.Few(clients, pair))
-        if found := trial.find_misfit("lockstep", pair, task, compare):
+        compare = partial(_compare, trial.FewClients(clients, pair))
+        if found := trial.find_misfit("merged", pair, task, compare):
             return found
     return ""
 
 
-def _compare(clients: Clients, task: Task) -> trial.Gap:
+def _compare(clients: ClientSource, task: Task) -> trial.Gap:
     alone, together = next(rounds_in_turn(task, clients, 1)), next(rounds(task, clients, 1))
-    return trial.find_gap(_numbers(alone), _numbers(together))
+    return trial.find_gap(_collect_numbers(alone), _collect_numbers(together))
 
 
-def _numbers(result: Round) -> dict[str, Tensor]:
+def _collect_numbers(result: RoundResult) -> dict[str, Tensor]:
     updates, examples = [r.update for r in result.replies], [r.examples for r in result.replies]
-    update = combined(updates, examples, weighted_mean)
-    return trial.numbers_of_round(update, result.state.running, result.train_loss)
+    update = combine_tensors(updates, examples, weighted_mean)
+    return trial.collect_round_numbers(update, result.state.running, result.train_loss)
 
 
 def is_random(model: nn.Module) -> bool:
@@ -100,42 +100,46 @@ def _statistics_fit(task: Task) -> bool:
     """Moments of the whole are pooled moments; an average needs each client's own."""
     if task.strategy.statistics == "pool" or not task.layout.sharing:
         return True
-    return task.strategy.rule(broadcast(task, task.initial_state)) is rules.batch
+    return task.strategy.rule(broadcast(task, task.initial_state)) is rules.batch_stats
 
 
-class Together(Merged):
+class InterleavedClients(MergedClients):
     """All clients of a round as one, in a batch that knows whose samples are whose."""
 
     def batches(self, client: ClientId, round_: int) -> Batches:  # noqa: ARG002 (protocol)
         """Return the batches of all clients that take part, side by side."""
         drawn = [self.clients.batches(c, round_) for c in self.clients.participants(round_)]
-        parts = [_with_length(part) for part in drawn]
-        steps, sizes = [part.steps for part in parts], tuple(part.lengths[0] for part in parts)
+        parts = [_with_batch_size(part) for part in drawn]
+        steps, sizes = [part.steps for part in parts], tuple(part.batch_sizes[0] for part in parts)
         if len(set(sizes)) == 1:
             step = next(interleave_batches(steps))
         else:
             only = [next(iter(own)) for own in steps]
             step = torch.cat([x for x, _ in only]), torch.cat([y for _, y in only])
-        return replace(merged(parts), steps=[step], sizes=sizes if len(parts) > 1 else ())
+        return replace(
+            merge_batches(parts), steps=[step], client_sizes=sizes if len(parts) > 1 else ()
+        )
 
 
-def _with_length(part: Batches) -> Batches:
+def _with_batch_size(part: Batches) -> Batches:
     """Return a client's batches with known lengths; where they are not, the first is looked at."""
-    if part.lengths:
+    if part.batch_sizes:
         return part
     first = next(iter(part.steps))
-    return replace(part, steps=[first], lengths=(len(first[1]),))
+    return replace(part, steps=[first], batch_sizes=(len(first[1]),))
 
 
-def rounds(task: Task, clients: Clients, count: int, start: Start | None = None) -> Iterator[Round]:
+def rounds(
+    task: Task, clients: ClientSource, count: int, start: Start | None = None
+) -> Iterator[RoundResult]:
     """Run federated rounds in lockstep, up to round `count`."""
     state = start.state if start else task.initial_state
     try:
-        for result in rounds_in_turn(task, Together(clients), count, start):
+        for result in rounds_in_turn(task, InterleavedClients(clients), count, start):
             state = result.state
             yield result
     except NonFiniteLossError:
         received = broadcast(task, state)
         for client in clients.participants(received.round):  # to say whose loss it was
-            client_round(task, received, Memory(), clients.batches(client, received.round))
+            client_round(task, received, ClientState(), clients.batches(client, received.round))
         raise

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fednorm.core.messages import Batches
-from fednorm.core.randomness import own_randomness
+from fednorm.core.randomness import isolated_rng
 
 
 class UnmatchedDrawError(RuntimeError):
@@ -22,7 +22,7 @@ class UnmatchedDrawError(RuntimeError):
 
 
 @contextmanager
-def same_masks(parts: Sequence[Batches], model: nn.Module) -> Iterator[None]:
+def share_masks(parts: Sequence[Batches], model: nn.Module) -> Iterator[None]:
     """Let `model`, on the merged first batches of `parts`, draw what each part draws alone.
 
     Raises UnmatchedDrawError, within the block, where random numbers do not belong to samples:
@@ -39,7 +39,7 @@ class _Stream:
     def __init__(self, seed: int, model: nn.Module) -> None:
         device = next(model.parameters()).device
         self.model, self.devices = model, [] if device.type == "cpu" else [device]
-        with own_randomness(seed, model):
+        with isolated_rng(seed, model):
             self.states = self._read()
 
     def _read(self) -> list[Tensor]:
@@ -48,7 +48,7 @@ class _Stream:
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        with own_randomness(0, self.model):  # the seed is replaced by the state
+        with isolated_rng(0, self.model):  # the seed is replaced by the state
             torch.set_rng_state(self.states[0])
             for device, state in zip(self.devices, self.states[1:], strict=True):
                 torch.get_device_module(device).set_rng_state(state, device)

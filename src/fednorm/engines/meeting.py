@@ -23,20 +23,20 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from fednorm.core.exchange import PendingError, answer
-from fednorm.core.layout import layout
-from fednorm.core.messages import Batches, Broadcast, Memory, Reply
+from fednorm.core.exchange import PendingError, answer_exchange
+from fednorm.core.layout import find_layout
+from fednorm.core.messages import Batches, Broadcast, ClientState, Reply
 from fednorm.core.round import broadcast
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.engines import trial
-from fednorm.engines.clients import train_client, train_in_turn
+from fednorm.engines.clients import train_client, train_clients
 from fednorm.nn.copies import copy_model
 from fednorm.nn.stacked_model import count_activations
 
 _COPIES = 4  # of the parameters: weights, gradients, momentum, update
 
-_Result: TypeAlias = tuple[Reply, Memory]
+_Result: TypeAlias = tuple[Reply, ClientState]
 
 
 def fits(task: Task) -> bool:
@@ -47,32 +47,32 @@ def fits(task: Task) -> bool:
 
 def find_misfit(task: Task, batches: Sequence[Batches]) -> str:
     """Return why clients of a model cannot wait for each other, or nothing; by trying two."""
-    pair = [trial.first_steps(own, 1) for own in batches[:2]]
+    pair = [trial.take_first_steps(own, 1) for own in batches[:2]]
     compare = partial(_compare, pair)
-    return trial.find_misfit("meeting", [own.client for own in pair], task, compare)
+    return trial.find_misfit("barrier", [own.client for own in pair], task, compare)
 
 
 def _compare(pair: Sequence[Batches], task: Task) -> trial.Gap:
     received = broadcast(task, task.initial_state)
-    together, _ = Meeting(task, sys.maxsize).train(task, received, {}, pair)
-    alone, _ = train_in_turn(task, received, {}, pair)
-    return trial.find_gap(trial.numbers_of(alone), trial.numbers_of(together))
+    together, _ = BarrierTrainer(task, sys.maxsize).train(task, received, {}, pair)
+    alone, _ = train_clients(task, received, {}, pair)
+    return trial.find_gap(trial.collect_numbers(alone), trial.collect_numbers(together))
 
 
 class _DismissedError(BaseException):
     """Ends the thread of a client that nobody waits for any more."""
 
 
-class _Guest:
+class ClientThread:
     """A client in a thread of its own; for its layers it is the exchange."""
 
-    def __init__(self, train: Callable[["_Guest"], _Result]) -> None:
+    def __init__(self, train: Callable[["ClientThread"], _Result]) -> None:
         self.said: SimpleQueue[_Result | BaseException] = SimpleQueue()
         self.told: SimpleQueue[Tensor | None] = SimpleQueue()
         self.dismissed = Event()
         self.thread = Thread(target=self._run, args=(train,), daemon=True)
 
-    def _run(self, train: Callable[["_Guest"], _Result]) -> None:
+    def _run(self, train: Callable[["ClientThread"], _Result]) -> None:
         torch.get_num_threads()  # without it, a new thread's first operation takes all cores
         try:
             self.said.put(train(self))
@@ -94,7 +94,7 @@ class _Guest:
         self.thread.start()
         return self._listen()
 
-    def go_on(self, found: Tensor) -> _Result | PendingError:
+    def resume(self, found: Tensor) -> _Result | PendingError:
         """Answer the client, and let it train until it asks again or is done."""
         self.told.put(found)
         return self._listen()
@@ -116,7 +116,7 @@ class _WhileWanted:
     """The batches of a client, as long as anybody waits for it."""
 
     steps: Iterable[tuple[Tensor, Tensor]]
-    guest: _Guest
+    guest: ClientThread
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in self.steps:
@@ -125,7 +125,7 @@ class _WhileWanted:
             yield batch
 
 
-class Meeting:
+class BarrierTrainer:
     """Trains the clients of a round side by side, if they hold no more than `room` bytes."""
 
     def __init__(self, task: Task, room: int, byzantine: Collection[ClientId] = ()) -> None:
@@ -137,27 +137,27 @@ class Meeting:
         self,
         task: Task,
         received: Broadcast,
-        memories: Mapping[ClientId, Memory],
+        client_states: Mapping[ClientId, ClientState],
         batches: Sequence[Batches],
     ) -> tuple[list[_Result], dict[str, Tensor]]:
         """Train all clients; return what they send and the answers of their exchanges."""
         if len(batches) == 1 or self.held(batches) > self.room:
-            return train_in_turn(task, received, memories, batches, self.byzantine)
-        self.seats += (_copied(self.task) for _ in range(len(batches) - len(self.seats)))
+            return train_clients(task, received, client_states, batches, self.byzantine)
+        self.seats += (_copy_task(self.task) for _ in range(len(batches) - len(self.seats)))
         # In the order of clients, on which a mean depends in rounding.
         guests = [
-            self._guest(seat, received, memories.get(own.client, Memory()), own)
-            for seat, own in zip(self.seats, sorted(batches, key=_client), strict=False)
+            self._guest(seat, received, client_states.get(own.client, ClientState()), own)
+            for seat, own in zip(self.seats, sorted(batches, key=_get_client), strict=False)
         ]
         answers: dict[str, Tensor] = {}
         with torch.random.fork_rng([]):
             try:
                 said = [guest.start() for guest in guests]
                 while pending := [one for one in said if isinstance(one, PendingError)]:
-                    found = answer(pending, task.aggregate_statistics)
+                    found = answer_exchange(pending, task.statistics_aggregator)
                     answers[pending[0].site] = found
                     said = [
-                        guest.go_on(found) if isinstance(one, PendingError) else one
+                        guest.resume(found) if isinstance(one, PendingError) else one
                         for guest, one in zip(guests, said, strict=True)
                     ]
             finally:
@@ -168,12 +168,14 @@ class Meeting:
                         guest.thread.join()
         return [one for one in said if not isinstance(one, PendingError)], answers
 
-    def _guest(self, seat: Task, received: Broadcast, memory: Memory, own: Batches) -> _Guest:
-        def train(guest: _Guest) -> _Result:
+    def _guest(
+        self, seat: Task, received: Broadcast, client_state: ClientState, own: Batches
+    ) -> ClientThread:
+        def train(guest: ClientThread) -> _Result:
             wanted = replace(own, steps=_WhileWanted(own.steps, guest))
-            return train_client(seat, received, memory, wanted, guest, self.byzantine)
+            return train_client(seat, received, client_state, wanted, guest, self.byzantine)
 
-        return _Guest(train)
+        return ClientThread(train)
 
     def held(self, batches: Sequence[Batches]) -> int:
         """Return how many bytes these clients hold at once, roughly."""
@@ -181,19 +183,19 @@ class Meeting:
             x, _ = next(iter(batches[0].steps))
             self.sample = count_activations(self.task.model, x) * x.element_size() / len(x)
         parameters = sum(p.numel() * p.element_size() for p in self.task.model.parameters())
-        samples = sum(_length(own) for own in batches)
+        samples = sum(_find_batch_size(own) for own in batches)
         return round(samples * self.sample) + len(batches) * _COPIES * parameters
 
 
-def _client(own: Batches) -> ClientId:
+def _get_client(own: Batches) -> ClientId:
     return own.client
 
 
-def _length(own: Batches) -> int:
+def _find_batch_size(own: Batches) -> int:
     """Return the size of a client's first batch."""
-    return own.lengths[0] if own.lengths else len(next(iter(own.steps))[1])
+    return own.batch_sizes[0] if own.batch_sizes else len(next(iter(own.steps))[1])
 
 
-def _copied(task: Task) -> Task:
+def _copy_task(task: Task) -> Task:
     model = copy_model(task.model)
-    return replace(task, model=model, layout=layout(model, task.strategy.role))
+    return replace(task, model=model, layout=find_layout(model, task.strategy.role))

@@ -8,14 +8,14 @@ from torch import Tensor
 from fednorm.attacks import Adversary, DataAttack, World
 from fednorm.core.messages import Batches
 from fednorm.core.types import ClientId
-from fednorm.engines.clients import Clients
+from fednorm.engines.clients import ClientSource
 
 
 @dataclass(frozen=True, slots=True)
-class Poisoned:
+class PoisonedClients:
     """The same clients, the Byzantine ones with other data."""
 
-    clients: Clients
+    clients: ClientSource
     adversary: Adversary
     world: World
 
@@ -29,28 +29,28 @@ class Poisoned:
 
     def batches(self, client: ClientId, round_: int) -> Batches:
         """Return a client's batches of a round."""
-        return self._falsified(self.clients.batches(client, round_), round_)
+        return self._poison(self.clients.batches(client, round_), round_)
 
-    def everything(self, client: ClientId) -> Batches:
+    def all_batches(self, client: ClientId) -> Batches:
         """Return all of a client's data once, in batches."""
-        return self._falsified(self.clients.everything(client), 0)
+        return self._poison(self.clients.all_batches(client), 0)
 
-    def _falsified(self, own: Batches, round_: int) -> Batches:
+    def _poison(self, own: Batches, round_: int) -> Batches:
         if own.client not in self.adversary.clients:
             return own
         steps, everything = (
-            _Steps(data, own.client, number, self)
+            _PoisonedSteps(data, own.client, number, self)
             for data, number in ((own.steps, round_), (own.all_steps, 0))
         )
-        return replace(own, steps=steps, everything=everything)
+        return replace(own, steps=steps, all_data=everything)
 
 
 @dataclass(frozen=True, slots=True)
-class _Steps:
+class _PoisonedSteps:
     steps: Iterable[tuple[Tensor, Tensor]]
     client: ClientId
     round_: int
-    source: Poisoned
+    source: PoisonedClients
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         adversary = self.source.adversary

@@ -10,41 +10,41 @@ from typing import TypeAlias
 from torch import Tensor
 
 from fednorm.attacks import apply_attack, find_following
-from fednorm.core.inspect import clients_of
+from fednorm.core.inspect import list_clients
 from fednorm.core.messages import (
     Batches,
     Broadcast,
-    Memory,
-    Rejected,
+    ClientState,
+    RejectedReply,
     Reply,
     ServerState,
-    bytes_down,
-    bytes_up,
+    download_bytes,
+    upload_bytes,
 )
 from fednorm.core.round import NoUsableReplyError, broadcast, server_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
-from fednorm.engines.clients import Clients, train_in_turn
-from fednorm.engines.conditions import USUAL, Conditions
-from fednorm.engines.kept import Kept
+from fednorm.engines.clients import ClientSource, train_clients
+from fednorm.engines.conditions import NO_FAULTS, Faults
+from fednorm.engines.kept import ClientStateStore
 
 log = logging.getLogger("fednorm")
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class RoundResult:
     """What is known after a round."""
 
     state: ServerState
-    memories: Kept
+    client_states: ClientStateStore
     train_loss: float  # mean over clients, weighted by their examples
     exchanges: int
     bytes_up: float  # of one client, in the mean
     bytes_down: float
     replies: Sequence[Reply] = ()  # as they arrived
-    rejected: tuple[Rejected, ...] = ()  # of all attempts
-    vanished: int = 0  # clients that did not answer
-    repeated: int = 0  # how often the round was run again with other clients
+    rejected: tuple[RejectedReply, ...] = ()  # of all attempts
+    dropped_out: int = 0  # clients that did not answer
+    retries: int = 0  # how often the round was run again with other clients
     tested: ServerState | None = None  # with the statistics of the evaluation, if there was one
 
 
@@ -53,40 +53,42 @@ class Start:
     """Where a run begins that was begun before."""
 
     state: ServerState
-    memories: Mapping[ClientId, Memory]
+    client_states: Mapping[ClientId, ClientState]
 
 
 Train: TypeAlias = Callable[
-    [Task, Broadcast, Mapping[ClientId, Memory], Sequence[Batches]],
-    tuple[list[tuple[Reply, Memory]], dict[str, Tensor]],
+    [Task, Broadcast, Mapping[ClientId, ClientState], Sequence[Batches]],
+    tuple[list[tuple[Reply, ClientState]], dict[str, Tensor]],
 ]
 
 
 def rounds(
     task: Task,
-    clients: Clients,
+    clients: ClientSource,
     count: int,
     start: Start | None = None,
     *,
     train: Train | None = None,
-    conditions: Conditions = USUAL,
-) -> Iterator[Round]:
+    conditions: Faults = NO_FAULTS,
+) -> Iterator[RoundResult]:
     """Run federated rounds one after the other, up to round `count`.
 
     A round with too few good replies is repeated with other clients; NoUsableReplyError ends the
     run if that does not help.
     """
     state = start.state if start else task.initial_state
-    memories = Kept(conditions.personal_bytes).after(start.memories if start else {})
+    client_states = ClientStateStore(conditions.client_state_bytes).updated(
+        start.client_states if start else {}
+    )
     engine = _Engine(
         task,
         clients,
-        train or partial(train_in_turn, byzantine=conditions.byzantine),
+        train or partial(train_clients, byzantine=conditions.byzantine),
         conditions,
     )
     while state.round < count:
-        result = engine.round(state, memories)
-        state, memories = result.state, result.memories
+        result = engine.round(state, client_states)
+        state, client_states = result.state, result.client_states
         yield result
         del result  # or its replies would be held during the next round
 
@@ -94,62 +96,66 @@ def rounds(
 @dataclass(frozen=True, slots=True)
 class _Engine:
     task: Task
-    clients: Clients
+    clients: ClientSource
     train: Train
-    conditions: Conditions
+    conditions: Faults
 
-    def round(self, state: ServerState, memories: Kept) -> Round:
+    def round(self, state: ServerState, client_states: ClientStateStore) -> RoundResult:
         """Run one round, again and again while too few clients answer."""
         tried: set[ClientId] = set()
-        rejected: tuple[Rejected, ...] = ()
+        rejected: tuple[RejectedReply, ...] = ()
         vanished = attempt = 0
         while True:
             number = state.round + 1
-            asked = self.conditions.asked(self.clients, number, attempt, tried)
-            answering = self.conditions.answering(asked, number, attempt)
+            asked = self.conditions.sample_clients(self.clients, number, attempt, tried)
+            answering = self.conditions.surviving(asked, number, attempt)
             vanished += len(asked) - len(answering)
             try:
-                result = self._attempt(state, memories, answering)
+                result = self._attempt(state, client_states, answering)
             except NoUsableReplyError as error:
                 tried |= set(asked)
-                if not self.conditions.may_repeat(self.clients, attempt, tried):
+                if not self.conditions.can_retry(self.clients, attempt, tried):
                     raise
                 log.warning("%s It is repeated with other clients.", error)
                 rejected += error.rejected
                 attempt += 1
                 continue
             return replace(
-                result, rejected=rejected + result.rejected, vanished=vanished, repeated=attempt
+                result, rejected=rejected + result.rejected, dropped_out=vanished, retries=attempt
             )
 
-    def _attempt(self, state: ServerState, memories: Kept, answering: list[ClientId]) -> Round:
+    def _attempt(
+        self, state: ServerState, client_states: ClientStateStore, answering: list[ClientId]
+    ) -> RoundResult:
         task, adversary = self.task, self.conditions.adversary
         if not answering:
             raise NoUsableReplyError(state.round + 1, ())
         received = broadcast(task, state)
         batches = [self.clients.batches(client, received.round) for client in answering]
-        results, answers = self.train(task, received, memories, batches)
+        results, answers = self.train(task, received, client_states, batches)
         own = sorted((reply for reply, _ in results), key=lambda reply: reply.client)
         replies = apply_attack(
             own, adversary, received.round, following=find_following(task, received)
         )
         state = server_round(
-            task, state, replies, asked=answering, minimum=self.conditions.minimum_replies
+            task, state, replies, asked=answering, minimum=self.conditions.min_replies
         )
         exchanged = sum(t.numel() * t.element_size() for t in answers.values())
-        return Round(
+        return RoundResult(
             state=state,
-            memories=memories.after({reply.client: memory for reply, memory in results}),
+            client_states=client_states.updated(
+                {reply.client: client_state for reply, client_state in results}
+            ),
             train_loss=_mean_loss(replies, state.rejected),
             exchanges=1 + len(answers),
-            bytes_up=fmean(bytes_up(reply) for reply in replies) + exchanged,
-            bytes_down=bytes_down(received) + exchanged,
+            bytes_up=fmean(upload_bytes(reply) for reply in replies) + exchanged,
+            bytes_down=download_bytes(received) + exchanged,
             replies=replies,
             rejected=state.rejected,
         )
 
 
-def _mean_loss(replies: Sequence[Reply], rejected: Sequence[Rejected]) -> float:
-    gone = clients_of(rejected)
+def _mean_loss(replies: Sequence[Reply], rejected: Sequence[RejectedReply]) -> float:
+    gone = list_clients(rejected)
     used = [reply for reply in replies if reply.client not in gone]
     return fmean((reply.metrics["loss"] for reply in used), (reply.examples for reply in used))

@@ -6,70 +6,79 @@ from statistics import fmean
 from typing import TypeAlias
 
 from fednorm.attacks import Adversary, apply_attack
-from fednorm.core.messages import Broadcast, Memory, Rejected, ServerState, bytes_down, report_bytes
+from fednorm.core.messages import (
+    Broadcast,
+    ClientState,
+    RejectedReply,
+    ServerState,
+    download_bytes,
+    report_bytes,
+)
 from fednorm.core.round import broadcast
-from fednorm.core.survey import Surveyed, client_survey, server_survey
+from fednorm.core.survey import CalibrationReply, client_calibration, server_calibration
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
-from fednorm.engines.clients import Clients
+from fednorm.engines.clients import ClientSource
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CalibrationCost:
     """What a survey cost: exchanges, and bytes of one client."""
 
     exchanges: int
     bytes_up: float
     bytes_down: float
-    rejected: tuple[Rejected, ...] = ()  # answers that were not used
+    rejected: tuple[RejectedReply, ...] = ()  # answers that were not used
 
 
 # Lets clients that are elsewhere, with memories of their own, survey their data.
-Ask: TypeAlias = Callable[[Task, Broadcast, Sequence[ClientId]], list[Surveyed]]
+Ask: TypeAlias = Callable[[Task, Broadcast, Sequence[ClientId]], list[CalibrationReply]]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Transport:
     """How answers come to the server: who falsifies them, and whether clients are elsewhere."""
 
     adversary: Adversary | None = None
     ask: Ask | None = None
 
 
-DIRECT = Way()
+DIRECT = Transport()
 
 
-def survey(
+def calibrate_clients(
     task: Task,
     state: ServerState,
-    memories: Mapping[ClientId, Memory],
-    clients: Clients,
+    client_states: Mapping[ClientId, ClientState],
+    clients: ClientSource,
     asked: Sequence[ClientId],
-    way: Way = DIRECT,
-) -> tuple[ServerState, Asked]:
+    way: Transport = DIRECT,
+) -> tuple[ServerState, CalibrationCost]:
     """Survey all data of the asked clients and let the strategy adopt the result."""
-    received, rule = broadcast(task, state), task.strategy.survey_rule()
+    received, rule = broadcast(task, state), task.strategy.calibration_rule()
     if way.ask:
         own = way.ask(task, received, asked)
     else:
         own = [
-            client_survey(task, received, memories.get(c, Memory()), clients.everything(c), rule)
+            client_calibration(
+                task, received, client_states.get(c, ClientState()), clients.all_batches(c), rule
+            )
             for c in asked
         ]
     answers = apply_attack(own, way.adversary, received.round, survey=True)
-    after = server_survey(task, state, answers)
+    after = server_calibration(task, state, answers)
     size = fmean(report_bytes(answer.stats) for answer in answers) if answers else 0.0
-    return after, Asked(1, size, bytes_down(received), after.rejected)
+    return after, CalibrationCost(1, size, download_bytes(received), after.rejected)
 
 
-def surveyed(
+def calibrate_for_test(
     task: Task,
     state: ServerState,
-    memories: Mapping[ClientId, Memory],
-    clients: Clients,
-    way: Way = DIRECT,
+    client_states: Mapping[ClientId, ClientState],
+    clients: ClientSource,
+    way: Transport = DIRECT,
 ) -> ServerState:
     """Return the state that is tested: strategies may ask all clients before an evaluation."""
-    if task.strategy.survey != "evaluation":
+    if task.strategy.calibration != "evaluation":
         return state
-    return survey(task, state, memories, clients, clients.all(), way)[0]
+    return calibrate_clients(task, state, client_states, clients, clients.all(), way)[0]

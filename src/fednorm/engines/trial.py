@@ -11,11 +11,11 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from fednorm.core.layout import layout
-from fednorm.core.messages import Batches, Memory, Reply, Running
-from fednorm.core.task import Task, load, read_state, snapshot
+from fednorm.core.layout import find_layout
+from fednorm.core.messages import Batches, ClientState, Reply, RunningStats
+from fednorm.core.task import Task, load_state, read_state, snapshot
 from fednorm.core.types import ClientId, Tensors
-from fednorm.engines.clients import Clients
+from fednorm.engines.clients import ClientSource
 from fednorm.nn.copies import copy_model
 
 CLOSE = 1e-9  # how near an engine must come to the loop
@@ -58,7 +58,7 @@ def find_misfit(
     who = " and ".join(map(str, clients))
     how = f"engine {engine!r} was tried on clients {who} in double precision, against the loop"
     try:
-        gap = compare(_in_double(task))
+        gap = compare(_to_double(task))
     except Exception as error:  # noqa: BLE001 (whatever a user's model does not like)
         return f"{how}: it fails ({type(error).__name__}: {error})"
     if gap.size <= CLOSE:
@@ -66,33 +66,33 @@ def find_misfit(
     return f"{how}: {gap.what} is off by {gap.size:.1e}, and rounding explains {CLOSE:g} at most"
 
 
-def _in_double(task: Task) -> Task:
+def _to_double(task: Task) -> Task:
     """Return a task in full double precision, with a copy of the model."""
     model = copy_model(task.model).double()
-    tensors = layout(model, task.strategy.role)
+    tensors = find_layout(model, task.strategy.role)
     exact = replace(task, model=model, layout=tensors, precision="full")
-    load(exact, task.initial_state, task.initial_memory)
+    load_state(exact, task.initial_state, task.initial_client_state)
     return replace(
         exact,
         initial_state=read_state(tensors),
-        initial_memory=Memory(tensors=snapshot(tensors.personal)),
+        initial_client_state=ClientState(tensors=snapshot(tensors.personal)),
     )
 
 
-def first_steps(own: Batches, count: int) -> Batches:
+def take_first_steps(own: Batches, count: int) -> Batches:
     """Return the first steps of a client's batches, in double precision."""
     steps, everything = (
         [(x.double() if x.is_floating_point() else x, y) for x, y in islice(part, count)]
         for part in (own.steps, own.all_steps)
     )
-    return replace(own, steps=steps, everything=everything)
+    return replace(own, steps=steps, all_data=everything)
 
 
 @dataclass(frozen=True, slots=True)
-class Few:
+class FewClients:
     """Some clients, all of which take part in every round, with one step each."""
 
-    clients: Clients
+    clients: ClientSource
     chosen: Sequence[ClientId]
 
     def all(self) -> list[ClientId]:
@@ -105,24 +105,24 @@ class Few:
 
     def batches(self, client: ClientId, round_: int) -> Batches:
         """Return the first batch of a client's round."""
-        return first_steps(self.clients.batches(client, round_), 1)
+        return take_first_steps(self.clients.batches(client, round_), 1)
 
-    def everything(self, client: ClientId) -> Batches:
+    def all_batches(self, client: ClientId) -> Batches:
         """Return the first batch of a client's data."""
-        return first_steps(self.clients.everything(client), 1)
+        return take_first_steps(self.clients.all_batches(client), 1)
 
 
-def numbers_of(results: Sequence[tuple[Reply, Memory]]) -> dict[str, Tensor]:
+def collect_numbers(results: Sequence[tuple[Reply, ClientState]]) -> dict[str, Tensor]:
     """Return all that clients send and keep, by what it is."""
     found: dict[str, Tensor] = {}
-    for reply, memory in results:
+    for reply, client_state in results:
         whose = f"of client {reply.client}"
         parts = {
             "the update": reply.update,
-            "the momentum": {**reply.momentum, **memory.optimizer},
-            "the own tensor": memory.tensors,
-            "the means": {p: _joined(m.mean for m in r.calls) for p, r in reply.stats.items()},
-            "the variances": {p: _joined(m.var for m in r.calls) for p, r in reply.stats.items()},
+            "the momentum": {**reply.momentum, **client_state.optimizer},
+            "the own tensor": client_state.tensors,
+            "the means": {p: _join(m.mean for m in r.calls) for p, r in reply.stats.items()},
+            "the variances": {p: _join(m.var for m in r.calls) for p, r in reply.stats.items()},
         }
         for what, tensors in parts.items():
             found |= {f"{what} of {name!r} {whose}": t for name, t in tensors.items()}
@@ -130,12 +130,12 @@ def numbers_of(results: Sequence[tuple[Reply, Memory]]) -> dict[str, Tensor]:
     return found
 
 
-def _joined(calls: Iterable[Tensor]) -> Tensor:
+def _join(calls: Iterable[Tensor]) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in calls])
 
 
-def numbers_of_round(
-    update: Tensors, running: Mapping[str, Running], loss: float
+def collect_round_numbers(
+    update: Tensors, running: Mapping[str, RunningStats], loss: float
 ) -> dict[str, Tensor]:
     """Return what a round comes to for the server, by what it is."""
     return {

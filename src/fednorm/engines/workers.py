@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor, multiprocessing
 
-from fednorm.core.messages import Batches, Broadcast, Memory
+from fednorm.core.messages import Batches, Broadcast, ClientState
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.engines.allocator import keep_memory
-from fednorm.engines.clients import Clients
-from fednorm.engines.cohort import Cohorts, Trained
-from fednorm.engines.conditions import USUAL, Conditions
-from fednorm.engines.flat import Block, read
-from fednorm.engines.simulate import Round, Start
+from fednorm.engines.clients import ClientSource
+from fednorm.engines.cohort import ClientResults, StackedTrainer
+from fednorm.engines.conditions import NO_FAULTS, Faults
+from fednorm.engines.flat import SharedBlock, read_plan
+from fednorm.engines.simulate import RoundResult, Start
 from fednorm.engines.simulate import rounds as rounds_in_turn
 from fednorm.nn.copies import refuse_uncopyable
 
@@ -35,7 +35,7 @@ _DEATHS = 3  # of processes over the same clients, before the run gives up
 _Group = tuple[ClientId, ...]  # clients that are trained by one process at once
 
 
-class CrewError(OSError):
+class WorkerPoolError(OSError):
     """Processes that die over the same clients again and again."""
 
 
@@ -44,10 +44,10 @@ def fits(task: Task) -> bool:
 
     Exchanges in mid-round need all of them, and what they train must travel to processes.
     """
-    return not task.strategy.exchanges and _travels(task)
+    return not task.strategy.exchanges and _is_picklable(task)
 
 
-def _travels(task: Task) -> bool:
+def _is_picklable(task: Task) -> bool:
     try:
         pickle.dumps(task)
     except Exception:  # noqa: BLE001 (whatever a user's model holds: a hook that is a lambda, …)
@@ -55,28 +55,30 @@ def _travels(task: Task) -> bool:
     return True
 
 
-def _nothing() -> Tensor:
+def _make_empty() -> Tensor:
     return torch.empty(0, dtype=torch.uint8)
 
 
 @dataclass
-class _Member:
+class Worker:
+    """A worker process and its connection."""
+
     process: Any
     wire: Connection
-    orders: Block  # what it gets beside the broadcast
-    block: Tensor = field(default_factory=_nothing)  # where its replies lie
+    orders: SharedBlock  # what it gets beside the broadcast
+    block: Tensor = field(default_factory=_make_empty)  # where its replies lie
     group: _Group | None = None  # whom it is training
     informed: int = -1  # number of the broadcast that it has
     seen: Tensor | None = None  # the block of broadcasts that it knows
 
 
-class Crew:
+class WorkerPool:
     """A fixed number of processes that train clients."""
 
     def __init__(
         self,
         task: Task,
-        clients: Clients,
+        clients: ClientSource,
         count: int,
         *,
         cohort: int = 1,
@@ -88,18 +90,18 @@ class Crew:
         # Tensors go to other processes as shared memory. That is meant for the data, not for the
         # model, which is a workspace: ours stays ours, and each process makes its own copy.
         self.recipe = (copy.deepcopy(task), clients, cohort, byzantine, torch.get_num_threads())
-        self.cohorts = Cohorts(task, cohort)
-        self.sent = Block()
+        self.cohorts = StackedTrainer(task, cohort)
+        self.sent = SharedBlock()
         self.number = -1
         self.count = count
         self.members = [self._member() for _ in range(count)]
 
-    def _member(self) -> _Member:
+    def _member(self) -> Worker:
         ours, theirs = self.context.Pipe()
         process = self.context.Process(target=_serve, args=(theirs, *self.recipe), daemon=True)
         process.start()
         theirs.close()
-        return _Member(process, ours, Block())
+        return Worker(process, ours, SharedBlock())
 
     def close(self) -> None:
         """Let the processes end."""
@@ -116,22 +118,22 @@ class Crew:
         self,
         task: Task,
         received: Broadcast,
-        memories: Mapping[ClientId, Memory],
+        client_states: Mapping[ClientId, ClientState],
         batches: Sequence[Batches],
-    ) -> tuple[Trained, dict[str, Tensor]]:
+    ) -> tuple[ClientResults, dict[str, Tensor]]:
         """Train the clients of a round."""
         del task
         self.number += 1
         plan, _ = self.sent.write(received)
-        groups = self.cohorts.groups(batches, memories)
+        groups = self.cohorts.groups(batches, client_states)
         # The longest first: what comes last should be short, so that nobody waits for it long.
         groups.sort(key=lambda group: -sum(own.examples for own in group))
         waiting = [tuple(own.client for own in group) for group in groups]
-        done: Trained = []
+        done: ClientResults = []
         deaths: dict[_Group, int] = {}
         while len(done) < len(batches):
             for member in self._free(len(waiting)):
-                self._give(member, waiting.pop(0), plan, memories)
+                self._give(member, waiting.pop(0), plan, client_states)
             for member in self._ready():
                 group = member.group
                 assert group is not None, "only members with work are waited for"  # noqa: S101
@@ -144,7 +146,7 @@ class Crew:
                     waiting.insert(0, group)
         return sorted(done, key=lambda result: result[0].client), {}
 
-    def _free(self, waiting: int) -> list[_Member]:
+    def _free(self, waiting: int) -> list[Worker]:
         """Return who gets work now.
 
         Three clients on two cores take as long as four, unless all three run at once: less than
@@ -159,33 +161,37 @@ class Crew:
         return [member for member in self.members if member.group is None][: max(0, wanted)]
 
     def _give(
-        self, member: _Member, group: _Group, plan: Any, memories: Mapping[ClientId, Memory]
+        self,
+        member: Worker,
+        group: _Group,
+        plan: Any,
+        client_states: Mapping[ClientId, ClientState],
     ) -> None:
         member.group = group
         news = None
         if member.informed != self.number:
             fresh = self.sent.bytes if member.seen is not self.sent.bytes else None
             news, member.informed, member.seen = (plan, fresh), self.number, self.sent.bytes
-        kept = member.orders.write([memories.get(client, Memory()) for client in group])
+        kept = member.orders.write([client_states.get(client, ClientState()) for client in group])
         with contextlib.suppress(OSError):  # a dead one is noticed when it is waited for
             member.wire.send((news, group, kept))
 
-    def _ready(self) -> list[_Member]:
+    def _ready(self) -> list[Worker]:
         busy = {m.wire: m for m in self.members if m.group is not None}
         return [busy[wire] for wire in wait(list(busy)) if wire in busy]
 
-    def _take(self, member: _Member) -> Trained:
+    def _take(self, member: Worker) -> ClientResults:
         kind, content, block = member.wire.recv()
         if kind == "error":
             raise content
         if block is not None:  # a reply without tensors, such as a diverged liar's, needs none
             member.block = block
-        found: Trained = read(content, member.block, copy=True)
+        found: ClientResults = read_plan(content, member.block, copy=True)
         return found
 
-    def _replace(self, member: _Member, group: _Group, deaths: int) -> None:
+    def _replace(self, member: Worker, group: _Group, deaths: int) -> None:
         if deaths == _DEATHS:
-            raise CrewError(
+            raise WorkerPoolError(
                 f"processes that trained clients {', '.join(map(str, group))} died {deaths} times, "
                 "perhaps for lack of memory; use fewer workers, or engine 'loop'."
             )
@@ -197,7 +203,7 @@ class Crew:
 def _serve(
     wire: Connection,
     task: Task,
-    clients: Clients,
+    clients: ClientSource,
     cohort: int,
     byzantine: Collection[ClientId],
     threads: int,
@@ -206,20 +212,20 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     torch.set_num_threads(threads)
     keep_memory()
-    cohorts = Cohorts(copy.deepcopy(task), cohort, byzantine)
-    replies, received = Block(), Broadcast(0, None, {}, {}, {})
+    cohorts = StackedTrainer(copy.deepcopy(task), cohort, byzantine)
+    replies, received = SharedBlock(), Broadcast(0, None, {}, {}, {})
     blocks: dict[str, Tensor] = {}
     with contextlib.suppress(EOFError, ConnectionError):
         while (order := wire.recv()) is not None:
-            news, group, memories = order
+            news, group, client_states = order
             if news is not None:
                 received = _read("broadcast", blocks, news, private=False)
             # What a client keeps outlives this order, and may be part of its answer.
-            kept = _read("memory", blocks, memories, private=True)
+            kept = _read("memory", blocks, client_states, private=True)
             try:
                 batches = [clients.batches(client, received.round) for client in group]
-                memory = dict(zip(group, kept, strict=True))
-                wire.send(("reply", *replies.write(cohorts.train(received, memory, batches))))
+                client_state = dict(zip(group, kept, strict=True))
+                wire.send(("reply", *replies.write(cohorts.train(received, client_state, batches))))
             except Exception as error:  # noqa: BLE001 (the parent raises it)
                 wire.send(("error", error, None))
 
@@ -230,21 +236,21 @@ def _read(
     plan, block = sent
     if block is not None:
         blocks[name] = block
-    return read(plan, blocks.get(name, _nothing()), copy=private)
+    return read_plan(plan, blocks.get(name, _make_empty()), copy=private)
 
 
 def rounds(  # noqa: PLR0913 (as in one process, and how many)
     task: Task,
-    clients: Clients,
+    clients: ClientSource,
     count: int,
     start: Start | None = None,
     *,
     processes: int,
     cohort: int = 1,
-    conditions: Conditions = USUAL,
-) -> Iterator[Round]:
+    conditions: Faults = NO_FAULTS,
+) -> Iterator[RoundResult]:
     """Run federated rounds with so many processes, up to round `count`."""
-    crew = Crew(task, clients, processes, cohort=cohort, byzantine=conditions.byzantine)
+    crew = WorkerPool(task, clients, processes, cohort=cohort, byzantine=conditions.byzantine)
     try:
         yield from rounds_in_turn(
             task, clients, count, start, train=crew.train, conditions=conditions

@@ -10,9 +10,9 @@ from fednorm.attacks import ATTACKS, Adversary, Attack, Backdoor, World, choose_
 from fednorm.core.aggregator import Aggregator
 from fednorm.core.task import Task
 from fednorm.data import Dataset
-from fednorm.engines.clients import Clients
-from fednorm.engines.conditions import Conditions
-from fednorm.experiment.entry import StrategyEntry, make
+from fednorm.engines.clients import ClientSource
+from fednorm.engines.conditions import Faults
+from fednorm.experiment.entry import StrategySpec, create_entry
 
 if TYPE_CHECKING:
     from fednorm.experiment.config import Experiment
@@ -22,48 +22,50 @@ _IMAGE_AXES = 3
 
 def check_adversity(experiment: "Experiment") -> None:
     """Raise ValueError if clients and rules do not go together."""
-    trained, f = experiment.clients - experiment.unseen, experiment.byzantine
+    trained, f = experiment.clients - experiment.unseen_clients, experiment.byzantine
     if f and 2 * f >= trained:
         raise ValueError(
             f"fewer than half of the {trained} clients can be Byzantine, but byzantine = {f}; "
             f"choose at most {(trained - 1) // 2}, or more clients."
         )
     taking_part = max(1, round(experiment.participation * trained))
-    for key, rule in zip(("aggregate", "aggregate_statistics"), rules(experiment), strict=True):
+    for key, rule in zip(
+        ("aggregator", "statistics_aggregator"), make_aggregators(experiment), strict=True
+    ):
         try:
             check(rule, taking_part)
         except ValueError as error:
             raise ValueError(f"{key}, with {taking_part} clients in a round: {error}") from None
-    if experiment.minimum_replies > taking_part:
+    if experiment.min_replies > taking_part:
         raise ValueError(
-            f"minimum_replies = {experiment.minimum_replies}, but only {taking_part} clients take "
+            f"min_replies = {experiment.min_replies}, but only {taking_part} clients take "
             "part in a round."
         )
     make_attack(experiment)
-    if experiment.attack and not f and not _some_byzantine(experiment.strategies):
+    if experiment.attack and not f and not _has_byzantine(experiment.strategies):
         raise ValueError(
             f"attack {experiment.attack.name!r} needs clients that make it; "
             "say how many with byzantine (--byzantine 3)."
         )
 
 
-def _some_byzantine(entries: Iterable[StrategyEntry]) -> bool:
+def _has_byzantine(entries: Iterable[StrategySpec]) -> bool:
     return any(entry.settings.get("byzantine") for entry in entries)
 
 
-def rules(experiment: "Experiment") -> tuple[Aggregator, Aggregator]:
+def make_aggregators(experiment: "Experiment") -> tuple[Aggregator, Aggregator]:
     """Return the aggregators of updates and of statistics."""
     f = experiment.byzantine
-    return parse(experiment.aggregate, f), parse(experiment.aggregate_statistics, f)
+    return parse(experiment.aggregator, f), parse(experiment.statistics_aggregator, f)
 
 
 def make_attack(experiment: "Experiment") -> Attack | None:
     """Return the attack, if there is one."""
     entry = experiment.attack
-    return make("attack", ATTACKS, entry.name, entry.fields) if entry else None
+    return create_entry("attack", ATTACKS, entry.name, entry.fields) if entry else None
 
 
-def conditions(experiment: "Experiment", task: Task, clients: Clients, seed: int) -> Conditions:
+def make_faults(experiment: "Experiment", task: Task, clients: ClientSource, seed: int) -> Faults:
     """Return who lies and how, and how clients vanish."""
     attack, adversary = make_attack(experiment), None
     if attack and experiment.byzantine:
@@ -75,16 +77,16 @@ def conditions(experiment: "Experiment", task: Task, clients: Clients, seed: int
             )
         liars = choose_byzantine(clients.all(), experiment.byzantine, seed)
         adversary = Adversary(attack, liars, experiment.attack_target, seed)
-    return Conditions(
+    return Faults(
         adversary,
-        experiment.dropout,
-        experiment.minimum_replies,
+        experiment.client_dropout,
+        experiment.min_replies,
         seed,
-        personal_bytes=round(experiment.personal_memory * 1e9),
+        client_state_bytes=round(experiment.client_state_memory * 1e9),
     )
 
 
-def world(found: Conditions, data: Dataset) -> World | None:
+def make_world(found: Faults, data: Dataset) -> World | None:
     """Return what an attack on data knows of them, if it is one; raise if it does not fit them."""
     attack = found.adversary.attack if found.adversary else None
     if attack is None or not attack.on_data:

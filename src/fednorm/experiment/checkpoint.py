@@ -27,9 +27,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fednorm.core.messages import Memory, Rejected, Running, ServerState
+from fednorm.core.messages import ClientState, RejectedReply, RunningStats, ServerState
 from fednorm.core.types import ClientId
-from fednorm.experiment.window import Seen, Window
+from fednorm.experiment.window import Window, WindowMoments
 
 KEPT = 2  # the newest so many; if the last one is damaged, there is the one before
 _ALIGNED = 8  # bytes
@@ -42,7 +42,7 @@ class Checkpoint:
     """Where a run stands after a round."""
 
     state: ServerState
-    memories: Mapping[ClientId, Memory]
+    client_states: Mapping[ClientId, ClientState]
     record: Mapping[str, Any]  # what was measured so far; plain values
     window: Window = field(default_factory=dict)  # which diagnostics go on with
 
@@ -51,7 +51,7 @@ class DiskError(OSError):
     """A checkpoint that could not be written; the message says what is left."""
 
 
-def save(folder: Path, key: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+def save_checkpoint(folder: Path, key: Mapping[str, Any], checkpoint: Checkpoint) -> None:
     """Write a checkpoint; the newest two are kept."""
     partial = folder / ".checkpoint.partial"
     try:
@@ -65,10 +65,10 @@ def save(folder: Path, key: Mapping[str, Any], checkpoint: Checkpoint) -> None:
         partial.replace(folder / name)
         _sync(folder)
     except OSError as error:
-        raise DiskError(_explained(folder, error)) from error
+        raise DiskError(_explain_error(folder, error)) from error
     finally:
         partial.unlink(missing_ok=True)
-    for _, old in list(_files(folder))[KEPT:]:
+    for _, old in list(_list_files(folder))[KEPT:]:
         with contextlib.suppress(PermissionError):  # Windows keeps a file that somebody reads
             old.unlink(missing_ok=True)
 
@@ -78,20 +78,20 @@ def _write(file: BinaryIO, key: Mapping[str, Any], checkpoint: Checkpoint) -> No
 
     It is walked through twice: for the header, which says where every tensor begins, and to write.
     """
-    found: list[_Place] = []
+    found: list[_FilePlace] = []
 
     def note(tensor: Tensor) -> str:
-        found.append(_Place(_name_of(tensor.dtype), tuple(tensor.shape), tensor.nbytes))
+        found.append(_FilePlace(_name_of(tensor.dtype), tuple(tensor.shape), tensor.nbytes))
         return str(len(found) - 1)
 
     header = {
         "key": key,
-        "state": _flattened(checkpoint.state, note),
-        "memories": {str(c): _flattened(m, note) for c, m in checkpoint.memories.items()},
-        "window": {str(c): _flattened(seen, note) for c, seen in checkpoint.window.items()},
+        "state": _flatten(checkpoint.state, note),
+        "memories": {str(c): _flatten(m, note) for c, m in checkpoint.client_states.items()},
+        "window": {str(c): _flatten(seen, note) for c, seen in checkpoint.window.items()},
         "record": dict(checkpoint.record),
     }
-    starts = _starts(found)
+    starts = _list_starts(found)
     places = {
         str(i): {
             "dtype": place.dtype,
@@ -114,13 +114,13 @@ def _write(file: BinaryIO, key: Mapping[str, Any], checkpoint: Checkpoint) -> No
         file.write(plain.view(torch.uint8).numpy().data)
         return ""
 
-    _flattened(checkpoint.state, put)
-    for kept in chain(checkpoint.memories.values(), checkpoint.window.values()):
-        _flattened(kept, put)
+    _flatten(checkpoint.state, put)
+    for kept in chain(checkpoint.client_states.values(), checkpoint.window.values()):
+        _flatten(kept, put)
 
 
 @dataclass(frozen=True)
-class _Place:
+class _FilePlace:
     """What the header says of a tensor."""
 
     dtype: str
@@ -128,7 +128,7 @@ class _Place:
     bytes: int
 
 
-def _starts(places: Sequence[_Place]) -> list[int]:
+def _list_starts(places: Sequence[_FilePlace]) -> list[int]:
     """Return where tensors begin: without holes, and each where its number format may."""
     width = [place.bytes // max(1, math.prod(place.shape)) for place in places]
     starts, end = [0] * len(places), 0
@@ -145,8 +145,8 @@ def _name_of(dtype: torch.dtype) -> str:
     return str(json.loads(content[8 : 8 + length])["t"]["dtype"])
 
 
-def _explained(folder: Path, error: OSError) -> str:
-    kept = next((f"round {number}" for number, _ in _files(folder)), None)
+def _explain_error(folder: Path, error: OSError) -> str:
+    kept = next((f"round {number}" for number, _ in _list_files(folder)), None)
     left = f"the checkpoint of {kept} is intact" if kept else "there is no checkpoint yet"
     return (
         f"a checkpoint cannot be written to {str(folder)!r}: {error.strerror}; {left}. Make room "
@@ -154,12 +154,12 @@ def _explained(folder: Path, error: OSError) -> str:
     )
 
 
-def newest(
+def load_newest(
     folder: Path, key: Mapping[str, Any], device: torch.device | str = "cpu"
 ) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest good checkpoint of the same run, and what is to be said of bad ones."""
     messages = []
-    for number, path in _files(folder):
+    for number, path in _list_files(folder):
         with path.open("rb") as file:
             digest = file_digest(file, "sha256").hexdigest()
         if digest not in path.name:
@@ -171,17 +171,17 @@ def newest(
         with safetensors.safe_open(path, "pt") as opened:
             header = json.loads(opened.metadata()["run"])
             if header["key"] == json.loads(json.dumps(key)):
-                return _checkpoint(header, _Tensors(opened, device)), messages
+                return _read_checkpoint(header, _Tensors(opened, device)), messages
     return None, messages
 
 
-def clear(folder: Path) -> None:
+def clear_checkpoints(folder: Path) -> None:
     """Remove all checkpoints."""
-    for _, path in _files(folder):
+    for _, path in _list_files(folder):
         path.unlink(missing_ok=True)
 
 
-def _files(folder: Path) -> Iterator[tuple[int, Path]]:
+def _list_files(folder: Path) -> Iterator[tuple[int, Path]]:
     """Yield round and path of the checkpoints, the newest first."""
     found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("checkpoint-*"))
     listed = ((int(match[1]), path) for match, path in found if match)
@@ -199,16 +199,16 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _flattened(value: Any, add: Callable[[Tensor], str]) -> Any:
+def _flatten(value: Any, add: Callable[[Tensor], str]) -> Any:
     """Return plain values; in the place of a tensor is the name that `add` gives it."""
     if isinstance(value, Tensor):
         return {"tensor" if value.device.type == "cpu" else "device tensor": add(value)}
     if dataclasses.is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {"map": {key: _flattened(item, add) for key, item in value.items()}}
+        return {"map": {key: _flatten(item, add) for key, item in value.items()}}
     if isinstance(value, tuple | list):
-        return {"list": [_flattened(item, add) for item in value]}
+        return {"list": [_flatten(item, add) for item in value]}
     return {"value": value}
 
 
@@ -224,32 +224,33 @@ class _Tensors:
         return tensor
 
 
-def _restored(tree: Mapping[str, Any], tensors: _Tensors) -> Any:
+def _restore(tree: Mapping[str, Any], tensors: _Tensors) -> Any:
     ((kind, content),) = tree.items()
     if kind == "tensor":
         return tensors[content]
     if kind == "device tensor":
         return tensors[content].to(tensors.device)
     if kind == "map":
-        return {key: _restored(item, tensors) for key, item in content.items()}
+        return {key: _restore(item, tensors) for key, item in content.items()}
     if kind == "list":
-        return tuple(_restored(item, tensors) for item in content)
+        return tuple(_restore(item, tensors) for item in content)
     return content
 
 
-def _checkpoint(header: Mapping[str, Any], tensors: _Tensors) -> Checkpoint:
-    state = _restored(header["state"], tensors)
-    running = {path: Running(**values) for path, values in state.pop("running").items()}
-    rejected = tuple(Rejected(**values) for values in state.pop("rejected"))
-    memories = {
-        int(client): Memory(**_restored(tree, tensors))
+def _read_checkpoint(header: Mapping[str, Any], tensors: _Tensors) -> Checkpoint:
+    state = _restore(header["state"], tensors)
+    running = {path: RunningStats(**values) for path, values in state.pop("running").items()}
+    rejected = tuple(RejectedReply(**values) for values in state.pop("rejected"))
+    client_states = {
+        int(client): ClientState(**_restore(tree, tensors))
         for client, tree in header["memories"].items()
     }
     window = {
-        int(client): Seen(**_restored(tree, tensors)) for client, tree in header["window"].items()
+        int(client): WindowMoments(**_restore(tree, tensors))
+        for client, tree in header["window"].items()
     }
     state = ServerState(**state, running=running, rejected=rejected)
-    return Checkpoint(state, memories, header["record"], window)
+    return Checkpoint(state, client_states, header["record"], window)
 
 
 def save_model(path: Path, tensors: Mapping[str, Tensor]) -> None:

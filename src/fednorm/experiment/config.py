@@ -12,25 +12,25 @@ from fednorm.data import DATASETS
 from fednorm.data.partition import parse
 from fednorm.data.sampling import Plan
 from fednorm.experiment.adversity import check_adversity
-from fednorm.experiment.entry import OWN_SETTINGS, Entry, StrategyEntry, make
+from fednorm.experiment.entry import OWN_SETTINGS, Spec, StrategySpec, create_entry
 from fednorm.models import MODELS
 from fednorm.strategies import STRATEGIES
 from fednorm.strategies.base import Strategy
 
 
-def _listed(value: Any) -> Any:
+def _split_list(value: Any) -> Any:
     """Read "a,b" as a list."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     return value
 
 
-def _chosen(value: Any) -> Any:
+def _parse_choice(value: Any) -> Any:
     """Read "none" as no choice."""
     return None if value == "none" else value
 
 
-def _counted(value: Any) -> Any:
+def _parse_seeds(value: Any) -> Any:
     """Read a number n of seeds as the seeds 0 to n-1."""
     if isinstance(value, str):
         value = [int(part) for part in value.split(",")] if "," in value else int(value)
@@ -42,7 +42,7 @@ class Experiment(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    strategies: Annotated[list[StrategyEntry], BeforeValidator(_listed)] = Field(
+    strategies: Annotated[list[StrategySpec], BeforeValidator(_split_list)] = Field(
         default=["centralized", "naive", "fixbn", "fbn", "gn"],
         validate_default=True,
         min_length=1,
@@ -51,10 +51,10 @@ class Experiment(BaseModel):
     strategy: dict[str, Any] = Field(
         default={}, description="fields for all strategies that have them"
     )
-    data: Entry = Field(
+    data: Spec = Field(
         default="digits", validate_default=True, description="data set, or package.module:function"
     )
-    model: Entry = Field(
+    model: Spec = Field(
         default="mlp", validate_default=True, description="network, or package.module:function"
     )
     partition: str = Field(default="gamma=0", description="how data is divided among clients")
@@ -62,16 +62,16 @@ class Experiment(BaseModel):
     participation: float = Field(
         default=1.0, gt=0, le=1, description="share of clients that take part in a round"
     )
-    algorithm: Entry = Field(
+    algorithm: Spec = Field(
         default={"name": "dsgd", "lr": 0.05, "momentum": 0.9},
         validate_default=True,
         description="training algorithm",
     )
     rounds: int = Field(default=600, ge=1, description="number of rounds")
-    batch: int = Field(default=20, ge=1, description="samples in a mini-batch")
-    steps: int | None = Field(default=None, ge=1, description="local steps per round")
-    epochs: int | None = Field(default=None, ge=1, description="local epochs per round")
-    seeds: Annotated[list[int], BeforeValidator(_counted)] = Field(
+    batch_size: int = Field(default=20, ge=1, description="samples in a mini-batch")
+    local_steps: int | None = Field(default=None, ge=1, description="local steps per round")
+    local_epochs: int | None = Field(default=None, ge=1, description="local epochs per round")
+    seeds: Annotated[list[int], BeforeValidator(_parse_seeds)] = Field(
         default=[0, 1, 2], min_length=1, description="one run per strategy and seed"
     )
     eval_every: int | None = Field(
@@ -83,22 +83,22 @@ class Experiment(BaseModel):
         "client's split, 'global' personal ones on all test samples too, in the mean over "
         "clients, 'clients' a global model on each client's split too",
     )
-    adapt: float = Field(
+    adapt_statistics: float = Field(
         default=0.0,
         ge=0,
         le=1,
         description="at evaluation, share of statistics that each client re-estimates on its own "
         "unlabelled data",
     )
-    unseen: int = Field(
+    unseen_clients: int = Field(
         default=0, ge=0, description="how many clients never train and are only tested"
     )
-    newcomers: Literal["average", "initial"] = Field(
+    unseen_init: Literal["average", "initial"] = Field(
         default="average",
         description="personal layers with which a client that has not trained is tested: the mean "
         "of the trained ones, or as they were at the start",
     )
-    attack: Annotated[Entry | None, BeforeValidator(_chosen)] = Field(
+    attack: Annotated[Spec | None, BeforeValidator(_parse_choice)] = Field(
         default=None, description="what Byzantine clients do; none if not given"
     )
     attack_target: Target = Field(
@@ -107,29 +107,29 @@ class Experiment(BaseModel):
     byzantine: int = Field(
         default=0, ge=0, description="how many clients lie, and how many robust rules withstand"
     )
-    aggregate: str = Field(
+    aggregator: str = Field(
         default="mean", description="how updates are combined, e.g. 'nnm > trimmed_mean'"
     )
-    aggregate_statistics: str = Field(
+    statistics_aggregator: str = Field(
         default="mean", description="how statistics are combined, e.g. 'nnm > median'"
     )
-    dropout: float = Field(
+    client_dropout: float = Field(
         default=0.0, ge=0, lt=1, description="probability with which a client vanishes in a round"
     )
-    minimum_replies: int = Field(
+    min_replies: int = Field(
         default=1, ge=1, description="good replies without which a round is repeated with others"
     )
-    personal_memory: float = Field(
+    client_state_memory: float = Field(
         default=4.0,
         ge=0,
         description="GB of memory for what clients keep between rounds; more lies in files, in the "
         "folder that TMPDIR names",
     )
-    engine: Literal["auto", "loop", "lockstep", "cohort", "meeting", "workers", "flower"] = Field(
+    engine: Literal["auto", "loop", "merged", "stacked", "barrier", "processes", "flower"] = Field(
         default="auto",
-        description="'loop' trains client after client, 'lockstep' all in one pass, 'cohort' a few "
-        "side by side in a wide model, 'meeting' those of fedtan so that they wait for each other, "
-        "'workers' on all cores, 'flower' on Flower's nodes; 'auto' takes what is fastest "
+        description="'loop' trains client after client, 'merged' all in one pass, 'stacked' a few "
+        "side by side in a wide model, 'barrier' those of fedtan so that they wait for each other, "
+        "'processes' on all cores, 'flower' on Flower's nodes; 'auto' takes what is fastest "
         "and exact; one that is named is refused where it is not exact",
     )
     timeout: float = Field(
@@ -159,9 +159,9 @@ class Experiment(BaseModel):
         self.make_algorithm()
         parse(self.partition)
         if ":" not in self.data.name:
-            make("data set", DATASETS, self.data.name, self.data.fields)
+            create_entry("data set", DATASETS, self.data.name, self.data.fields)
         if ":" not in self.model.name:
-            make("model", MODELS, self.model.name, self.model.fields)
+            create_entry("model", MODELS, self.model.name, self.model.fields)
         check_adversity(self)
         for entry in self.strategies:
             self.make_strategy(entry)
@@ -180,7 +180,7 @@ class Experiment(BaseModel):
         return self
 
     def _check_strategy_fields(self) -> None:
-        known = {f for e in self.strategies for f in entry_fields(e)}
+        known = {f for e in self.strategies for f in list_entry_fields(e)}
         for key in self.strategy:
             if key not in known:
                 raise ValueError(
@@ -188,19 +188,19 @@ class Experiment(BaseModel):
                     f"their fields are {', '.join(sorted(known)) or 'none'}."
                 )
 
-    def for_entry(self, entry: StrategyEntry) -> "Experiment":
+    def for_entry(self, entry: StrategySpec) -> "Experiment":
         """Return the experiment as one entry runs it, with the keys that it sets for itself.
 
         Without Byzantine clients there is no attack. The reference on one machine has no clients
         that could lie or vanish: it is what honest clients would reach.
         """
-        own = _honest() if entry.centralized else entry.settings
+        own = _list_honest_settings() if entry.centralized else entry.settings
         if all(getattr(self, key) == value for key, value in own.items()):
             return self
         if not own.get("byzantine", self.byzantine):
             own = {**own, "attack": None}
         alone = {"name": entry.name, "label": entry.label, **entry.fields}
-        common = {k: v for k, v in self.strategy.items() if k in entry_fields(entry)}
+        common = {k: v for k, v in self.strategy.items() if k in list_entry_fields(entry)}
         values = {**self.model_dump(), **own, "strategy": common, "strategies": [alone]}
         return type(self).model_validate(values)
 
@@ -208,13 +208,14 @@ class Experiment(BaseModel):
     def plan(self) -> Plan:
         """How much a client trains in a round."""
         algorithm = find("algorithm", ALGORITHMS, self.algorithm.name)
-        if algorithm.single_step and (self.epochs or (self.steps or 1) > 1):
+        if algorithm.single_step and (self.local_epochs or (self.local_steps or 1) > 1):
             raise ValueError(
                 f"algorithm {self.algorithm.name!r} takes one step per round, but "
-                f"steps = {self.steps} and epochs = {self.epochs}; use 'fedavg' for more."
+                f"local_steps = {self.local_steps} and local_epochs = {self.local_epochs}; "
+                "use 'fedavg' for more."
             )
-        steps = None if self.epochs and not self.steps else self.steps or 1
-        return Plan(self.batch, steps=steps, epochs=self.epochs)
+        steps = None if self.local_epochs and not self.local_steps else self.local_steps or 1
+        return Plan(self.batch_size, steps=steps, epochs=self.local_epochs)
 
     @property
     def evaluation_rounds(self) -> int:
@@ -223,24 +224,24 @@ class Experiment(BaseModel):
 
     def make_algorithm(self, strategy: Strategy | None = None) -> Any:
         """Return the training algorithm, warmed up as the strategy asks unless it is said here."""
-        made = make("algorithm", ALGORITHMS, self.algorithm.name, self.algorithm.fields)
+        made = create_entry("algorithm", ALGORITHMS, self.algorithm.name, self.algorithm.fields)
         if strategy is None or made.warmup is not None:
             return made
         return dataclasses.replace(made, warmup=strategy.warmup)
 
-    def make_strategy(self, entry: StrategyEntry) -> Strategy:
+    def make_strategy(self, entry: StrategySpec) -> Strategy:
         """Return the strategy of an entry."""
         common = {k: None if v == "none" else v for k, v in self.strategy.items()}
-        fields = {k: v for k, v in common.items() if k in entry_fields(entry)} | entry.fields
-        return make("strategy", STRATEGIES, entry.strategy, fields)
+        fields = {k: v for k, v in common.items() if k in list_entry_fields(entry)} | entry.fields
+        return create_entry("strategy", STRATEGIES, entry.strategy, fields)
 
 
-def _honest() -> dict[str, Any]:
+def _list_honest_settings() -> dict[str, Any]:
     """Return the keys with which all clients are honest, answer, and are trusted."""
     return {key: Experiment.model_fields[key].default for key in OWN_SETTINGS}
 
 
-def entry_fields(entry: StrategyEntry) -> set[str]:
+def list_entry_fields(entry: StrategySpec) -> set[str]:
     """Return the fields that the strategy of an entry has."""
     cls = find("strategy", STRATEGIES, entry.strategy)
     return {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # all are

@@ -16,17 +16,17 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fednorm.core.task import export
-from fednorm.engines.simulate import Round
+from fednorm.engines.simulate import RoundResult
 from fednorm.experiment import checkpoint
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.entry import StrategyEntry
-from fednorm.experiment.environment import threads
-from fednorm.experiment.flower import given
+from fednorm.experiment.entry import StrategySpec
+from fednorm.experiment.environment import limit_threads
+from fednorm.experiment.flower import use_grid
 from fednorm.experiment.load import ConfigError
-from fednorm.experiment.prepare import Prepared, prepare
-from fednorm.experiment.result import without_nan
+from fednorm.experiment.prepare import PreparedRun, prepare
+from fednorm.experiment.result import replace_nan
 from fednorm.experiment.run import Event, run
-from fednorm.experiment.tally import Tally
+from fednorm.experiment.tally import RunRecorder
 
 MARK = "fednorm> "  # begins a line that is meant for the one who submitted the run
 
@@ -41,52 +41,52 @@ def main(grid: Grid, context: Context) -> None:
     folder = Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser() / "fednorm"
     for entry in experiment.strategies:
         for seed in experiment.seeds:
-            _make(experiment, entry, seed, grid, folder / str(context.run_id))
+            _make_run(experiment, entry, seed, grid, folder / str(context.run_id))
 
 
-def _make(
-    experiment: Experiment, entry: StrategyEntry, seed: int, grid: Grid, folder: Path
+def _make_run(
+    experiment: Experiment, entry: StrategySpec, seed: int, grid: Grid, folder: Path
 ) -> None:
-    last = _Last()
+    last = _LastRound()
     try:
-        with threads(experiment.threads):
+        with limit_threads(experiment.threads):
             prepared = prepare(experiment, entry, seed)
             if prepared.remote:
-                prepared.remote.open = given(grid)
-            result = run(prepared, _tell, saves=last)
+                prepared.remote.open = use_grid(grid)
+            result = run(prepared, _send_event, saves=last)
     except (ConfigError, OSError) as error:
-        _say(error=str(error))
+        _send(error=str(error))
         raise
     if last.round:
-        _keep_model(prepared, last.round, folder / f"{entry.folder}-seed{seed}.safetensors")
-    _say(result=without_nan(asdict(result)))
+        _save_model(prepared, last.round, folder / f"{entry.folder}-seed{seed}.safetensors")
+    _send(result=replace_nan(asdict(result)))
 
 
 @dataclass
-class _Last:
+class _LastRound:
     """Holds the last round instead of saving it."""
 
-    round: Round | None = None
+    round: RoundResult | None = None
 
-    def after(self, result: Round, tally: Tally) -> None:
+    def after(self, result: RoundResult, tally: RunRecorder) -> None:
         del tally
         self.round = result
 
-    def save(self, result: Round, tally: Tally) -> None:
+    def save(self, result: RoundResult, tally: RunRecorder) -> None:
         self.after(result, tally)
 
 
-def _keep_model(prepared: Prepared, result: Round, path: Path) -> None:
+def _save_model(prepared: PreparedRun, result: RoundResult, path: Path) -> None:
     model = export(prepared.task, result.tested or result.state).state_dict()
     personal = prepared.task.layout.personal
     path.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.save_model(path, {k: v for k, v in model.items() if k not in personal})
-    _say(model=str(path), sha256=sha256(path.read_bytes()).hexdigest())
+    _send(model=str(path), sha256=sha256(path.read_bytes()).hexdigest())
 
 
-def _tell(event: Event) -> None:
-    _say(event=without_nan(asdict(event)))
+def _send_event(event: Event) -> None:
+    _send(event=replace_nan(asdict(event)))
 
 
-def _say(**content: Any) -> None:
+def _send(**content: Any) -> None:
     print(MARK + json.dumps(content), flush=True)  # noqa: T201 (Flower carries it to the user)

@@ -35,20 +35,20 @@ from torch import Tensor
 
 from fednorm.algorithms.dsgd import DSGD
 from fednorm.algorithms.fedavg import FedAvg
-from fednorm.core.combine import combined
+from fednorm.core.combine import combine_tensors
 from fednorm.core.merge import find_rate
-from fednorm.core.messages import Batches, Memory, Reply, Running, ServerState
+from fednorm.core.messages import Batches, ClientState, Reply, RunningStats, ServerState
 from fednorm.core.round import NonFiniteLossError, broadcast, client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId, Tensors
-from fednorm.engines.centralized import merged
-from fednorm.engines.clients import Clients
-from fednorm.engines.masks import UnmatchedDrawError, same_masks
-from fednorm.engines.simulate import Round
-from fednorm.experiment.prepare import Prepared
+from fednorm.engines.centralized import merge_batches
+from fednorm.engines.clients import ClientSource
+from fednorm.engines.masks import UnmatchedDrawError, share_masks
+from fednorm.engines.simulate import RoundResult
+from fednorm.experiment.prepare import PreparedRun
 from fednorm.experiment.window import WINDOW, Window, mean_variance, move_window
 from fednorm.nn.batch_norm import FedBatchNorm
-from fednorm.nn.switch_norm import SwitchNorm
+from fednorm.nn.switch_norm import SwitchableNorm
 from fednorm.strategies.naive import Naive
 
 Diagnostics: TypeAlias = dict[str, float | None]
@@ -57,19 +57,19 @@ Diagnostics: TypeAlias = dict[str, float | None]
 class Diagnosis:
     """Looks at the rounds of one run, one after the other."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: PreparedRun) -> None:
         self.prepared = prepared
         self.before = prepared.task.initial_state
-        self.memories: Mapping[ClientId, Memory] = {}
+        self.client_states: Mapping[ClientId, ClientState] = {}
         self.window: Window = {}
 
-    def go_on(
-        self, state: ServerState, memories: Mapping[ClientId, Memory], window: Window
+    def resume(
+        self, state: ServerState, client_states: Mapping[ClientId, ClientState], window: Window
     ) -> None:
         """Look on from where a run stopped, after the rounds that were looked at."""
-        self.before, self.memories, self.window = state, memories, window
+        self.before, self.client_states, self.window = state, client_states, window
 
-    def of(self, result: Round, *, gradient: bool) -> Diagnostics:
+    def measure_round(self, result: RoundResult, *, gradient: bool) -> Diagnostics:
         """Return what the next round shows; `gradient` asks for the gradient's deviation too."""
         task = self.prepared.task
         gone = {rejected.client for rejected in result.state.rejected}
@@ -87,14 +87,14 @@ class Diagnosis:
             "bytes_down": float(result.bytes_down * sends),
             "exchanges": float(result.exchanges * sends),
         }
-        self.before, self.memories = result.state, dict(result.memories)
+        self.before, self.client_states = result.state, dict(result.client_states)
         return found
 
     def _gradient(self, replies: Sequence[Reply]) -> float | None:
         task, plan = self.prepared.task, self.prepared.experiment.plan
         if plan.steps != 1:
             return None
-        mean = mean_gradient(task, self.before, self.memories, replies)
+        mean = mean_gradient(task, self.before, self.client_states, replies)
         if mean is None:
             return None
         # One machine draws for the merged batch as for that of one client.
@@ -104,7 +104,7 @@ class Diagnosis:
         return None if central is None else distance(mean, central)
 
 
-def _shared(task: Task) -> list[str]:
+def _select_shared(task: Task) -> list[str]:
     """Return the layers whose means and variances are shared; backward means are none of these."""
     return [path for path, m in task.layout.sharing.items() if isinstance(m, FedBatchNorm)]
 
@@ -112,18 +112,18 @@ def _shared(task: Task) -> list[str]:
 def drift(task: Task, before: ServerState, after: ServerState) -> float | None:
     """Return how far the shared statistics moved in a round."""
     changes = [
-        _apart(after.running[path].mean, after.running[path].var, before.running[path])
-        for path in _shared(task)
+        _measure_distance(after.running[path].mean, after.running[path].var, before.running[path])
+        for path in _select_shared(task)
     ]
     return sum(changes) if changes else None
 
 
 def deviation(task: Task, before: ServerState, replies: Sequence[Reply]) -> float | None:
     """Return how far the clients' batch statistics are from the shared ones, in the mean."""
-    paths = _shared(task)
+    paths = _select_shared(task)
     parts = [
         [
-            _apart(*batch_statistics(task, before, path, reply), before.running[path])
+            _measure_distance(*batch_statistics(task, before, path, reply), before.running[path])
             for path in paths
             if path in reply.stats
         ]
@@ -133,7 +133,7 @@ def deviation(task: Task, before: ServerState, replies: Sequence[Reply]) -> floa
     return fmean(distances) if distances else None
 
 
-def _apart(mean: Tensor, var: Tensor, shared: Running) -> float:
+def _measure_distance(mean: Tensor, var: Tensor, shared: RunningStats) -> float:
     return float((mean - shared.mean).abs().sum() + (var - shared.var).abs().sum())
 
 
@@ -150,7 +150,7 @@ def batch_statistics(
         return seen.mean, seen.unbiased_var
     mean, var = report.moments.mean, report.moments.var
     shared, momentum = before.running[path], task.layout.sharing[path].momentum
-    rate = find_rate(shared, report.batches, momentum)
+    rate = find_rate(shared, report.num_batches, momentum)
     return shared.mean + (mean - shared.mean) / rate, shared.var + (var - shared.var) / rate
 
 
@@ -160,7 +160,7 @@ def batch_vector(task: Task, before: ServerState, reply: Reply) -> Tensor | None
     In the place of a layer that reports nothing is NaN.
     """
     parts: list[Tensor] = []
-    for path in _shared(task):
+    for path in _select_shared(task):
         shared = before.running[path]
         mean, var = shared.mean * nan, shared.var * nan
         if path in reply.stats:
@@ -170,36 +170,41 @@ def batch_vector(task: Task, before: ServerState, reply: Reply) -> Tensor | None
     return None if vector.isnan().all() else vector
 
 
-def window_bytes(prepared: Prepared) -> int:
+def window_bytes(prepared: PreparedRun) -> int:
     """Return how many bytes the window over the clients' batch statistics may take."""
     experiment, task = prepared.experiment, prepared.task
     if not experiment.diagnose:
         return 0
-    running = [task.initial_state.running[path] for path in _shared(task)]
+    running = [task.initial_state.running[path] for path in _select_shared(task)]
     vector = sum(r.mean.nbytes + r.var.nbytes for r in running)
     return vector * min(WINDOW, experiment.rounds) * len(prepared.clients.participants(1))
 
 
 def mean_gradient(
-    task: Task, before: ServerState, memories: Mapping[ClientId, Memory], replies: Sequence[Reply]
+    task: Task,
+    before: ServerState,
+    client_states: Mapping[ClientId, ClientState],
+    replies: Sequence[Reply],
 ) -> Tensors | None:
     """Return the aggregate of the clients' gradients, or None if replies do not tell them."""
-    nothing = Memory()
+    nothing = ClientState()
     gradients = [
-        _sent_gradient(task, before, memories.get(reply.client, nothing), reply)
+        _sent_gradient(task, before, client_states.get(reply.client, nothing), reply)
         for reply in replies
     ]
     known = [gradient for gradient in gradients if gradient is not None]
     if len(known) < len(gradients):
         return None
-    return combined(known, [reply.examples for reply in replies], task.aggregate)
+    return combine_tensors(known, [reply.examples for reply in replies], task.aggregator)
 
 
-def _sent_gradient(task: Task, before: ServerState, memory: Memory, reply: Reply) -> Tensors | None:
+def _sent_gradient(
+    task: Task, before: ServerState, client_state: ClientState, reply: Reply
+) -> Tensors | None:
     """Return the gradient of a round's only step, without what momentum and decay add to it."""
     algorithm = task.algorithm
     if isinstance(algorithm, DSGD):
-        share, old = algorithm.momentum, memory.optimizer
+        share, old = algorithm.momentum, client_state.optimizer
         steps = {
             name: (sent - share * old[name]) / (1 - share) if name in old else sent / (1 - share)
             for name, sent in reply.update.items()
@@ -222,7 +227,7 @@ def _moves_along_the_gradient(algorithm: FedAvg) -> bool:
     return fresh and algorithm.optimizer == "sgd"
 
 
-def central_gradient(task: Task, before: ServerState, clients: Clients) -> Tensors | None:
+def central_gradient(task: Task, before: ServerState, clients: ClientSource) -> Tensors | None:
     """Return the gradient of BatchNorm on the merged batches of the next round.
 
     It drops the units that the clients drop. None if the layers are not BatchNorm's, if parameters
@@ -230,16 +235,16 @@ def central_gradient(task: Task, before: ServerState, clients: Clients) -> Tenso
     random numbers that belong to no sample.
     """
     layers = [layer for layer in task.layout.norms.values() if isinstance(layer, FedBatchNorm)]
-    mixing = any(isinstance(layer, SwitchNorm) for layer in layers)
+    mixing = any(isinstance(layer, SwitchableNorm) for layer in layers)
     if not layers or mixing or task.layout.personal_parameters:
         return None
     central = replace(task, strategy=Naive(), algorithm=DSGD())
     number = before.round + 1
     parts = [_first_step(clients.batches(c, number)) for c in clients.participants(number)]
-    batches = merged(parts)
+    batches = merge_batches(parts)
     try:
-        with same_masks(parts, central.model):
-            reply, _ = client_round(central, broadcast(central, before), Memory(), batches)
+        with share_masks(parts, central.model):
+            reply, _ = client_round(central, broadcast(central, before), ClientState(), batches)
     except (NonFiniteLossError, UnmatchedDrawError):
         return None
     except ValueError:

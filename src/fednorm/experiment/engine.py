@@ -8,14 +8,14 @@ from fednorm.core.messages import Batches
 from fednorm.core.task import Task
 from fednorm.data.federation import Federation
 from fednorm.engines import cohort, lockstep, meeting, simulate, workers
-from fednorm.engines.clients import Clients
-from fednorm.engines.conditions import USUAL, Conditions
-from fednorm.engines.simulate import Round, Start
+from fednorm.engines.clients import ClientSource
+from fednorm.engines.conditions import NO_FAULTS, Faults
+from fednorm.engines.simulate import RoundResult, Start
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.environment import cores
-from fednorm.experiment.memory import available
+from fednorm.experiment.environment import count_cores
+from fednorm.experiment.memory import available_memory
 
-Rounds: TypeAlias = Callable[[Start | None], Iterator[Round]]
+Rounds: TypeAlias = Callable[[Start | None], Iterator[RoundResult]]
 _ROOM = 2_000_000_000  # bytes that clients may hold while they wait for each other
 _WORTHWHILE = 20.0  # seconds of training, above which it pays to start processes
 
@@ -26,7 +26,7 @@ def choose(
     clients: Federation,
     *,
     ours: bool,
-    conditions: Conditions = USUAL,
+    conditions: Faults = NO_FAULTS,
 ) -> str:
     """Return the name of the engine; raise ValueError if the one asked for does not fit.
 
@@ -34,16 +34,18 @@ def choose(
     """
     in_lockstep = lockstep.fits(task, clients, conditions)
     misfit = ""
-    if experiment.engine == "lockstep":
+    if experiment.engine == "merged":
         misfit = _misfit_in_lockstep(task, clients, fits=in_lockstep, ours=ours)
-    elif experiment.engine == "cohort":
+    elif experiment.engine == "stacked":
         misfit = cohort.find_misfit(task, _first(clients))
-    elif experiment.engine == "workers" and not (workers.fits(task) and experiment.device == "cpu"):
+    elif experiment.engine == "processes" and not (
+        workers.fits(task) and experiment.device == "cpu"
+    ):
         misfit = (
-            "engine 'workers' needs device 'cpu', a strategy without exchanges in mid-round, and a "
-            "model that can be pickled, hooks included"
+            "engine 'processes' needs device 'cpu', a strategy without exchanges in mid-round, and "
+            "a model that can be pickled, hooks included"
         )
-    elif experiment.engine == "meeting":
+    elif experiment.engine == "barrier":
         misfit = _misfit_in_meeting(task, clients, ours=ours)
     if misfit:
         raise ValueError(f"{misfit}; choose engine 'auto' or 'loop'.")
@@ -52,14 +54,14 @@ def choose(
     if experiment.engine != "auto":
         return experiment.engine
     first = _first(clients)
-    small = cohort.size(task, first) > 1
+    small = cohort.choose_size(task, first) > 1
     # One pass for all clients saves calls, which matters to small models, and exchanges. A user's
     # model may be random, or mix samples, where nobody can see it.
     if (small or task.strategy.exchanges) and ours and in_lockstep:
-        return "lockstep"
+        return "merged"
     if small and cohort.fits(task, first):
-        return "cohort"
-    return "meeting" if ours and meeting.fits(task) else "loop"
+        return "stacked"
+    return "barrier" if ours and meeting.fits(task) else "loop"
 
 
 def _misfit_in_lockstep(task: Task, clients: Federation, *, fits: bool, ours: bool) -> str:
@@ -75,13 +77,13 @@ def _misfit_in_lockstep(task: Task, clients: Federation, *, fits: bool, ours: bo
 def _misfit_in_meeting(task: Task, clients: Federation, *, ours: bool) -> str:
     if not meeting.fits(task):
         return (
-            "engine 'meeting' is for strategies with exchanges in mid-round ('fedtan'), in full "
+            "engine 'barrier' is for strategies with exchanges in mid-round ('fedtan'), in full "
             "precision and with device 'cpu'"
         )
     return "" if ours else meeting.find_misfit(task, _first(clients))
 
 
-def _first(clients: Clients) -> Sequence[Batches]:
+def _first(clients: ClientSource) -> Sequence[Batches]:
     return [clients.batches(client, 1) for client in clients.participants(1)]
 
 
@@ -89,31 +91,31 @@ def ready(
     name: str,
     experiment: Experiment,
     task: Task,
-    clients: Clients,
+    clients: ClientSource,
     *,
     processes: int,
-    conditions: Conditions = USUAL,
+    conditions: Faults = NO_FAULTS,
 ) -> Rounds:
     """Return an engine, ready to run, with so many processes for its clients at most."""
     first = _first(clients)
     processes = min(processes, len(first))
-    if name == "lockstep":
+    if name == "merged":
         return partial(lockstep.rounds, task, clients, experiment.rounds)
-    size = max(2, cohort.size(task, first)) if name == "cohort" else 1
-    if name == "meeting":
-        together = meeting.Meeting(task, _room(), conditions.byzantine)
+    size = max(2, cohort.choose_size(task, first)) if name == "stacked" else 1
+    if name == "barrier":
+        together = meeting.BarrierTrainer(task, _room(), conditions.byzantine)
         engine = partial(simulate.rounds, train=together.train)
     elif processes > 1:
         engine = partial(workers.rounds, processes=processes, cohort=size)
     else:
-        cohorts = cohort.Cohorts(task, size, conditions.byzantine)
+        cohorts = cohort.StackedTrainer(task, size, conditions.byzantine)
         engine = partial(simulate.rounds, train=cohorts.train_all if size > 1 else None)
     return partial(engine, task, clients, experiment.rounds, conditions=conditions)
 
 
 def _room() -> int:
     """Return how many bytes the clients of a round may hold at once."""
-    free = available()
+    free = available_memory()
     return _ROOM if free is None else min(_ROOM, free // 8)
 
 
@@ -125,9 +127,9 @@ def processes(
     `step` is how long one client's step took. Starting processes takes seconds, which a short run
     does not win back; the result is the same with any number of them.
     """
-    if name == "workers":
-        return max(1, cores() // experiment.threads)
-    if name in ("lockstep", "meeting") or experiment.engine == "loop" or experiment.device != "cpu":
+    if name == "processes":
+        return max(1, count_cores() // experiment.threads)
+    if name in ("merged", "barrier") or experiment.engine == "loop" or experiment.device != "cpu":
         return 1
-    steps = sum(len(own.lengths) for own in _first(clients))
+    steps = sum(len(own.batch_sizes) for own in _first(clients))
     return free if step * steps * experiment.rounds > _WORTHWHILE else 1

@@ -16,14 +16,14 @@ OWN_SETTINGS = (
     "attack",
     "attack_target",
     "byzantine",
-    "aggregate",
-    "aggregate_statistics",
-    "dropout",
-    "minimum_replies",
+    "aggregator",
+    "statistics_aggregator",
+    "client_dropout",
+    "min_replies",
 )
 
 
-class Entry(BaseModel):
+class Spec(BaseModel):
     """`"fbn"`, or `{name = "fbn", momentum = 0.05}`."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -42,7 +42,7 @@ class Entry(BaseModel):
         return {key: None if value == "none" else value for key, value in extra.items()}
 
 
-class StrategyEntry(Entry):
+class StrategySpec(Spec):
     """A strategy; `centralized` is the reference on one machine, as is `centralized:gn`.
 
     Beside fields of the strategy it may set some keys of the experiment for itself:
@@ -82,7 +82,9 @@ class StrategyEntry(Entry):
         return re.sub(r"[^\w.=-]+", "_", self.title)
 
 
-def make(kind: str, registry: Mapping[str, type[T]], name: str, fields: Mapping[str, Any]) -> T:
+def create_entry(
+    kind: str, registry: Mapping[str, type[T]], name: str, fields: Mapping[str, Any]
+) -> T:
     """Make a registered dataclass from values that came from a file or a command line."""
     cls = find(kind, registry, name)
     adapters = {

@@ -13,23 +13,23 @@ import torch
 _PACKAGES = ("fednorm", "torch", "numpy")
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def environment() -> dict[str, str]:
+def describe_environment() -> dict[str, str]:
     """Return versions, platform and, in a checkout, the commit."""
     versions = {package: version(package) for package in _PACKAGES}
     return {
         **versions,
         "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}, {cores()} cores",
-        **_commit(),
+        "platform": f"{platform.system()} {platform.machine()}, {count_cores()} cores",
+        **_find_commit(),
     }
 
 
-def _commit() -> dict[str, str]:
+def _find_commit() -> dict[str, str]:
     source = Path(__file__).parent
     try:
         command = ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=12"]
@@ -47,7 +47,7 @@ def has_bfloat16() -> bool:
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
+def limit_threads(count: int) -> Iterator[None]:
     """Compute with so many threads, and leave the process as it was."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)

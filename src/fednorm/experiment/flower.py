@@ -11,21 +11,21 @@ from flwr.app import Context
 from flwr.serverapp import Grid
 
 from fednorm.core.messages import Batches, Broadcast, ServerState
-from fednorm.core.survey import Surveyed
+from fednorm.core.survey import CalibrationReply
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.data.federation import Federation
 from fednorm.data.transforms import Batch
 from fednorm.engines import simulate
-from fednorm.engines.clients import Clients
-from fednorm.engines.conditions import USUAL, Conditions
+from fednorm.engines.clients import ClientSource
+from fednorm.engines.conditions import NO_FAULTS, Faults
 from fednorm.engines.evaluate import Score, is_personal
-from fednorm.engines.flower.link import Link
+from fednorm.engines.flower.link import RemoteClients
 from fednorm.engines.flower.node import Build, Site, client_app
-from fednorm.engines.simulate import Round, Start
+from fednorm.engines.simulate import RoundResult, Start
 from fednorm.experiment import adversity
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.entry import StrategyEntry
+from fednorm.experiment.entry import StrategySpec
 from fednorm.experiment.load import ConfigError
 
 Open: TypeAlias = Callable[[], AbstractContextManager[Grid]]
@@ -39,54 +39,56 @@ class Remote:
     entry: int
     seed: int
     timeout: float
-    link: Link | None = None
+    link: RemoteClients | None = None
 
     def rounds(
         self,
         task: Task,
-        clients: Clients,
+        clients: ClientSource,
         count: int,
         start: Start | None = None,
-        conditions: Conditions = USUAL,
-    ) -> Iterator[Round]:
+        conditions: Faults = NO_FAULTS,
+    ) -> Iterator[RoundResult]:
         """Run federated rounds on the nodes, up to round `count`."""
-        if start and _keeps(task):
+        if start and _keeps_state(task):
             raise ConfigError(
                 "what this strategy or its momentum keeps on the nodes is in no checkpoint, so "
                 "that the run cannot go on; begin it anew with --no-resume."
             )
         with self.open() as grid:
-            self.link = Link(grid, self.entry, self.seed, self.timeout)
+            self.link = RemoteClients(grid, self.entry, self.seed, self.timeout)
             self.link.connect(clients.all())
             train = self.link.train
             yield from simulate.rounds(
                 task, clients, count, start, train=train, conditions=conditions
             )
 
-    def ask(self, task: Task, received: Broadcast, asked: Sequence[ClientId]) -> list[Surveyed]:
+    def ask(
+        self, task: Task, received: Broadcast, asked: Sequence[ClientId]
+    ) -> list[CalibrationReply]:
         """Let clients survey their data."""
-        return self._connected().ask(task, received, asked)
+        return self._get_link().ask(task, received, asked)
 
     def scores(
         self, task: Task, state: ServerState, clients: Sequence[ClientId], adapt: float
     ) -> dict[ClientId, Score]:
         """Let clients test their models."""
-        return self._connected().scores(task, state, clients, adapt)
+        return self._get_link().scores(task, state, clients, adapt)
 
-    def _connected(self) -> Link:
+    def _get_link(self) -> RemoteClients:
         if self.link is None:
             raise RuntimeError("nodes can be asked only while the rounds of a run go on.")
         return self.link
 
 
-def _keeps(task: Task) -> bool:
+def _keeps_state(task: Task) -> bool:
     """Return whether clients keep something between their rounds."""
     algorithm = task.algorithm
     local = getattr(algorithm, "momentum_state", "local") == "local"
     return bool(task.layout.personal) or (local and getattr(algorithm, "momentum", 0.0) > 0)
 
 
-def remote(experiment: Experiment, entry: StrategyEntry, seed: int, task: Task) -> Remote:
+def make_remote(experiment: Experiment, entry: StrategySpec, seed: int, task: Task) -> Remote:
     """Return the clients of a run in Flower's simulation runtime; refuse what it cannot do."""
     if experiment.diagnose:
         raise ValueError("engine 'flower' cannot diagnose, which needs all clients at the server.")
@@ -96,64 +98,72 @@ def remote(experiment: Experiment, entry: StrategyEntry, seed: int, task: Task) 
             "engine 'flower' leaves data as its nodes hold them, so that an attack on data cannot "
             "be made there; use another engine."
         )
-    untrained = experiment.unseen or experiment.participation < 1 or experiment.dropout
-    if untrained and is_personal(task) and experiment.newcomers == "average":
+    untrained = (
+        experiment.unseen_clients or experiment.participation < 1 or experiment.client_dropout
+    )
+    if untrained and is_personal(task) and experiment.unseen_init == "average":
         raise ValueError(
             "engine 'flower' leaves personal layers on their nodes, so that there is no mean of "
-            "them for clients that have not trained (unseen, participation, dropout); use "
-            "newcomers = 'initial'."
+            "them for clients that have not trained (unseen_clients, participation, "
+            "client_dropout); use unseen_init = 'initial'."
         )
-    if experiment.evaluate == "global" and (is_personal(task) or experiment.adapt):
+    if experiment.evaluate == "global" and (is_personal(task) or experiment.adapt_statistics):
         raise ValueError(
             "engine 'flower' tests a client's own model on its node, which does not hold all test "
             "samples; use evaluate = 'auto'."
         )
-    build = partial(_simulated_site, experiment.model_dump_json())
-    nodes = experiment.clients - experiment.unseen
+    build = partial(_build_simulated_site, experiment.model_dump_json())
+    nodes = experiment.clients - experiment.unseen_clients
     number = experiment.strategies.index(entry)
-    return Remote(partial(_simulation, build, nodes), number, seed, experiment.timeout)
+    return Remote(partial(_open_simulation, build, nodes), number, seed, experiment.timeout)
 
 
-def _simulation(build: Build, nodes: int) -> AbstractContextManager[Grid]:
+def _open_simulation(build: Build, nodes: int) -> AbstractContextManager[Grid]:
     # A node of a deployment starts a process for each message, and need not wait for this import.
-    from fednorm.engines.flower.simulation import simulated  # noqa: PLC0415
+    from fednorm.engines.flower.simulation import start_simulation  # noqa: PLC0415
 
-    return simulated(client_app(build), nodes)
-
-
-def _simulated_site(experiment: str, context: Context, entry: int, seed: int) -> Site:
-    return site(experiment, entry, seed, own_path(context))
+    return start_simulation(client_app(build), nodes)
 
 
-def _deployed_site(context: Context, entry: int, seed: int) -> Site:
-    return site(str(context.run_config["experiment"]), entry, seed, own_path(context))
+def _build_simulated_site(experiment: str, context: Context, entry: int, seed: int) -> Site:
+    return build_site(experiment, entry, seed, find_data_path(context))
 
 
-def own_path(context: Context) -> str | None:
+def _build_deployed_site(context: Context, entry: int, seed: int) -> Site:
+    return build_site(str(context.run_config["experiment"]), entry, seed, find_data_path(context))
+
+
+def find_data_path(context: Context) -> str | None:
     """Return where a node's own data are, if it says so."""
     found = context.node_config.get("data-path")
     return None if found is None else str(found)
 
 
 @lru_cache(maxsize=1)
-def site(description: str, entry: int, seed: int, path: str | None = None) -> Site:
+def build_site(description: str, entry: int, seed: int, path: str | None = None) -> Site:
     """Return a run as a node sees it; with a path, all data there are the node's own."""
-    from fednorm.experiment.prepare import built  # noqa: PLC0415 (which knows of this module)
+    from fednorm.experiment.prepare import build_run  # noqa: PLC0415 (which knows of this module)
 
     experiment = Experiment.model_validate_json(description).model_copy(update={"engine": "loop"})
     if path is None:
-        made = built(experiment, experiment.strategies[entry], seed)
+        made = build_run(experiment, experiment.strategies[entry], seed)
         return Site(made.task, made.federation, experiment.threads)
     data = experiment.data.model_copy(update={"root": path})
     own = experiment.model_copy(
-        update={"data": data, "partition": "iid", "clients": 1, "unseen": 0, "participation": 1.0}
+        update={
+            "data": data,
+            "partition": "iid",
+            "clients": 1,
+            "unseen_clients": 0,
+            "participation": 1.0,
+        }
     )
-    made = built(own, own.strategies[entry], seed)
-    return Site(made.task, Own(made.federation), experiment.threads)
+    made = build_run(own, own.strategies[entry], seed)
+    return Site(made.task, OwnData(made.federation), experiment.threads)
 
 
 @dataclass(frozen=True)
-class Own:
+class OwnData:
     """A node's own data: whichever client it is called, it holds all of them."""
 
     federation: Federation
@@ -170,9 +180,9 @@ class Own:
         """Return the batches of a round under the client's number."""
         return replace(self.federation.batches(0, round_), client=client)
 
-    def everything(self, client: ClientId) -> Batches:
+    def all_batches(self, client: ClientId) -> Batches:
         """Return all data once under the client's number."""
-        return replace(self.federation.everything(0), client=client)
+        return replace(self.federation.all_batches(0), client=client)
 
     def test(self, client: ClientId) -> Iterator[Batch]:
         """Return the node's own test split."""
@@ -180,9 +190,9 @@ class Own:
         return self.federation.test(0)
 
 
-client = client_app(_deployed_site)  # what a SuperNode runs
+client = client_app(_build_deployed_site)  # what a SuperNode runs
 
 
-def given(grid: Grid) -> Open:
+def use_grid(grid: Grid) -> Open:
     """Return a way to open a grid that is there already."""
     return lambda: contextlib.nullcontext(grid)

@@ -10,25 +10,25 @@ from filelock import FileLock, Timeout
 
 from fednorm.core.messages import ServerState
 from fednorm.core.task import export
-from fednorm.engines.simulate import Round
+from fednorm.engines.simulate import RoundResult
 from fednorm.experiment import checkpoint
 from fednorm.experiment.checkpoint import Checkpoint
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.entry import StrategyEntry
-from fednorm.experiment.environment import threads
+from fednorm.experiment.entry import StrategySpec
+from fednorm.experiment.environment import limit_threads
 from fednorm.experiment.load import ConfigError
-from fednorm.experiment.prepare import ModelSource, Prepared, prepare
-from fednorm.experiment.record import keep, recorded, run_folder, run_key
+from fednorm.experiment.prepare import ModelSource, PreparedRun, prepare
+from fednorm.experiment.record import load_recorded, run_folder, run_key, save_run
 from fednorm.experiment.result import RunResult
 from fednorm.experiment.run import Event, OnRound, find_tested_state, run
-from fednorm.experiment.saves import Metrics, Saves
+from fednorm.experiment.saves import MetricsFile, RunCheckpointer
 
 _PATIENCE = 60.0  # seconds for a process of a killed comparison to end its round
 log = logging.getLogger("fednorm")
 
 
 @dataclass(frozen=True)
-class Saving:
+class CheckpointPolicy:
     """How runs are saved while they go on, and whether they go on from there."""
 
     every: int | None = None  # rounds between checkpoints; every ten seconds if none
@@ -40,10 +40,10 @@ class Job:
     """One run of a comparison."""
 
     experiment: Experiment
-    entry: StrategyEntry
+    entry: StrategySpec
     seed: int
     folder: Path | None = None
-    saving: Saving = Saving()
+    saving: CheckpointPolicy = CheckpointPolicy()
     processes: int = 1  # that may be used to train clients side by side
 
     @property
@@ -51,36 +51,36 @@ class Job:
         """What the run is called in messages."""
         return f"{self.entry.title} seed {self.seed}"
 
-    def recorded(self) -> RunResult | None:
+    def find_recorded(self) -> RunResult | None:
         """Return the result if the run was finished before."""
         if self.folder is None:
             return None
-        return recorded(self.folder, self.experiment, self.entry, self.seed)
+        return load_recorded(self.folder, self.experiment, self.entry, self.seed)
 
 
-def execute(job: Job, on_round: OnRound, model: ModelSource | None = None) -> RunResult:
+def execute_job(job: Job, on_round: OnRound, model: ModelSource | None = None) -> RunResult:
     """Make one run, or the rest of it, and record it."""
-    with threads(job.experiment.threads):
+    with limit_threads(job.experiment.threads):
         prepared = prepare(job.experiment, job.entry, job.seed, model, processes=job.processes)
         if job.folder is None:
             return run(prepared, on_round)
         target = run_folder(job.folder, job.entry, job.seed)
         target.mkdir(parents=True, exist_ok=True)
-        with locked(target, _PATIENCE):
-            result = _recorded(job, prepared, on_round, target)
+        with lock_folder(target, _PATIENCE):
+            result = _run_recorded(job, prepared, on_round, target)
             # A model object has no name by which a record of it could be told from another's.
             if result.status not in {"interrupted", "stopped"} and model is None:
-                keep(job.folder, job.experiment, job.entry, result)
-                checkpoint.clear(target)
+                save_run(job.folder, job.experiment, job.entry, result)
+                checkpoint.clear_checkpoints(target)
         return result
 
 
-def _recorded(job: Job, prepared: Prepared, on_round: OnRound, target: Path) -> RunResult:
-    metrics = Metrics(target / "metrics.jsonl")
+def _run_recorded(job: Job, prepared: PreparedRun, on_round: OnRound, target: Path) -> RunResult:
+    metrics = MetricsFile(target / "metrics.jsonl")
     key = run_key(job.experiment, job.entry, job.seed)
-    saves = Saves(target, key, metrics, job.saving.every)
+    saves = RunCheckpointer(target, key, metrics, job.saving.every)
     if not job.saving.resume:
-        checkpoint.clear(target)
+        checkpoint.clear_checkpoints(target)
     try:
         start, messages = saves.start(prepared.data.look.device)
         for message in messages:
@@ -100,16 +100,16 @@ def _recorded(job: Job, prepared: Prepared, on_round: OnRound, target: Path) -> 
         metrics.file.close()
 
 
-def _find_state(prepared: Prepared, reached: Round | Checkpoint) -> ServerState:
+def _find_state(prepared: PreparedRun, reached: RoundResult | Checkpoint) -> ServerState:
     """Return the state whose model is saved: what was tested, or would be if it were now."""
-    if isinstance(reached, Round) and reached.tested:
+    if isinstance(reached, RoundResult) and reached.tested:
         return reached.tested
     # Nodes of Flower can be asked for their statistics only while rounds go on.
     return reached.state if prepared.remote else find_tested_state(prepared, reached)
 
 
 @contextmanager
-def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
+def lock_folder(folder: Path, patience: float = 0.0) -> Iterator[None]:
     """Keep others out of a folder; the system opens it again when the process ends."""
     try:
         with FileLock(folder / ".lock", timeout=patience):

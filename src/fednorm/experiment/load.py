@@ -10,7 +10,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from fednorm.core.registry import UnknownNameError, unknown
-from fednorm.experiment.config import Experiment, entry_fields
+from fednorm.experiment.config import Experiment, list_entry_fields
 from fednorm.experiment.entry import OWN_SETTINGS
 
 _CHOICES = re.compile(r",(?![^(]*\))")  # commas, but not those inside brackets
@@ -20,7 +20,7 @@ class ConfigError(ValueError):
     """A configuration that cannot be run; the message says what to change."""
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -30,10 +30,10 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{str(path)!r} cannot be read as TOML: {error}.") from None
 
 
-def override(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+def override_settings(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     """Return the values with `key=value` settings applied; a dot goes into a table.
 
-    >>> override({"data": "digits"}, ["data.test=100", "partition=gamma=0.5"])
+    >>> override_settings({"data": "digits"}, ["data.test=100", "partition=gamma=0.5"])
     {'data': {'name': 'digits', 'test': 100}, 'partition': 'gamma=0.5'}
     """
     result = dict(values)
@@ -47,9 +47,9 @@ def override(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, An
             if not isinstance(inner, str | Mapping):
                 raise ConfigError(f"{table} is not a table, so {key.strip()} cannot be set in it.")
             inner = {"name": inner} if isinstance(inner, str) else dict(inner)
-            result[table] = {**inner, field: literal(text)}
+            result[table] = {**inner, field: parse_value(text)}
         else:
-            result[table] = literal(text)
+            result[table] = parse_value(text)
     return result
 
 
@@ -58,10 +58,10 @@ def _default(table: str) -> Any:
     return Experiment.model_fields[table].default if table in Experiment.model_fields else {}
 
 
-def literal(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """Read a TOML value, or else plain text.
 
-    >>> literal("0.1"), literal("auto"), literal("[1, 2]")
+    >>> parse_value("0.1"), parse_value("auto"), parse_value("[1, 2]")
     (0.1, 'auto', [1, 2])
     """
     try:
@@ -70,16 +70,17 @@ def literal(text: str) -> Any:
         return text.strip()
 
 
-def sweep(values: Mapping[str, Any], text: str) -> dict[str, Any]:
+def expand_sweep(values: Mapping[str, Any], text: str) -> dict[str, Any]:
     """Return the values with one entry of each strategy for each value of a field or key.
 
     `strategy.FIELD` is a field of the strategies that have it; a key of the experiment is one that
     an entry may set for itself. Keys joined by + get the same value.
 
-    >>> swept = sweep({"strategies": ["fbn", "gn"]}, "strategy.momentum=0.1,none")
+    >>> swept = expand_sweep({"strategies": ["fbn", "gn"]}, "strategy.stats_momentum=0.1,none")
     >>> [entry.get("label", entry["name"]) for entry in swept["strategies"]]
-    ['fbn momentum=0.1', 'fbn momentum=none', 'gn']
-    >>> swept = sweep({"strategies": ["fbn"], "byzantine": 3}, "aggregate=mean,nnm > median")
+    ['fbn stats_momentum=0.1', 'fbn stats_momentum=none', 'gn']
+    >>> attacked = {"strategies": ["fbn"], "byzantine": 3}
+    >>> swept = expand_sweep(attacked, "aggregator=mean,nnm > median")
     >>> [entry["label"] for entry in swept["strategies"]]
     ['fbn, mean', 'fbn, nnm > median']
     """
@@ -93,13 +94,13 @@ def sweep(values: Mapping[str, Any], text: str) -> dict[str, Any]:
             f"{', '.join(OWN_SETTINGS)}, not {text!r}."
         )
     entries: list[dict[str, Any]] = []
-    for entry in build(values).strategies:
+    for entry in build_experiment(values).strategies:
         plain = entry.model_dump(exclude_defaults=True)
-        if entry.centralized if own else field not in entry_fields(entry):
+        if entry.centralized if own else field not in list_entry_fields(entry):
             entries.append(plain)
             continue
         for choice in _CHOICES.split(choices):
-            value, word = literal(choice), choice.strip()
+            value, word = parse_value(choice), choice.strip()
             told = f", {word}" if own and isinstance(value, str) else f" {names[0]}={word}"
             label = f"{entry.title}{told if own else f' {field}={word}'}"
             chosen = dict.fromkeys(names, value) if own else {field: value}
@@ -109,17 +110,17 @@ def sweep(values: Mapping[str, Any], text: str) -> dict[str, Any]:
     return {**values, "strategies": entries}
 
 
-def build(values: Mapping[str, Any]) -> Experiment:
+def build_experiment(values: Mapping[str, Any]) -> Experiment:
     """Return the checked experiment."""
     try:
         return Experiment.model_validate(dict(values))
     except ValidationError as error:
-        raise ConfigError("\n".join(_message(e) for e in error.errors())) from None
+        raise ConfigError("\n".join(_describe_error(e) for e in error.errors())) from None
     except UnknownNameError as error:
         raise ConfigError(str(error)) from None
 
 
-def _message(error: Mapping[str, Any]) -> str:
+def _describe_error(error: Mapping[str, Any]) -> str:
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         return str(unknown("key", where, Experiment.model_fields))

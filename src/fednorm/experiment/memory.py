@@ -22,28 +22,28 @@ _KILOBYTE = 1024  # as Linux counts
 
 
 @dataclass
-class Peak:
+class PeakMemory:
     """The highest memory of this process within a block, beyond what it had before; in bytes."""
 
     bytes: int | None = None
 
 
 @contextmanager
-def peak() -> Iterator[Peak]:
+def measure_peak() -> Iterator[PeakMemory]:
     """Measure a block; the result is None where the system does not tell."""
-    found = Peak()
-    before = _kilobytes(_STATUS, "VmRSS")
+    found = PeakMemory()
+    before = _read_kilobytes(_STATUS, "VmRSS")
     try:
         _REFS.write_text(_FORGET_PEAK)
     except OSError:
         before = None
     yield found
-    after = _kilobytes(_STATUS, "VmHWM")
+    after = _read_kilobytes(_STATUS, "VmHWM")
     if before is not None and after is not None:
         found.bytes = _KILOBYTE * max(0, after - before)
 
 
-def _kilobytes(path: Path, key: str) -> int | None:
+def _read_kilobytes(path: Path, key: str) -> int | None:
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -51,14 +51,14 @@ def _kilobytes(path: Path, key: str) -> int | None:
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{key}:")), None)
 
 
-def available() -> int | None:
+def available_memory() -> int | None:
     """Return how many bytes can be had without pushing others out."""
-    found = _kilobytes(_AVAILABLE, "MemAvailable")
+    found = _read_kilobytes(_AVAILABLE, "MemAvailable")
     return None if found is None else _KILOBYTE * found
 
 
 @dataclass
-class Needs:
+class MemoryEstimate:
     """What the strategies of a comparison need at most, each by itself."""
 
     step: int = 0  # bytes at the peak of a step, with the data
@@ -75,7 +75,7 @@ class Needs:
 
     def check(self, workers: int) -> None:
         """Refuse a comparison that would not fit, with the numbers."""
-        free = available()
+        free = available_memory()
         clients = min(self.kept, self.limit) + self.news
         run = self.step + clients
         total = run if workers == 1 else workers * (run + _PROCESS)

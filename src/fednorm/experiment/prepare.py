@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fednorm.attacks import World
-from fednorm.core.messages import Batches, Memory, bytes_up
+from fednorm.core.messages import Batches, ClientState, upload_bytes
 from fednorm.core.round import NonFiniteLossError, broadcast, client_round
 from fednorm.core.task import Task, export
 from fednorm.core.types import ClientId
@@ -21,16 +21,16 @@ from fednorm.data.federation import Federation, federation
 from fednorm.data.sampling import Plan
 from fednorm.engines import simulate, workers
 from fednorm.engines.adapt import adapt_statistics
-from fednorm.engines.centralized import Merged
-from fednorm.engines.clients import Clients
-from fednorm.engines.conditions import USUAL, Conditions
+from fednorm.engines.centralized import MergedClients
+from fednorm.engines.clients import ClientSource
+from fednorm.engines.conditions import NO_FAULTS, Faults
 from fednorm.engines.evaluate import is_personal
-from fednorm.engines.kept import size
-from fednorm.engines.poisoned import Poisoned
-from fednorm.engines.simulate import Round, Start
+from fednorm.engines.kept import count_bytes
+from fednorm.engines.poisoned import PoisonedClients
+from fednorm.engines.simulate import RoundResult, Start
 from fednorm.experiment import adversity, engine
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.entry import Entry, StrategyEntry
+from fednorm.experiment.entry import Spec, StrategySpec
 from fednorm.experiment.environment import has_bfloat16
 from fednorm.experiment.load import ConfigError
 from fednorm.models import MODELS, build
@@ -49,18 +49,18 @@ ModelSource: TypeAlias = nn.Module | Callable[[], nn.Module]
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """One run, ready to start."""
 
     experiment: Experiment
-    entry: StrategyEntry
+    entry: StrategySpec
     seed: int
     task: Task
-    clients: Clients  # the federation, or all of it as one machine
+    clients: ClientSource  # the federation, or all of it as one machine
     federation: Federation
     data: Dataset
     ours: bool  # whether the model is one of the library's own
-    conditions: Conditions = USUAL
+    conditions: Faults = NO_FAULTS
     world: World | None = None  # what an attack on data knows of them
     engine: str = "loop"
     kept: int = 0  # bytes that a client keeps between its rounds
@@ -69,7 +69,7 @@ class Prepared:
     processes: int = 1  # that may be used to train clients side by side
     remote: "Remote | None" = None  # clients on Flower's nodes
 
-    def used(self, free: int) -> int:
+    def count_workers(self, free: int) -> int:
         """Return how many of the free processes the run would use for its clients."""
         if self.entry.centralized or self.remote or not workers.fits(self.task):
             return 1
@@ -77,13 +77,13 @@ class Prepared:
             self.engine, self.experiment, self.federation, free=free, step=self.step
         )
 
-    def news(self) -> int:
+    def bytes_per_round(self) -> int:
         """Return how many bytes the clients of a round send, and keep after it."""
-        if self.entry.centralized or self.engine == "lockstep":  # one client
+        if self.entry.centralized or self.engine == "merged":  # one client
             return self.sent + self.kept
         return len(self.clients.participants(1)) * (self.sent + self.kept)
 
-    def rounds(self, start: Start | None = None) -> Iterator[Round]:
+    def rounds(self, start: Start | None = None) -> Iterator[RoundResult]:
         """Run the rounds, or those that are left."""
         task, experiment = self.task, self.experiment
         if self.entry.centralized:
@@ -95,7 +95,7 @@ class Prepared:
             experiment,
             task,
             self.clients,
-            processes=self.used(self.processes),
+            processes=self.count_workers(self.processes),
             conditions=self.conditions,
         )
         return run(start)
@@ -103,25 +103,25 @@ class Prepared:
 
 def prepare(
     experiment: Experiment,
-    entry: StrategyEntry,
+    entry: StrategySpec,
     seed: int,
     model: ModelSource | None = None,
     *,
     processes: int = 1,
-) -> Prepared:
+) -> PreparedRun:
     """Build data, clients, model and task of one run; raise ConfigError if it cannot work."""
     try:
-        prepared = replace(built(experiment, entry, seed, model), processes=processes)
+        prepared = replace(build_run(experiment, entry, seed, model), processes=processes)
         _check_batches(prepared)
         start = perf_counter()
         sent, kept = _try_one_step(prepared)
         step = perf_counter() - start
-        return replace(prepared, sent=sent, kept=kept, step=step, engine=_engine(prepared))
+        return replace(prepared, sent=sent, kept=kept, step=step, engine=_choose_engine(prepared))
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{entry.title}: {error}") from error
 
 
-def _engine(prepared: Prepared) -> str:
+def _choose_engine(prepared: PreparedRun) -> str:
     if prepared.entry.centralized:
         return "loop"
     return engine.choose(
@@ -133,32 +133,32 @@ def _engine(prepared: Prepared) -> str:
     )
 
 
-def loaded(experiment: Experiment, seed: int) -> Dataset:
+def load_data(experiment: Experiment, seed: int) -> Dataset:
     """Return the data of an experiment, fetched if it is missing; the last one is remembered."""
-    return _loaded(experiment.data.model_dump_json(), seed)
+    return _load_data(experiment.data.model_dump_json(), seed)
 
 
 @lru_cache(maxsize=1)
-def _loaded(entry: str, seed: int) -> Dataset:
-    chosen = Entry.model_validate_json(entry)
+def _load_data(entry: str, seed: int) -> Dataset:
+    chosen = Spec.model_validate_json(entry)
     return load(chosen.name, seed, **chosen.fields)
 
 
-def forget_data() -> None:
+def clear_data_cache() -> None:
     """Forget the data that were loaded last."""
-    _loaded.cache_clear()
+    _load_data.cache_clear()
 
 
-def built(
-    experiment: Experiment, entry: StrategyEntry, seed: int, model: ModelSource | None = None
-) -> Prepared:
+def build_run(
+    experiment: Experiment, entry: StrategySpec, seed: int, model: ModelSource | None = None
+) -> PreparedRun:
     """Build one run without trying it."""
     whole, experiment = experiment, experiment.for_entry(entry)
     dtype = getattr(torch, experiment.dtype)
-    device = _device(experiment.device)
-    data = loaded(experiment, seed).to(device, dtype)
+    device = _find_device(experiment.device)
+    data = load_data(experiment, seed).to(device, dtype)
     ours = model is None and experiment.model.name in MODELS
-    network = _model(experiment, data, seed, model).to(device, dtype)
+    network = _make_model(experiment, data, seed, model).to(device, dtype)
     if ours and len(data.shape) == IMAGE_AXES and channels_may_come_last(network):
         # A user's model may flatten with `view`, which this arrangement forbids.
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -170,19 +170,19 @@ def built(
         clients=experiment.clients,
         seed=seed,
         participation=experiment.participation,
-        unseen=experiment.unseen,
+        unseen=experiment.unseen_clients,
     )
     strategy = experiment.make_strategy(entry)
-    aggregate, aggregate_statistics = adversity.rules(experiment)
+    aggregate, aggregate_statistics = adversity.make_aggregators(experiment)
     if experiment.precision == "bf16" and device.type == "cpu" and not has_bfloat16():
-        _say_that_bfloat16_is_slow()
+        _warn_of_slow_bfloat16()
     task = Task.build(
         network,
         strategy,
         experiment.make_algorithm(strategy),
         rounds=experiment.rounds,
-        aggregate=aggregate,
-        aggregate_statistics=aggregate_statistics,
+        aggregator=aggregate,
+        statistics_aggregator=aggregate_statistics,
         precision=experiment.precision,
     )
     if entry.centralized and is_personal(task):
@@ -190,12 +190,14 @@ def built(
             f"{entry.strategy!r} keeps tensors on its clients, and a centralized run has none; "
             "choose a strategy that shares everything."
         )
-    conditions = adversity.conditions(experiment, task, clients, seed)
-    world = adversity.world(conditions, data)
-    source: Clients = Merged(clients) if entry.centralized else clients
+    conditions = adversity.make_faults(experiment, task, clients, seed)
+    world = adversity.make_world(conditions, data)
+    source: ClientSource = MergedClients(clients) if entry.centralized else clients
     if conditions.adversary and world:
-        source = Poisoned(clients, conditions.adversary, world)
-    made = Prepared(experiment, entry, seed, task, source, clients, data, ours, conditions, world)
+        source = PoisonedClients(clients, conditions.adversary, world)
+    made = PreparedRun(
+        experiment, entry, seed, task, source, clients, data, ours, conditions, world
+    )
     if experiment.engine != "flower" or entry.centralized:
         return made
     if model is not None:
@@ -203,24 +205,24 @@ def built(
             "a model given as an object cannot be sent to nodes; "
             'name it as "package.module:function".'
         )
-    return replace(made, remote=_on_flower(whole, entry, seed, task))
+    return replace(made, remote=_make_remote(whole, entry, seed, task))
 
 
 @lru_cache(maxsize=1)
-def _say_that_bfloat16_is_slow() -> None:  # once, not for every run
+def _warn_of_slow_bfloat16() -> None:  # once, not for every run
     log.warning("this processor has no products in bfloat16; precision 'full' will be faster.")
 
 
-def _on_flower(experiment: Experiment, entry: StrategyEntry, seed: int, task: Task) -> "Remote":
+def _make_remote(experiment: Experiment, entry: StrategySpec, seed: int, task: Task) -> "Remote":
     try:
-        from fednorm.experiment.flower import remote  # noqa: PLC0415 (Flower is an extra)
+        from fednorm.experiment.flower import make_remote  # noqa: PLC0415 (Flower is an extra)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "flwr":
             raise
         raise ValueError(
             "engine 'flower' needs Flower, which is not installed; pip install \"fednorm[flower]\"."
         ) from error
-    return remote(experiment, entry, seed, task)
+    return make_remote(experiment, entry, seed, task)
 
 
 def channels_may_come_last(network: nn.Module) -> bool:
@@ -236,7 +238,7 @@ def channels_may_come_last(network: nn.Module) -> bool:
     )
 
 
-def _device(name: str) -> torch.device:
+def _find_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -246,7 +248,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _model(
+def _make_model(
     experiment: Experiment, data: Dataset, seed: int, model: ModelSource | None
 ) -> nn.Module:
     if isinstance(model, nn.Module):
@@ -257,18 +259,18 @@ def _model(
     return build(entry.name, data.shape, data.classes, seed, **entry.fields)
 
 
-def _check_batches(prepared: Prepared) -> None:
+def _check_batches(prepared: PreparedRun) -> None:
     experiment = prepared.experiment
     merged = prepared.entry.centralized and len(prepared.federation.participants(1)) > 1
     trains = prepared.task.strategy.needs_batch_statistics and not merged
-    if not trains and not experiment.adapt:
+    if not trains and not experiment.adapt_statistics:
         return
-    plan = experiment.plan if trains else Plan(experiment.batch, steps=None, epochs=1)
+    plan = experiment.plan if trains else Plan(experiment.batch_size, steps=None, epochs=1)
     doing = "train on" if trains else "adapt to"
     for client, part in enumerate(prepared.federation.parts):
         if min(plan.lengths(len(part))) > 1:
             continue
-        if layer := _layer_without_variance(prepared, client, trains=trains):
+        if layer := _find_layer_without_variance(prepared, client, trains=trains):
             raise ValueError(
                 f"client {client} ({len(part)} samples) would {doing} a batch of 1 sample, of "
                 f"which layer {layer!r} gets one value per channel, without variance; use larger "
@@ -278,22 +280,24 @@ def _check_batches(prepared: Prepared) -> None:
         return  # whose sample it is makes no difference
 
 
-def _layer_without_variance(prepared: Prepared, client: ClientId, *, trains: bool) -> str | None:
+def _find_layer_without_variance(
+    prepared: PreparedRun, client: ClientId, *, trains: bool
+) -> str | None:
     """Return a BatchNorm layer that gets one value per channel of one sample, found by trying."""
     task, state = prepared.task, prepared.task.initial_state
-    x, y = next(iter(prepared.federation.everything(client).steps))
+    x, y = next(iter(prepared.federation.all_batches(client).steps))
     one = Batches(client, [(x[:1], y[:1])], examples=1)
     with note_single_values(task.model) as layers, contextlib.suppress(Exception):
         if trains:
-            client_round(task, broadcast(task, state), Memory(), one)
+            client_round(task, broadcast(task, state), ClientState(), one)
         else:
             export(task, state)
-            adapt_statistics(task, one, prepared.experiment.adapt)
+            adapt_statistics(task, one, prepared.experiment.adapt_statistics)
     # What else goes wrong shows where a whole batch is tried.
     return layers[0] if layers else None
 
 
-def _try_one_step(prepared: Prepared) -> tuple[int, int]:
+def _try_one_step(prepared: PreparedRun) -> tuple[int, int]:
     """Train on one batch, so that misfits show before the first round.
 
     Return how many bytes the client would send and keep.
@@ -303,8 +307,10 @@ def _try_one_step(prepared: Prepared) -> tuple[int, int]:
     batches = prepared.clients.batches(first, 1)
     one = replace(batches, steps=[next(iter(batches.steps))])
     try:
-        reply, memory = client_round(task, broadcast(task, task.initial_state), Memory(), one)
-        return bytes_up(reply), size(memory)
+        reply, client_state = client_round(
+            task, broadcast(task, task.initial_state), ClientState(), one
+        )
+        return upload_bytes(reply), count_bytes(client_state)
     except NonFiniteLossError:
         return 0, 0  # the run itself will say so, with its round and client
     except (RuntimeError, LookupError, AssertionError, AttributeError) as error:

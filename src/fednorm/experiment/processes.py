@@ -13,7 +13,7 @@ from multiprocessing.synchronize import Event as Flag
 from typing import Any
 
 from fednorm.engines.allocator import keep_memory
-from fednorm.experiment.job import Job, execute, log
+from fednorm.experiment.job import Job, execute_job, log
 from fednorm.experiment.result import RunResult
 from fednorm.experiment.run import Event, OnRound
 
@@ -28,13 +28,13 @@ class WorkerError(OSError):
     """Worker processes that die again and again."""
 
 
-def in_processes(
+def run_in_processes(
     jobs: Sequence[Job], workers: int, on_round: OnRound
 ) -> Iterator[tuple[int, RunResult]]:
     """Run the jobs; yield the number and result of each that came to an end."""
     left, deaths = dict(enumerate(jobs)), 0
     while left:
-        done, died = _once(left, workers, on_round)
+        done, died = _run_once(left, workers, on_round)
         yield from done.items()
         left = {number: job for number, job in left.items() if number not in done}
         if not died:
@@ -48,7 +48,7 @@ def in_processes(
         log.warning("a worker process died; its runs go on in a new one.")
 
 
-def _once(
+def _run_once(
     jobs: dict[int, Job], workers: int, on_round: OnRound
 ) -> tuple[dict[int, RunResult], bool]:
     """Run the jobs in one pool; return what was done, and whether a worker died."""
@@ -58,7 +58,7 @@ def _once(
     stop = context.Event()
     died = False
     with ProcessPoolExecutor(workers, context, _start_worker, (events, stop)) as pool:
-        with _without_ctrl_c():
+        with _ignore_ctrl_c():
             futures = {pool.submit(_work, job): number for number, job in jobs.items()}
         try:
             _watch(set(futures), lambda: _drain(events, on_round))
@@ -72,10 +72,10 @@ def _once(
             _wait(set(futures), lambda: _drain(events, lambda _: None))
             if not isinstance(error, KeyboardInterrupt):
                 raise
-    return {number: f.result() for f, number in futures.items() if _succeeded(f)}, died
+    return {number: f.result() for f, number in futures.items() if _has_succeeded(f)}, died
 
 
-def _succeeded(future: Future[RunResult]) -> bool:
+def _has_succeeded(future: Future[RunResult]) -> bool:
     return future.done() and not future.cancelled() and future.exception() is None
 
 
@@ -102,11 +102,11 @@ def _work(job: Job) -> RunResult:
         _shared["events"].put(event)
 
     with _shared["busy"]:
-        return execute(job, on_round)
+        return execute_job(job, on_round)
 
 
 @contextmanager
-def _without_ctrl_c() -> Iterator[None]:
+def _ignore_ctrl_c() -> Iterator[None]:
     """Start processes that never see Ctrl-C, not even while they start; it is for the parent."""
     if not hasattr(signal, "pthread_sigmask"):
         yield

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.entry import OWN_SETTINGS, StrategyEntry
-from fednorm.experiment.load import ConfigError, build, read, to_toml
-from fednorm.experiment.result import Evaluation, RunResult, without_nan
+from fednorm.experiment.entry import OWN_SETTINGS, StrategySpec
+from fednorm.experiment.load import ConfigError, build_experiment, read_toml, to_toml
+from fednorm.experiment.result import Evaluation, RunResult, replace_nan
 
 _AXES = {"strategies", "seeds"}  # a folder may grow along these
 
@@ -17,7 +17,7 @@ def open_folder(folder: Path, experiment: Experiment) -> None:
     """Make the folder and write config.toml; refuse a folder that holds another experiment."""
     config = folder / "config.toml"
     if config.exists():
-        held = build(read(config)).model_dump(exclude=_AXES)
+        held = build_experiment(read_toml(config)).model_dump(exclude=_AXES)
         new = experiment.model_dump(exclude=_AXES)
         changed = sorted(key for key in new if new[key] != held[key])
         if changed:
@@ -29,7 +29,7 @@ def open_folder(folder: Path, experiment: Experiment) -> None:
     config.write_text(to_toml(experiment), encoding="utf-8")
 
 
-def clear(folder: Path) -> None:
+def clear_folder(folder: Path) -> None:
     """Remove what a comparison wrote, and nothing else."""
     ours = ("run.json", "metrics.jsonl", "model.safetensors", "checkpoint-*.safetensors")
     for pattern in ("config.toml", *(f"runs/*/{name}" for name in ours)):
@@ -37,16 +37,16 @@ def clear(folder: Path) -> None:
             path.unlink()
 
 
-def run_folder(folder: Path, entry: StrategyEntry, seed: int) -> Path:
+def run_folder(folder: Path, entry: StrategySpec, seed: int) -> Path:
     """Return where one run is recorded."""
     return folder / "runs" / f"{entry.folder}-seed{seed}"
 
 
-_NEUTRAL = {"personal_memory", "timeout"}  # these change no result
+_NEUTRAL = {"client_state_memory", "timeout"}  # these change no result
 _VERSION = 2  # raised when the same settings give other results than before
 
 
-def run_key(experiment: Experiment, entry: StrategyEntry, seed: int) -> dict[str, Any]:
+def run_key(experiment: Experiment, entry: StrategySpec, seed: int) -> dict[str, Any]:
     """Return all that a run depends on."""
     # Runs that were recorded before there were these keys are as good as those without them.
     fields, later = Experiment.model_fields, ("diagnose", "precision", *OWN_SETTINGS)
@@ -57,8 +57,8 @@ def run_key(experiment: Experiment, entry: StrategyEntry, seed: int) -> dict[str
     return {"version": _VERSION, "settings": settings, "strategy": chosen, "seed": seed}
 
 
-def recorded(
-    folder: Path, experiment: Experiment, entry: StrategyEntry, seed: int
+def load_recorded(
+    folder: Path, experiment: Experiment, entry: StrategySpec, seed: int
 ) -> RunResult | None:
     """Return the result of a run that was finished before with the same settings."""
     path = run_folder(folder, entry, seed) / "run.json"
@@ -67,17 +67,17 @@ def recorded(
         if content["key"] != run_key(experiment, entry, seed):
             return None
         values = content["result"]
-        history = tuple(Evaluation.read(e) for e in values.pop("history"))
+        history = tuple(Evaluation.from_json(e) for e in values.pop("history"))
         diagnostics = tuple(values.pop("diagnostics", ()))
         return RunResult(**values, history=history, diagnostics=diagnostics)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # absent, or not readable: the run is made again
 
 
-def keep(folder: Path, experiment: Experiment, entry: StrategyEntry, result: RunResult) -> None:
+def save_run(folder: Path, experiment: Experiment, entry: StrategySpec, result: RunResult) -> None:
     """Record a finished or diverged run, so that it need not be made again."""
     target = run_folder(folder, entry, result.seed)
-    outcome = without_nan(asdict(result))
+    outcome = replace_nan(asdict(result))
     content = {"key": run_key(experiment, entry, result.seed), "result": outcome}
     partial = target / "run.json.partial"
     partial.write_text(json.dumps(content), encoding="utf-8")

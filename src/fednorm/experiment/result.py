@@ -35,7 +35,7 @@ class Evaluation:
     attack_success: float | None = None  # of a backdoor
 
     @classmethod
-    def read(cls, values: Mapping[str, Any]) -> "Evaluation":
+    def from_json(cls, values: Mapping[str, Any]) -> "Evaluation":
         """Return what was written as JSON, which has no NaN and no tuples."""
         loss, clients = values["loss"], values["per_client"]
         read = {**values, "loss": nan if loss is None else loss}
@@ -57,8 +57,8 @@ class RunResult:
     seconds: float
     personal: bool = False  # accuracy is the mean over clients
     rejected: int = 0  # replies that were not used
-    vanished: int = 0  # replies that did not arrive
-    repeated: int = 0  # attempts at rounds that had too few good replies
+    dropped_out: int = 0  # replies that did not arrive
+    retries: int = 0  # attempts at rounds that had too few good replies
     error: str | None = None
     diagnostics: tuple[dict[str, float | None], ...] = ()  # one for each round, if asked for
     tested: int = 0  # test samples behind an accuracy
@@ -135,22 +135,23 @@ class Comparison:
         """Return one summary for each strategy, in the order in which they were run."""
         labels = dict.fromkeys(run.strategy for run in self.runs)
         return [
-            _summary(label, tuple(r for r in self.runs if r.strategy == label)) for label in labels
+            _summarize(label, tuple(r for r in self.runs if r.strategy == label))
+            for label in labels
         ]
 
 
-def without_nan(value: Any) -> Any:
+def replace_nan(value: Any) -> Any:
     """Turn numbers that JSON cannot write into null."""
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, dict):
-        return {key: without_nan(item) for key, item in value.items()}
+        return {key: replace_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [without_nan(item) for item in value]
+        return [replace_nan(item) for item in value]
     return value
 
 
-def _summary(label: str, runs: tuple[RunResult, ...]) -> Summary:
+def _summarize(label: str, runs: tuple[RunResult, ...]) -> Summary:
     finals = [run.final for run in runs if run.final]
     accuracies = [final.accuracy for final in finals if isfinite(final.accuracy)]
     return Summary(

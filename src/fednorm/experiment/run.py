@@ -7,22 +7,22 @@ from statistics import fmean
 from typing import Protocol
 
 from fednorm.attacks import Backdoor
-from fednorm.core.messages import Batches, Memory, Rejected, ServerState
+from fednorm.core.messages import Batches, ClientState, RejectedReply, ServerState
 from fednorm.core.round import NonFiniteLossError, NoUsableReplyError
 from fednorm.core.task import export
 from fednorm.core.types import ClientId
 from fednorm.data import Dataset
 from fednorm.data.federation import Federation
 from fednorm.data.transforms import Batch
-from fednorm.engines.adapt import newcomer
+from fednorm.engines.adapt import initial_client_state
 from fednorm.engines.evaluate import Score, is_personal, score, score_clients, score_global
-from fednorm.engines.simulate import Round, Start
-from fednorm.engines.survey import Way, surveyed
+from fednorm.engines.simulate import RoundResult, Start
+from fednorm.engines.survey import Transport, calibrate_for_test
 from fednorm.experiment.checkpoint import Checkpoint
 from fednorm.experiment.diagnostics import Diagnosis, Diagnostics
-from fednorm.experiment.prepare import Prepared
+from fednorm.experiment.prepare import PreparedRun
 from fednorm.experiment.result import Evaluation, RunResult, Status
-from fednorm.experiment.tally import Tally
+from fednorm.experiment.tally import RunRecorder
 
 log = logging.getLogger("fednorm")
 
@@ -35,9 +35,9 @@ class Event:
     seed: int
     round: int
     train_loss: float
-    rejected: tuple[Rejected, ...] = ()
-    vanished: int = 0
-    repeated: int = 0
+    rejected: tuple[RejectedReply, ...] = ()
+    dropped_out: int = 0
+    retries: int = 0
     evaluation: Evaluation | None = None
     diagnostics: Diagnostics | None = None
 
@@ -45,23 +45,23 @@ class Event:
 OnRound = Callable[[Event], None]
 
 
-class Saving(Protocol):
+class Checkpointer(Protocol):
     """Where a run is saved while it goes on."""
 
-    def after(self, result: Round, tally: Tally) -> None:
+    def after(self, result: RoundResult, tally: RunRecorder) -> None:
         """Save if it is time."""
         ...
 
-    def save(self, result: Round, tally: Tally) -> None:
+    def save(self, result: RoundResult, tally: RunRecorder) -> None:
         """Save now."""
         ...
 
 
 def run(
-    prepared: Prepared,
+    prepared: PreparedRun,
     on_round: OnRound = lambda _: None,
     *,
-    saves: Saving | None = None,
+    saves: Checkpointer | None = None,
     start: Checkpoint | None = None,
 ) -> RunResult:
     """Run all rounds, or the rest of them.
@@ -70,41 +70,43 @@ def run(
     Where clients lie or vanish, too few replies say nothing of the training: the run is stopped and
     its state saved. Where none does, their replies are no numbers any more: it has diverged.
     """
-    tally = Tally.read(start.record) if start else Tally()
-    done: Round | None = None
+    tally = RunRecorder.read(start.record) if start else RunRecorder()
+    done: RoundResult | None = None
     try:
-        for done in _rounds(prepared, tally, start):
+        for done in _run_rounds(prepared, tally, start):
             _log(prepared, done)
-            on_round(_event(prepared, done, tally))
+            on_round(_make_event(prepared, done, tally))
             if saves:
                 saves.after(done, tally)
     except NoUsableReplyError as error:
         if saves and done:
             saves.save(done, tally)
-        ended: Status = "diverged" if prepared.conditions.usual else "stopped"
-        return _result(prepared, tally, ended, str(error))
+        ended: Status = "diverged" if prepared.conditions.faultless else "stopped"
+        return _make_result(prepared, tally, ended, str(error))
     except NonFiniteLossError as error:
-        return _result(prepared, tally, "diverged", str(error))
+        return _make_result(prepared, tally, "diverged", str(error))
     except KeyboardInterrupt:
         if saves and done:
             saves.save(done, tally)
         reached = len(tally.exchanges)
-        return _result(prepared, tally, "interrupted", f"interrupted after round {reached}")
-    return _result(prepared, tally, "finished")
+        return _make_result(prepared, tally, "interrupted", f"interrupted after round {reached}")
+    return _make_result(prepared, tally, "finished")
 
 
-def _rounds(prepared: Prepared, tally: Tally, start: Checkpoint | None) -> Iterator[Round]:
+def _run_rounds(
+    prepared: PreparedRun, tally: RunRecorder, start: Checkpoint | None
+) -> Iterator[RoundResult]:
     """Run rounds and add them to the tally with their evaluation."""
     experiment = prepared.experiment
     diagnosis = Diagnosis(prepared) if experiment.diagnose else None
     if diagnosis and start:
-        diagnosis.go_on(start.state, start.memories, start.window)
-    for result in prepared.rounds(Start(start.state, start.memories) if start else None):
+        diagnosis.resume(start.state, start.client_states, start.window)
+    for result in prepared.rounds(Start(start.state, start.client_states) if start else None):
         number = result.state.round
         due = number % experiment.evaluation_rounds == 0 or number == experiment.rounds
         tested = find_tested_state(prepared, result) if due else None
         evaluation = evaluate(prepared, replace(result, tested=tested)) if due else None
-        diagnostics = diagnosis.of(result, gradient=due) if diagnosis else None
+        diagnostics = diagnosis.measure_round(result, gradient=due) if diagnosis else None
         tally.add(result, evaluation, diagnostics, sends=not prepared.entry.centralized)
         tally.window = diagnosis.window if diagnosis else {}
         # Nobody needs the replies any more, and they are large.
@@ -113,7 +115,7 @@ def _rounds(prepared: Prepared, tally: Tally, start: Checkpoint | None) -> Itera
         yield kept
 
 
-def _log(prepared: Prepared, result: Round) -> None:
+def _log(prepared: PreparedRun, result: RoundResult) -> None:
     for one in result.rejected:
         log.info(
             "%s, seed %d, round %d: the reply of client %d is rejected: %s.",
@@ -125,7 +127,7 @@ def _log(prepared: Prepared, result: Round) -> None:
         )
 
 
-def _event(prepared: Prepared, result: Round, tally: Tally) -> Event:
+def _make_event(prepared: PreparedRun, result: RoundResult, tally: RunRecorder) -> Event:
     number, last = result.state.round, tally.history[-1] if tally.history else None
     return Event(
         strategy=prepared.entry.title,
@@ -133,84 +135,88 @@ def _event(prepared: Prepared, result: Round, tally: Tally) -> Event:
         round=number,
         train_loss=result.train_loss,
         rejected=result.rejected,
-        vanished=result.vanished,
-        repeated=result.repeated,
+        dropped_out=result.dropped_out,
+        retries=result.retries,
         evaluation=last if last and last.round == number else None,
         diagnostics=tally.diagnostics[-1] if prepared.experiment.diagnose else None,
     )
 
 
-def _result(
-    prepared: Prepared, tally: Tally, status: Status, error: str | None = None
+def _make_result(
+    prepared: PreparedRun, tally: RunRecorder, status: Status, error: str | None = None
 ) -> RunResult:
     return tally.result(
         status,
         error,
         strategy=prepared.entry.title,
         seed=prepared.seed,
-        personal=personal(prepared),
+        personal=has_personal_models(prepared),
         metric=prepared.data.metric,
         tested=len(prepared.data.y_test),
     )
 
 
-def find_tested_state(prepared: Prepared, reached: Round | Checkpoint) -> ServerState:
+def find_tested_state(prepared: PreparedRun, reached: RoundResult | Checkpoint) -> ServerState:
     """Return the state that is tested: strategies may take the statistics anew for it."""
     task, clients = prepared.task, prepared.clients
-    return surveyed(task, reached.state, reached.memories, clients, _way(prepared))
+    return calibrate_for_test(
+        task, reached.state, reached.client_states, clients, _make_transport(prepared)
+    )
 
 
-def evaluate(prepared: Prepared, result: Round) -> Evaluation:
+def evaluate(prepared: PreparedRun, result: RoundResult) -> Evaluation:
     """Test the global model where there is one, and every client's where there is none."""
     task, data, experiment = prepared.task, prepared.data, prepared.experiment
     state = result.tested or find_tested_state(prepared, result)
     evaluation = Evaluation(state.round, 0.0, 0.0, result.train_loss)
-    start = _start(prepared, result.memories)
-    if personal(prepared):
-        evaluation = _personal(prepared, evaluation, state, result.memories, start)
+    start = _make_initial_state(prepared, result.client_states)
+    if has_personal_models(prepared):
+        evaluation = _score_personal(prepared, evaluation, state, result.client_states, start)
     else:
         found = score_global(task, state, data.test_batches())
         evaluation = replace(evaluation, accuracy=found.accuracy, loss=found.loss)
         if experiment.evaluate == "clients":
-            own = _scores(prepared, state, {}, honest(prepared))
-            evaluation = _per_client(evaluation, own.values(), found.accuracy, found.loss)
-    success = attack_success(prepared, state, result.memories, start)
+            own = _score_clients(prepared, state, {}, list_honest(prepared))
+            evaluation = _add_clients(evaluation, own.values(), found.accuracy, found.loss)
+    success = measure_attack_success(prepared, state, result.client_states, start)
     evaluation = replace(evaluation, attack_success=success)
-    if not experiment.unseen:
+    if not experiment.unseen_clients:
         return evaluation
     strangers = range(len(prepared.federation.all()), experiment.clients)
-    met = _scores(prepared, state, dict.fromkeys(strangers, start), strangers)
+    met = _score_clients(prepared, state, dict.fromkeys(strangers, start), strangers)
     return replace(evaluation, unseen=_mean_accuracy(met))
 
 
-def _start(prepared: Prepared, memories: Mapping[ClientId, Memory]) -> Memory:
+def _make_initial_state(
+    prepared: PreparedRun, client_states: Mapping[ClientId, ClientState]
+) -> ClientState:
     """Return the personal layers with which a client that has not trained is tested."""
     experiment = prepared.experiment
-    everyone = all(client in memories for client in range(experiment.clients))
-    if everyone or experiment.newcomers == "initial" or not prepared.task.layout.personal:
-        return Memory()
-    return newcomer(memories)
+    everyone = all(client in client_states for client in range(experiment.clients))
+    if everyone or experiment.unseen_init == "initial" or not prepared.task.layout.personal:
+        return ClientState()
+    return initial_client_state(client_states)
 
 
-def _personal(
-    prepared: Prepared,
+def _score_personal(
+    prepared: PreparedRun,
     evaluation: Evaluation,
     state: ServerState,
-    memories: Mapping[ClientId, Memory],
-    start: Memory,
+    client_states: Mapping[ClientId, ClientState],
+    start: ClientState,
 ) -> Evaluation:
     """Test every honest client's model; one that has not trained yet has the layers of `start`."""
     keeps = is_personal(prepared.task)
-    tested = honest(prepared)
-    new = [client for client in tested if keeps and client not in memories]
+    tested = list_honest(prepared)
+    new = [client for client in tested if keeps and client not in client_states]
     old = [client for client in tested if client not in new]
-    trained = _scores(prepared, state, memories, old)
-    if prepared.remote and prepared.experiment.newcomers == "average":
+    trained = _score_clients(prepared, state, client_states, old)
+    if prepared.remote and prepared.experiment.unseen_init == "average":
         new = []  # layers stay on their nodes, so that there is no mean of them
-    untrained = _scores(prepared, state, dict.fromkeys(new, start), new)
+    untrained = _score_clients(prepared, state, dict.fromkeys(new, start), new)
     scores = [score for _, score in sorted({**trained, **untrained}.items())]
     mean = (fmean(s.accuracy for s in scores), fmean(s.loss for s in scores))
-    evaluation = _per_client(evaluation, scores, *mean)
+    evaluation = _add_clients(evaluation, scores, *mean)
     if not untrained:
         return evaluation
     return replace(evaluation, trained=_mean_accuracy(trained), untrained=_mean_accuracy(untrained))
@@ -220,17 +226,17 @@ def _mean_accuracy(scores: Mapping[ClientId, Score]) -> float | None:
     return fmean(s.accuracy for s in scores.values()) if scores else None
 
 
-def honest(prepared: Prepared) -> list[ClientId]:
+def list_honest(prepared: PreparedRun) -> list[ClientId]:
     """Return whose models are tested: what a Byzantine client ends with is of no interest."""
     liars = prepared.conditions.byzantine
     return [client for client in prepared.federation.all() if client not in liars]
 
 
-def attack_success(
-    prepared: Prepared,
+def measure_attack_success(
+    prepared: PreparedRun,
     state: ServerState,
-    memories: Mapping[ClientId, Memory],
-    start: Memory,
+    client_states: Mapping[ClientId, ClientState],
+    start: ClientState,
 ) -> float | None:
     """Return how often a backdoor's patch makes the model see the attacker's class.
 
@@ -242,42 +248,44 @@ def attack_success(
     if not isinstance(attack, Backdoor) or world is None:
         return None
     task, data = prepared.task, prepared.data
-    tested: list[ClientId | None] = [*honest(prepared)] if personal(prepared) else [None]
-    own = (None if client is None else memories.get(client, start) for client in tested)
-    models = (export(task, state, memory) for memory in own)
+    tested: list[ClientId | None] = (
+        [*list_honest(prepared)] if has_personal_models(prepared) else [None]
+    )
+    own = (None if client is None else client_states.get(client, start) for client in tested)
+    models = (export(task, state, client_state) for client_state in own)
     scores = [score(m, attack.triggered(data.test_batches(), world), task.loss) for m in models]
     return fmean(found.accuracy for found in scores if found) if any(scores) else None
 
 
-def _way(prepared: Prepared) -> Way:
+def _make_transport(prepared: PreparedRun) -> Transport:
     """Return how answers of a survey come to the server."""
     ask = prepared.remote.ask if prepared.remote else None
-    return Way(prepared.conditions.adversary, ask)
+    return Transport(prepared.conditions.adversary, ask)
 
 
-def personal(prepared: Prepared) -> bool:
+def has_personal_models(prepared: PreparedRun) -> bool:
     """Return whether every client is tested with a model of its own."""
-    adapted = prepared.experiment.adapt > 0 and bool(prepared.task.layout.norms)
+    adapted = prepared.experiment.adapt_statistics > 0 and bool(prepared.task.layout.norms)
     return is_personal(prepared.task) or adapted
 
 
-def _scores(
-    prepared: Prepared,
+def _score_clients(
+    prepared: PreparedRun,
     state: ServerState,
-    memories: Mapping[ClientId, Memory],
+    client_states: Mapping[ClientId, ClientState],
     clients: Sequence[ClientId],
 ) -> dict[ClientId, Score]:
-    data, adapt = prepared.federation, prepared.experiment.adapt
+    data, adapt = prepared.federation, prepared.experiment.adapt_statistics
     here = [client for client in clients if client in data.all()]
     if prepared.remote and here:  # their data and their memories are elsewhere
         return prepared.remote.scores(prepared.task, state, here, adapt)
-    everywhere = personal(prepared) and prepared.experiment.evaluate == "global"
-    tested = Everywhere(data, prepared.data) if everywhere else data
-    return score_clients(prepared.task, state, memories, tested, clients, adapt=adapt)
+    everywhere = has_personal_models(prepared) and prepared.experiment.evaluate == "global"
+    tested = AllTestSamples(data, prepared.data) if everywhere else data
+    return score_clients(prepared.task, state, client_states, tested, clients, adapt=adapt)
 
 
 @dataclass(frozen=True, slots=True)
-class Everywhere:
+class AllTestSamples:
     """Clients that are tested on all test samples, those that a global model is tested on."""
 
     federation: Federation
@@ -287,12 +295,12 @@ class Everywhere:
         """Return all test samples, in batches."""
         return self.data.test_batches()
 
-    def everything(self, client: ClientId) -> Batches:
+    def all_batches(self, client: ClientId) -> Batches:
         """Return all of a client's training data once, in batches."""
-        return self.federation.everything(client)
+        return self.federation.all_batches(client)
 
 
-def _per_client(
+def _add_clients(
     evaluation: Evaluation, scores: Collection[Score], accuracy: float, loss: float
 ) -> Evaluation:
     accuracies = tuple(s.accuracy for s in scores)

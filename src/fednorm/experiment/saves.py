@@ -9,24 +9,24 @@ from typing import Any
 
 import torch
 
-from fednorm.core.messages import Rejected
-from fednorm.engines.simulate import Round
+from fednorm.core.messages import RejectedReply
+from fednorm.engines.simulate import RoundResult
 from fednorm.experiment import checkpoint
 from fednorm.experiment.checkpoint import Checkpoint
-from fednorm.experiment.result import without_nan
+from fednorm.experiment.result import replace_nan
 from fednorm.experiment.run import Event
-from fednorm.experiment.tally import Tally
+from fednorm.experiment.tally import RunRecorder
 
-SECONDS = 10.0  # between checkpoints, unless their distance is given in rounds
+CHECKPOINT_SECONDS = 10.0  # between checkpoints, unless their distance is given in rounds
 
 
-class Metrics:
+class MetricsFile:
     """The file metrics.jsonl: one line a round."""
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("a+", encoding="utf-8")
 
-    def keep(self, rounds: int) -> bool:
+    def truncate(self, rounds: int) -> bool:
         """Keep the lines of the first rounds; return False if some of them are missing."""
         self.file.seek(0)
         for _ in range(rounds):
@@ -39,54 +39,54 @@ class Metrics:
         """Add a round."""
         line: dict[str, Any] = {"round": event.round, "train_loss": event.train_loss}
         if event.rejected:
-            line["rejected"] = [_told(one) for one in event.rejected]
-        counts = {"vanished": event.vanished, "repeated": event.repeated}
+            line["rejected"] = [_describe_rejected(one) for one in event.rejected]
+        counts = {"vanished": event.dropped_out, "repeated": event.retries}
         line |= {key: count for key, count in counts.items() if count}
         if event.diagnostics is not None:
             line |= event.diagnostics
         if event.evaluation is not None:
             values = asdict(event.evaluation)
             line |= {key: value for key, value in values.items() if value is not None}
-        self.file.write(json.dumps(without_nan(line), allow_nan=False) + "\n")
+        self.file.write(json.dumps(replace_nan(line), allow_nan=False) + "\n")
         if event.evaluation is not None:
             self.file.flush()
 
 
-def _told(rejected: Rejected) -> dict[str, Any]:
+def _describe_rejected(rejected: RejectedReply) -> dict[str, Any]:
     where = {"layer": rejected.where} if rejected.where else {}
     return {"client": rejected.client, **where, "reason": rejected.reason}
 
 
 @dataclass
-class Saves:
+class RunCheckpointer:
     """Writes checkpoints of one run into its folder."""
 
     folder: Path
     key: Mapping[str, Any]  # of which run they are
-    metrics: Metrics
+    metrics: MetricsFile
     every: int | None = None  # rounds between checkpoints; by the clock if none
     last: float = field(default_factory=time.monotonic)
-    reached: Round | Checkpoint | None = None  # where the run is
+    reached: RoundResult | Checkpoint | None = None  # where the run is
 
     def start(self, device: torch.device | str) -> tuple[Checkpoint | None, list[str]]:
         """Return where the run stopped, if it did, and what is to be said about it."""
-        found, messages = checkpoint.newest(self.folder, self.key, device)
-        if found and self.metrics.keep(found.state.round):
+        found, messages = checkpoint.load_newest(self.folder, self.key, device)
+        if found and self.metrics.truncate(found.state.round):
             self.reached = found
             return found, messages
-        self.metrics.keep(0)
+        self.metrics.truncate(0)
         return None, messages
 
-    def after(self, result: Round, tally: Tally) -> None:
+    def after(self, result: RoundResult, tally: RunRecorder) -> None:
         """Save if it is time."""
         self.reached = result
-        by_clock = time.monotonic() - self.last > SECONDS
+        by_clock = time.monotonic() - self.last > CHECKPOINT_SECONDS
         if by_clock if self.every is None else result.state.round % self.every == 0:
             self.save(result, tally)
 
-    def save(self, result: Round, tally: Tally) -> None:
+    def save(self, result: RoundResult, tally: RunRecorder) -> None:
         """Save now."""
         self.metrics.file.flush()
-        found = Checkpoint(result.state, result.memories, tally.record(), tally.window)
-        checkpoint.save(self.folder, self.key, found)
+        found = Checkpoint(result.state, result.client_states, tally.record(), tally.window)
+        checkpoint.save_checkpoint(self.folder, self.key, found)
         self.last = time.monotonic()

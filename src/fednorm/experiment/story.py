@@ -7,7 +7,7 @@ from fednorm.experiment.result import Comparison
 
 
 @dataclass(frozen=True)
-class Panel:
+class PanelResult:
     """One part of a figure, or one column of a table: strategies in one setting."""
 
     title: str  # such as "γ = 0"
@@ -19,13 +19,13 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Story:
+class FigureResult:
     """What a report page tells."""
 
     title: str  # such as "FBN, Figure 3a"
     question: str  # that the experiment answers
     command: str  # that repeats it
-    panels: tuple[Panel, ...]
+    panels: tuple[PanelResult, ...]
     source: str = ""  # the paper
     cuts: tuple[str, ...] = ()  # how the setting differs from the paper's, a sentence each
     finals: str = ""  # what the panels differ in, if final values are drawn against it
@@ -33,7 +33,7 @@ class Story:
     heat: tuple[str, str] | None = None  # methods whose difference is drawn panel by panel
 
     @property
-    def curve_panels(self) -> tuple[Panel, ...]:
+    def curve_panels(self) -> tuple[PanelResult, ...]:
         """The panels whose curves are drawn, in the order in which the paper shows them."""
         if self.curves is None:
             return self.panels

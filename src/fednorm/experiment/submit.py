@@ -18,16 +18,16 @@ from typing import Any
 
 import tomli_w
 
-from fednorm.core.messages import Rejected
+from fednorm.core.messages import RejectedReply
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.entry import StrategyEntry
-from fednorm.experiment.environment import environment
-from fednorm.experiment.job import locked, log
+from fednorm.experiment.entry import StrategySpec
+from fednorm.experiment.environment import describe_environment
+from fednorm.experiment.job import lock_folder, log
 from fednorm.experiment.load import ConfigError
-from fednorm.experiment.record import keep, open_folder, run_folder
+from fednorm.experiment.record import open_folder, run_folder, save_run
 from fednorm.experiment.result import Comparison, Evaluation, RunResult
 from fednorm.experiment.run import Event, OnRound
-from fednorm.experiment.saves import Metrics
+from fednorm.experiment.saves import MetricsFile
 
 _MARK = "fednorm> "  # as in deploy.py, which needs Flower to be imported
 _SERVER = "from fednorm.experiment.deploy import server as app\n\n__all__ = ['app']\n"
@@ -58,23 +58,23 @@ def submit(
     """Run an experiment on a SuperLink and record its results in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     results: list[RunResult] = []
-    with locked(folder):
+    with lock_folder(folder):
         open_folder(folder, experiment)
         for entry in experiment.strategies:
             for seed in experiment.seeds:
                 before = run_folder(folder, entry, seed) / "metrics.jsonl"
                 before.unlink(missing_ok=True)
-        for said in _lines(experiment, superlink):
+        for said in _read_lines(experiment, superlink):
             if "error" in said:
                 raise ConfigError(f"the SuperLink's side says: {said['error']}")
             if "event" in said:
-                event = _event(said["event"])
-                _noted(event, experiment, folder)
+                event = _read_event(said["event"])
+                _write_event(event, experiment, folder)
                 on_round(event)
             if "model" in said:
                 log.info("model at the SuperLink: %s, SHA-256 %s", said["model"], said["sha256"])
             if "result" in said:
-                results.append(_recorded(said["result"], experiment, folder))
+                results.append(_record_result(said["result"], experiment, folder))
     expected = len(experiment.strategies) * len(experiment.seeds)
     if len(results) < expected:
         raise ConfigError(
@@ -82,13 +82,13 @@ def submit(
             "installed where it and its SuperNodes run?"
         )
     content = experiment.model_dump(mode="json", exclude_none=True)
-    return Comparison(content, environment(), tuple(results))
+    return Comparison(content, describe_environment(), tuple(results))
 
 
-def _event(values: dict[str, Any]) -> Event:
+def _read_event(values: dict[str, Any]) -> Event:
     found = values.pop("evaluation")
-    rejected = tuple(Rejected(**one) for one in values.pop("rejected"))
-    evaluation = None if found is None else Evaluation.read(found)
+    rejected = tuple(RejectedReply(**one) for one in values.pop("rejected"))
+    evaluation = None if found is None else Evaluation.from_json(found)
     loss = values.pop("train_loss")
     return Event(
         **values,
@@ -98,31 +98,31 @@ def _event(values: dict[str, Any]) -> Event:
     )
 
 
-def _noted(event: Event, experiment: Experiment, folder: Path) -> None:
+def _write_event(event: Event, experiment: Experiment, folder: Path) -> None:
     """Write a round into the metrics of its run, as the simulator does."""
-    target = run_folder(folder, _entry(experiment, event.strategy), event.seed)
+    target = run_folder(folder, _find_spec(experiment, event.strategy), event.seed)
     target.mkdir(parents=True, exist_ok=True)
-    metrics = Metrics(target / "metrics.jsonl")
+    metrics = MetricsFile(target / "metrics.jsonl")
     metrics.write(event)
     metrics.file.close()
 
 
-def _entry(experiment: Experiment, title: str) -> StrategyEntry:
+def _find_spec(experiment: Experiment, title: str) -> StrategySpec:
     (entry,) = (e for e in experiment.strategies if e.title == title)
     return entry
 
 
-def _recorded(values: dict[str, Any], experiment: Experiment, folder: Path) -> RunResult:
-    history = tuple(Evaluation.read(e) for e in values.pop("history"))
+def _record_result(values: dict[str, Any], experiment: Experiment, folder: Path) -> RunResult:
+    history = tuple(Evaluation.from_json(e) for e in values.pop("history"))
     diagnostics = tuple(values.pop("diagnostics", ()))
     result = RunResult(**values, history=history, diagnostics=diagnostics)
-    entry = _entry(experiment, result.strategy)
+    entry = _find_spec(experiment, result.strategy)
     run_folder(folder, entry, result.seed).mkdir(parents=True, exist_ok=True)
-    keep(folder, experiment, entry, result)
+    save_run(folder, experiment, entry, result)
     return result
 
 
-def _lines(experiment: Experiment, superlink: SuperLink) -> Iterator[dict[str, Any]]:
+def _read_lines(experiment: Experiment, superlink: SuperLink) -> Iterator[dict[str, Any]]:
     """Yield what the ServerApp says while it runs."""
     with tempfile.TemporaryDirectory(prefix="fednorm-") as place:
         home, app = Path(place, "home"), Path(place, "app")
@@ -132,10 +132,10 @@ def _lines(experiment: Experiment, superlink: SuperLink) -> Iterator[dict[str, A
         (home / "config.toml").write_text(tomli_w.dumps(found), encoding="utf-8")
         quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
         env = {**quiet, **os.environ, "FLWR_HOME": str(home), "PYTHONUNBUFFERED": "1"}
-        yield from _streamed([_flwr(), "run", str(app), "--stream"], env)
+        yield from _stream([_find_flwr(), "run", str(app), "--stream"], env)
 
 
-def _flwr() -> str:
+def _find_flwr() -> str:
     beside = Path(sys.executable).with_name("flwr")
     if not beside.exists():
         raise ConfigError(
@@ -144,7 +144,7 @@ def _flwr() -> str:
     return str(beside)
 
 
-def _streamed(command: list[str], env: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _stream(command: list[str], env: dict[str, str]) -> Iterator[dict[str, Any]]:
     number, last = None, ""
     with subprocess.Popen(  # noqa: S603 (our own command)
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -6,32 +6,32 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from fednorm.engines.simulate import Round
+from fednorm.engines.simulate import RoundResult
 from fednorm.experiment.diagnostics import Diagnostics
 from fednorm.experiment.result import Evaluation, RunResult, Status
 from fednorm.experiment.window import Window
 
 
 @dataclass
-class Tally:
+class RunRecorder:
     """What was measured so far."""
 
     history: list[Evaluation] = field(default_factory=list)
     exchanges: list[int] = field(default_factory=list)
-    up: list[float] = field(default_factory=list)
-    down: list[float] = field(default_factory=list)
+    upload: list[float] = field(default_factory=list)
+    download: list[float] = field(default_factory=list)
     diagnostics: list[Diagnostics] = field(default_factory=list)
     rejected: int = 0
-    vanished: int = 0
-    repeated: int = 0
+    dropped_out: int = 0
+    retries: int = 0
     before: float = 0.0  # seconds, until the run was last begun
     begun: float = field(default_factory=time.perf_counter)
     window: Window = field(default_factory=dict)  # behind the diagnostics; tensors
 
     @classmethod
-    def read(cls, record: Mapping[str, Any]) -> "Tally":
+    def read(cls, record: Mapping[str, Any]) -> "RunRecorder":
         """Go on from what a checkpoint holds."""
-        history = [Evaluation.read(values) for values in record["history"]]
+        history = [Evaluation.from_json(values) for values in record["history"]]
         return cls(**{**record, "history": history})
 
     def record(self) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class Tally:
 
     def add(
         self,
-        result: Round,
+        result: RoundResult,
         evaluation: Evaluation | None,
         diagnostics: Diagnostics | None,
         *,
@@ -55,11 +55,11 @@ class Tally:
     ) -> None:
         """Add a round; one machine that holds everything sends nothing to anybody."""
         self.exchanges.append(result.exchanges * sends)
-        self.up.append(result.bytes_up * sends)
-        self.down.append(result.bytes_down * sends)
+        self.upload.append(result.bytes_up * sends)
+        self.download.append(result.bytes_down * sends)
         self.rejected += len(result.rejected)
-        self.vanished += result.vanished
-        self.repeated += result.repeated
+        self.dropped_out += result.dropped_out
+        self.retries += result.retries
         if evaluation is not None:
             self.history.append(evaluation)
         if diagnostics is not None:
@@ -72,12 +72,12 @@ class Tally:
             history=tuple(self.history),
             rounds=len(self.exchanges),
             exchanges_per_round=_mean(self.exchanges),
-            bytes_up_per_round=_mean(self.up),
-            bytes_down_per_round=_mean(self.down),
+            bytes_up_per_round=_mean(self.upload),
+            bytes_down_per_round=_mean(self.download),
             seconds=self.seconds,
             rejected=self.rejected,
-            vanished=self.vanished,
-            repeated=self.repeated,
+            dropped_out=self.dropped_out,
+            retries=self.retries,
             error=error,
             diagnostics=tuple(self.diagnostics),
             **about,

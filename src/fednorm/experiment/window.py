@@ -19,7 +19,7 @@ WINDOW = 200  # rounds, as in Figure 3b of arXiv:2303.06530
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class WindowMoments:
     """What one client reported within the window."""
 
     rounds: Tensor
@@ -27,12 +27,12 @@ class Seen:
     variance: float | None = None  # summed over the entries of a vector
 
 
-Window = Mapping[ClientId, Seen]
+Window = Mapping[ClientId, WindowMoments]
 
 
 def move_window(
     window: Window, round_: int, new: Mapping[ClientId, Tensor], length: int = WINDOW
-) -> dict[ClientId, Seen]:
+) -> dict[ClientId, WindowMoments]:
     """Return the window that ends with a round in which clients reported `new`.
 
     An entry that is not a number stands for what a client did not report.
@@ -51,7 +51,9 @@ def mean_variance(window: Window) -> float | None:
     return fmean(found) if found else None
 
 
-def _move(seen: Seen | None, after: int, round_: int, vector: Tensor | None) -> Seen:
+def _move(
+    seen: WindowMoments | None, after: int, round_: int, vector: Tensor | None
+) -> WindowMoments:
     if seen and vector is None and seen.rounds[0] > after:
         return seen
     rounds, vectors = [], []
@@ -61,7 +63,7 @@ def _move(seen: Seen | None, after: int, round_: int, vector: Tensor | None) -> 
     if vector is not None:
         rounds, vectors = [*rounds, torch.tensor([round_])], [*vectors, vector[None]]
     rows = torch.cat(vectors)
-    return Seen(torch.cat(rounds), rows, _variance(rows))
+    return WindowMoments(torch.cat(rounds), rows, _variance(rows))
 
 
 def _variance(rows: Tensor) -> float | None:

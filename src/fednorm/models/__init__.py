@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fednorm.core.own import call_own
+from fednorm.core.own import call_user_function
 from fednorm.core.registry import create
 from fednorm.models.base import Model
 from fednorm.models.deeplabv3plus import DeepLabV3Plus
@@ -57,7 +57,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int, **fields: 
 
 def _build_own(name: str, offered: Mapping[str, Any], fields: Mapping[str, Any]) -> nn.Module:
     """Call the user's function with shape and classes, if it takes them, and return its network."""
-    model = call_own("model", name, offered, fields)
+    model = call_user_function("model", name, offered, fields)
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"model {name!r} must return a torch.nn.Module, but returned "

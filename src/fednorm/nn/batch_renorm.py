@@ -33,7 +33,7 @@ def make_renorm_rule(r_max: float, d_max: float, statistics: Statistics) -> Norm
         if layer.bias is not None:  # torch has layers with γ alone
             bias = bias + layer.bias
         if statistics == "pool":
-            layer.record(x)
+            layer.record_batch(x)
             return functional.batch_norm(x, None, None, weight, bias, training=True, eps=layer.eps)
         return functional.batch_norm(
             x,
@@ -42,7 +42,7 @@ def make_renorm_rule(r_max: float, d_max: float, statistics: Statistics) -> Norm
             weight,
             bias,
             training=True,
-            momentum=layer.advance(),
+            momentum=layer.count_batch(),
             eps=layer.eps,
         )
 
@@ -57,7 +57,7 @@ def compute_corrections(
     r is the batch's standard deviation over the running one, and d the distance of the batch's mean
     from the running one in running standard deviations, both clipped.
     """
-    mean, var, _ = layer.tracked()
+    mean, var, _ = layer.running_buffers()
     batch = Moments.of(x.detach())
     scale = (var + layer.eps).sqrt()
     r = (batch.var + layer.eps).sqrt() / scale

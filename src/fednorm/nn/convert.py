@@ -30,9 +30,9 @@ __all__ = [
     "Make",
     "Removed",
     "SampleNorm",
-    "federate",
     "remove",
     "replace",
+    "to_fed_batch_norm",
     "to_sample_norm",
 ]
 
@@ -109,7 +109,7 @@ def _are_equal(one: Tensor, other: Tensor) -> bool:
     return alike and not one.is_meta and torch.equal(one, other)
 
 
-def federate(
+def to_fed_batch_norm(
     model: nn.Module, *, momentum: float | str | None = "layer", tracking: bool = False
 ) -> Conversion:
     """Convert every BatchNorm layer to one that follows a rule.
@@ -152,13 +152,13 @@ class SampleNorm(nn.GroupNorm):
         return super().forward(input)
 
 
-def to_sample_norm(model: nn.Module, groups: int | None, *, fit: bool = False) -> Conversion:
+def to_sample_norm(model: nn.Module, groups: int | None, *, round_down: bool = False) -> Conversion:
     """Replace every BatchNorm layer by SampleNorm, which keeps γ and β.
 
     Args:
         model: the model.
         groups: groups of channels; None stands for one group per channel.
-        fit: where `groups` does not divide a layer's channels, take the largest smaller number
+        round_down: where `groups` does not divide a layer's channels, take the largest smaller number
             that does, instead of refusing; the report says so.
     """
     fitted: dict[str, str] = {}
@@ -167,11 +167,11 @@ def to_sample_norm(model: nn.Module, groups: int | None, *, fit: bool = False) -
         channels = layer.num_features
         count = channels if groups is None else groups
         if channels % count:
-            if not fit:
+            if not round_down:
                 raise ConversionError(
                     f"layer {path!r} has {channels} channels, which {count} groups do not divide; "
-                    "choose a number of groups that divides them, or fit=True for the largest "
-                    "smaller one that does."
+                    "choose a number of groups that divides them, or round_down=True for the "
+                    "largest smaller one that does."
                 )
             fits = max(n for n in range(1, count) if channels % n == 0)
             fitted[path] = f"{fits} groups, as {count} do not divide {channels} channels"

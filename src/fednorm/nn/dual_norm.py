@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fednorm.core.layer import NormLayer, NormRule, Session, Statistics
-from fednorm.core.messages import Report, Running
+from fednorm.core.layer import NormLayer, NormRule, RoundContext, Statistics
+from fednorm.core.messages import LayerStats, RunningStats
 from fednorm.core.moments import Moments
 from fednorm.core.strategy import Conversion
 from fednorm.nn import rules
-from fednorm.nn.batch_norm import FedBatchNorm, Round
-from fednorm.nn.convert import federate
+from fednorm.nn.batch_norm import FedBatchNorm, LayerRecorder
+from fednorm.nn.convert import to_fed_batch_norm
 from fednorm.nn.rules import per_channel
 
 
@@ -39,13 +39,13 @@ class BackwardMeans(NormLayer):
         self.momentum: float | None = momentum
         self.register_buffer("means", torch.zeros_like(like).repeat(2, 1), persistent=False)
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64), persistent=False)
-        self.round = Round(rules.batch, Session(), "")
+        self.round = LayerRecorder(rules.batch_stats, RoundContext(), "")
 
-    def begin(self, rule: NormRule, session: Session, site: str) -> None:
+    def start_round(self, rule: NormRule, session: RoundContext, site: str) -> None:
         """Start a round: forget what was recorded."""
-        self.round = Round(rule, session, site)
+        self.round = LayerRecorder(rule, session, site)
 
-    def record(self, grad: Tensor, normalised: Tensor) -> None:
+    def record_backward(self, grad: Tensor, normalised: Tensor) -> None:
         """Add a batch, given the gradient of its mean loss and its normalised values."""
         axes, samples = [0, *range(2, grad.dim())], len(grad)
         count = grad.numel() / grad.shape[1]
@@ -55,28 +55,28 @@ class BackwardMeans(NormLayer):
         means = Moments(count, mean, torch.zeros_like(mean))
         self.round.add(means, self.momentum or 0.0, rows=samples)
 
-    def report(self, statistics: Statistics) -> Report | None:  # noqa: ARG002 (always moments)
+    def report(self, statistics: Statistics) -> LayerStats | None:  # noqa: ARG002 (always moments)
         """Return the means of this round; they have no variance."""
         if not self.round.logs:
             return None
         report = self.round.report(int(self.batches))
         return replace(report, moments=replace(report.moments, var=self.means.new_empty(0)))
 
-    def running(self) -> Running | None:
+    def read_running(self) -> RunningStats | None:
         """Return a copy of the shared means."""
-        return Running(self.means.clone(), self.means.new_empty(0), int(self.batches))
+        return RunningStats(self.means.clone(), self.means.new_empty(0), int(self.batches))
 
-    def load(self, running: Running) -> None:
+    def load_running(self, running: RunningStats) -> None:
         """Overwrite the shared means."""
         self.means.copy_(running.mean)
-        self.batches.fill_(running.batches)
+        self.batches.fill_(running.num_batches)
 
 
 def add_backward_means(
     model: nn.Module, *, momentum: float, backward_momentum: float
 ) -> Conversion:
     """Convert BatchNorm layers and give each its backward means."""
-    conversion = federate(model, momentum=momentum, tracking=True)
+    conversion = to_fed_batch_norm(model, momentum=momentum, tracking=True)
     for layer in list(conversion.model.modules()):
         if isinstance(layer, FedBatchNorm) and layer.running_mean is not None:
             means = BackwardMeans(layer.running_mean, backward_momentum)
@@ -86,10 +86,10 @@ def add_backward_means(
 
 def normalize_dual(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the shared statistics, forward and backward; record both."""
-    layer.record(x)
+    layer.record_batch(x)
     means = layer.backward_means
     if not isinstance(means, BackwardMeans):
-        raise TypeError(f"layer {layer.round.site!r} has no backward means; convert the model.")
+        raise TypeError(f"layer {layer.recorder.site!r} has no backward means; convert the model.")
     y: Tensor = _Dual.apply(  # type: ignore[no-untyped-call]
         x, layer.weight, layer.bias, layer.running_mean, layer.running_var, layer.eps, means
     )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fednorm.core.moments import Moments, exact_values
 from fednorm.core.strategy import Conversion
 from fednorm.nn.batch_norm import FedBatchNorm
-from fednorm.nn.convert import federate
+from fednorm.nn.convert import to_fed_batch_norm
 from fednorm.nn.rules import per_channel
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Mixing(nn.Module):
 
 def add_mixing(model: Module) -> Conversion:
     """Convert BatchNorm layers and give each a mixing weight."""
-    conversion = federate(model, tracking=True)
+    conversion = to_fed_batch_norm(model, tracking=True)
     for layer in conversion.model.modules():
         if isinstance(layer, FedBatchNorm) and layer.running_mean is not None:
             layer.mixing = Mixing(layer.running_mean).train(layer.training)
@@ -40,7 +40,7 @@ def add_mixing(model: Module) -> Conversion:
 
 def _mixing_share(layer: FedBatchNorm) -> Tensor:
     if not isinstance(layer.mixing, Mixing):
-        raise TypeError(f"layer {layer.round.site!r} has no mixing weight; convert the model.")
+        raise TypeError(f"layer {layer.recorder.site!r} has no mixing weight; convert the model.")
     share: Tensor = layer.mixing()
     return share
 
@@ -52,22 +52,22 @@ def normalize_hybrid(layer: FedBatchNorm, x: Tensor) -> Tensor:
 
 def normalize_hybrid_measured(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the mixed statistics; add the batch to those of the pass."""
-    layer.watch(x)
+    layer.accumulate(x)
     return normalize_hybrid(layer, x)
 
 
-def normalize_hybrid_surveyed(layer: FedBatchNorm, x: Tensor) -> Tensor:
+def normalize_hybrid_calibrated(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the mixed statistics; add these to the survey, not the batch's own."""
     mean, var = _mix(layer, x)
     mixed = Moments(x.numel() / x.shape[1], mean.detach(), var.detach())
-    layer.round.watch(mixed, rows=len(x))
+    layer.recorder.accumulate(mixed, rows=len(x))
     return _normalize(layer, x, mean, var)
 
 
 def _mix(layer: FedBatchNorm, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean and variance with which a batch is normalised."""
     share = _mixing_share(layer)
-    shared_mean, shared_var, _ = layer.tracked()
+    shared_mean, shared_var, _ = layer.running_buffers()
     var, mean = torch.var_mean(exact_values(x), [0, *range(2, x.dim())], correction=0)
     return torch.lerp(shared_mean, mean, share), torch.lerp(shared_var, var, share)
 

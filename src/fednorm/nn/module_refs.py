@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fednorm.core.layer import NormLayer
-from fednorm.core.strategy import Kept
+from fednorm.core.strategy import SkippedLayer
 
 _Container: TypeAlias = dict[Any, Any] | list[Any] | tuple[Any, ...]
 _CONTAINERS = (dict, list, tuple)
@@ -52,19 +52,19 @@ def _entries(container: _Container) -> Iterable[tuple[Any, Any]]:
     return container.items() if isinstance(container, dict) else enumerate(container)
 
 
-def list_skipped_layers(model: nn.Module, made: Iterable[nn.Module]) -> tuple[Kept, ...]:
+def list_skipped_layers(model: nn.Module, made: Iterable[nn.Module]) -> tuple[SkippedLayer, ...]:
     """Return the layers with running statistics that a conversion left alone."""
     registered = set(model.modules())
     new = {part for module in made for part in module.modules()}
     left = []
     for path, module in model.named_modules():
         if module not in new and (reason := _explain_skip(module)):
-            left.append(Kept(path, type(module).__name__, reason))
+            left.append(SkippedLayer(path, type(module).__name__, reason))
         for attribute, value in vars(module).items():
             if isinstance(value, _HOLDERS):
                 where = f"{path}.{attribute}".lstrip(".")
                 hidden = _find_hidden(value, registered)
-                left += [Kept(where, type(layer).__name__, _HIDDEN) for layer in hidden]
+                left += [SkippedLayer(where, type(layer).__name__, _HIDDEN) for layer in hidden]
     return tuple(left)
 
 

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from fednorm.nn.batch_norm import FedBatchNorm
 
 
-def batch(layer: FedBatchNorm, x: Tensor) -> Tensor:
+def batch_stats(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the batch's own statistics; the running ones follow as in torch."""
-    momentum = layer.advance()
-    if layer.round.session.sizes:
+    momentum = layer.count_batch()
+    if layer.recorder.context.client_sizes:
         return normalize_per_client(layer, x, momentum)
     return functional.batch_norm(
         x,
@@ -47,46 +47,46 @@ def batch(layer: FedBatchNorm, x: Tensor) -> Tensor:
     )
 
 
-def recorded(layer: FedBatchNorm, x: Tensor) -> Tensor:
+def batch_stats_recorded(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the batch's own statistics; record its moments."""
-    layer.record(x)
-    return untracked(layer, x)
+    layer.record_batch(x)
+    return batch_stats_untracked(layer, x)
 
 
-def untracked(layer: FedBatchNorm, x: Tensor) -> Tensor:
+def batch_stats_untracked(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the batch's own statistics; record nothing."""
-    if layer.round.session.sizes:
+    if layer.recorder.context.client_sizes:
         return normalize_per_client(layer, x, None)
     return functional.batch_norm(
         x, None, None, layer.weight, layer.bias, training=True, eps=layer.eps
     )
 
 
-def surveyed(layer: FedBatchNorm, x: Tensor) -> Tensor:
+def calibrate_batch(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the batch's own statistics; add it to the survey."""
-    layer.watch(x)
-    return untracked(layer, x)
+    layer.accumulate(x)
+    return batch_stats_untracked(layer, x)
 
 
-def averaged(layer: FedBatchNorm, x: Tensor) -> Tensor:
+def calibrate_averaged(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the batch's own statistics; average them with those of the pass so far."""
-    layer.average(x)
-    return untracked(layer, x)
+    layer.average_batch(x)
+    return batch_stats_untracked(layer, x)
 
 
-def watched(layer: FedBatchNorm, x: Tensor) -> Tensor:
+def calibrate_shared(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the shared statistics; add the batch to the survey."""
-    layer.watch(x)
-    return frozen(layer, x)
+    layer.accumulate(x)
+    return frozen_stats(layer, x)
 
 
-def running(layer: FedBatchNorm, x: Tensor) -> Tensor:
+def shared_stats(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the shared statistics, constants for the gradient; record the moments."""
-    layer.record(x)
-    return frozen(layer, x)
+    layer.record_batch(x)
+    return frozen_stats(layer, x)
 
 
-def frozen(layer: FedBatchNorm, x: Tensor) -> Tensor:
+def frozen_stats(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the shared statistics, as in evaluation; record nothing."""
     return functional.batch_norm(
         x,
@@ -99,7 +99,7 @@ def frozen(layer: FedBatchNorm, x: Tensor) -> Tensor:
     )
 
 
-SILENT = (frozen, untracked)  # after these a layer has nothing to report
+SILENT = (frozen_stats, batch_stats_untracked)  # after these a layer has nothing to report
 
 
 def normalize_per_client(layer: FedBatchNorm, x: Tensor, momentum: float | None) -> Tensor:
@@ -108,7 +108,7 @@ def normalize_per_client(layer: FedBatchNorm, x: Tensor, momentum: float | None)
     With a momentum, the running statistics become the mean of those that the clients would have,
     weighted by the sizes of their parts; with None they stay fixed.
     """
-    sizes = layer.round.session.sizes
+    sizes = layer.recorder.context.client_sizes
     mean, var = layer.running_mean, layer.running_var
     if momentum is None or mean is None or var is None:
         return _normalize_parts(layer, x, None, None, 0.0)
@@ -130,7 +130,7 @@ def _normalize_parts(
     layer: FedBatchNorm, x: Tensor, means: Tensor | None, variances: Tensor | None, momentum: float
 ) -> Tensor:
     """Normalise the parts; torch updates the clients' rows of `means` and `variances`."""
-    sizes = layer.round.session.sizes
+    sizes = layer.recorder.context.client_sizes
     if len(set(sizes)) == 1:
         return _normalize_as_channels(layer, x, means, variances, momentum)
     parts = [
@@ -166,7 +166,7 @@ def _normalize_as_channels(
     A model may have folded more into the batch, such as the positions of a sequence: then several
     rows in succession are one sample's.
     """
-    sizes = layer.round.session.sizes
+    sizes = layer.recorder.context.client_sizes
     count, folded = len(sizes), len(x) // sum(sizes)
     by_client = x
     if folded != 1:

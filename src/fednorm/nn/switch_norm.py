@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fednorm.core.layer import Session
+from fednorm.core.layer import RoundContext
 from fednorm.core.moments import Moments, exact_values
 from fednorm.core.strategy import Conversion
 from fednorm.nn import convert
@@ -34,7 +34,7 @@ from fednorm.nn.batch_norm import (
     FedBatchNorm2d,
     FedBatchNorm3d,
     FedSyncBatchNorm,
-    Round,
+    LayerRecorder,
 )
 from fednorm.nn.errors import ConversionError
 
@@ -42,32 +42,34 @@ _Pair: TypeAlias = tuple[Tensor, Tensor]  # mean and variance
 _PARTS = 3  # instance, layer, batch: in this order in the mixing weights
 
 
-def normalize_switched(layer: "SwitchNorm", x: Tensor) -> Tensor:
+def normalize_switched(layer: "SwitchableNorm", x: Tensor) -> Tensor:
     """Mix in the batch's own statistics; the running ones follow as in torch."""
     y = _normalize_mixed(layer, x, _measure_batch(x))
-    momentum, moments = layer.advance(), Moments.of(x.detach())
+    momentum, moments = layer.count_batch(), Moments.of(x.detach())
     if layer.running_mean is not None and layer.running_var is not None:
         layer.running_mean.lerp_(moments.mean, momentum)
         layer.running_var.lerp_(moments.unbiased_var, momentum)
     return y
 
 
-def normalize_switched_recorded(layer: "SwitchNorm", x: Tensor) -> Tensor:
+def normalize_switched_recorded(layer: "SwitchableNorm", x: Tensor) -> Tensor:
     """Mix in the batch's own statistics; record its moments."""
-    layer.record(x)
+    layer.record_batch(x)
     return _normalize_mixed(layer, x, _measure_batch(x))
 
 
-def normalize_switched_surveyed(layer: "SwitchNorm", x: Tensor) -> Tensor:
+def normalize_switched_calibrated(layer: "SwitchableNorm", x: Tensor) -> Tensor:
     """Mix in the batch's own statistics; add it to the survey."""
-    layer.watch(x)
+    layer.accumulate(x)
     return _normalize_mixed(layer, x, _measure_batch(x))
 
 
-class SwitchNorm(FedBatchNorm):
+class SwitchableNorm(FedBatchNorm):
     """What the layers below share: two vectors of mixing weights, all equal at first."""
 
-    round = Round(normalize_switched, Session(), "")  # of a layer that has taken part in no round
+    round = LayerRecorder(
+        normalize_switched, RoundContext(), ""
+    )  # of a layer that has taken part in no round
     mean_mix: nn.Parameter
     var_mix: nn.Parameter
 
@@ -83,28 +85,28 @@ class SwitchNorm(FedBatchNorm):
         return self.round.rule(self, input)
 
 
-class SwitchNorm1d(SwitchNorm, FedBatchNorm1d):
+class SwitchNorm1d(SwitchableNorm, FedBatchNorm1d):
     """In the place of BatchNorm1d."""
 
 
-class SwitchNorm2d(SwitchNorm, FedBatchNorm2d):
+class SwitchNorm2d(SwitchableNorm, FedBatchNorm2d):
     """In the place of BatchNorm2d."""
 
 
-class SwitchNorm3d(SwitchNorm, FedBatchNorm3d):
+class SwitchNorm3d(SwitchableNorm, FedBatchNorm3d):
     """In the place of BatchNorm3d."""
 
 
-class SwitchSyncNorm(SwitchNorm, FedSyncBatchNorm):
+class SwitchSyncNorm(SwitchableNorm, FedSyncBatchNorm):
     """In the place of SyncBatchNorm."""
 
 
-_SWITCHED: dict[type[_BatchNorm], type[SwitchNorm]] = {
+_SWITCHED: dict[type[_BatchNorm], type[SwitchableNorm]] = {
     FedBatchNorm1d: SwitchNorm1d,
     FedBatchNorm2d: SwitchNorm2d,
     FedBatchNorm3d: SwitchNorm3d,
     FedSyncBatchNorm: SwitchSyncNorm,
-    FedBatchNorm: SwitchNorm,
+    FedBatchNorm: SwitchableNorm,
 }
 
 
@@ -112,7 +114,7 @@ def to_switch_norm(model: nn.Module, *, momentum: float | str | None = "layer") 
     """Convert every BatchNorm layer to one that mixes; γ, β and statistics stay as they are."""
 
     def make(path: str, layer: _BatchNorm) -> nn.Module:
-        if isinstance(layer, SwitchNorm):
+        if isinstance(layer, SwitchableNorm):
             return layer
         if type(layer) not in _SWITCHED:
             raise ConversionError(
@@ -123,7 +125,7 @@ def to_switch_norm(model: nn.Module, *, momentum: float | str | None = "layer") 
         _add_mixing_weights(layer)
         return layer
 
-    federated = convert.federate(model, momentum=momentum, tracking=True)
+    federated = convert.to_fed_batch_norm(model, momentum=momentum, tracking=True)
     mixing = convert.replace(federated.model, make)
     steps = zip(federated.replaced, mixing.replaced, strict=True)
     return replace(mixing, replaced=tuple(replace(old, after=new.after) for old, new in steps))
@@ -147,7 +149,7 @@ def _measure_batch(x: Tensor) -> _Pair:
     return mean, var
 
 
-def _normalize_mixed(layer: SwitchNorm, x: Tensor, batch: _Pair) -> Tensor:
+def _normalize_mixed(layer: SwitchableNorm, x: Tensor, batch: _Pair) -> Tensor:
     """Normalise with the mixture of instance, layer and batch statistics."""
     samples, channels, *space = x.shape
     values = exact_values(x).reshape(samples, channels, math.prod(space))

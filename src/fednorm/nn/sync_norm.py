@@ -13,13 +13,13 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from fednorm.core.moments import Moments, exact_values
-from fednorm.nn.rules import per_channel, untracked
+from fednorm.nn.rules import batch_stats_untracked, per_channel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fednorm.core.exchange import Exchange
-    from fednorm.core.layer import NormRule, Session
+    from fednorm.core.layer import NormRule, RoundContext
     from fednorm.nn.batch_norm import FedBatchNorm
 
 
@@ -32,16 +32,18 @@ def make_sync_rule(*, shared_message: bool = False, follow: bool = False) -> Nor
     """
 
     def rule(layer: FedBatchNorm, x: Tensor) -> Tensor:
-        site = f"{layer.round.site}#{layer.round.seen}"  # a layer may be called twice in a step
-        if layer.round.session.step > 0:
-            layer.record(x)
-            return untracked(layer, x)
-        around, _, _ = layer.tracked()
+        site = (
+            f"{layer.recorder.site}#{layer.recorder.seen}"  # a layer may be called twice in a step
+        )
+        if layer.recorder.context.step > 0:
+            layer.record_batch(x)
+            return batch_stats_untracked(layer, x)
+        around, _, _ = layer.running_buffers()
         values = exact_values(x)
-        place = _Place.of(layer.round.session, x, site)
+        place = _Site.of(layer.recorder.context, x, site)
         mean, var = place.moments(values.detach(), around if shared_message else None)
-        layer.record(x, Moments(x.numel() / x.shape[1], mean, var) if follow else None)
-        normalised: Tensor = _Synchronised.apply(values, mean, var, layer.eps, place)  # type: ignore[no-untyped-call]
+        layer.record_batch(x, Moments(x.numel() / x.shape[1], mean, var) if follow else None)
+        normalised: Tensor = _Synchronized.apply(values, mean, var, layer.eps, place)  # type: ignore[no-untyped-call]
         if layer.weight is None:
             return normalised.clone()  # kept for the backward pass; what follows may work in place
         scaled = normalised * per_channel(layer.weight, x)
@@ -51,7 +53,7 @@ def make_sync_rule(*, shared_message: bool = False, follow: bool = False) -> Nor
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Site:
     """Where a client is in its round, and what its values weigh there.
 
     A client's statistics weigh what its update weighs, times the values per example in the layer.
@@ -64,7 +66,7 @@ class _Place:
     values: float  # per sample
 
     @classmethod
-    def of(cls, session: Session, x: Tensor, site: str) -> _Place:
+    def of(cls, session: RoundContext, x: Tensor, site: str) -> _Site:
         samples = session.samples or len(x)
         values = x.numel() / x.shape[1] / samples
         return cls(session.exchange, site, samples, session.examples or samples, values)
@@ -86,13 +88,11 @@ class _Place:
         return around + first, (second - first.square()).clamp_min(0)
 
 
-class _Synchronised(torch.autograd.Function):
+class _Synchronized(torch.autograd.Function):
     """Normalisation by the mean and variance of all clients' batches."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, mean: Tensor, var: Tensor, eps: float, place: _Place
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, mean: Tensor, var: Tensor, eps: float, place: _Site) -> Tensor:
         scale = torch.rsqrt(var + eps)
         normalised = (x - per_channel(mean, x)) * per_channel(scale, x)
         ctx.save_for_backward(normalised, scale)

@@ -42,7 +42,7 @@ class StandardizedConv(_ConvNd):
     standard = Standard(scale_by_fan_in=False, eps=1e-6, bias=True)
     gain: nn.Parameter | None
 
-    def standardized_weight(self) -> Tensor:
+    def standardize_weight(self) -> Tensor:
         """Return the kernels that the layer convolves with."""
         rows = self.weight.flatten(1)
         fan_in, eps = rows.shape[1], self.standard.eps
@@ -59,7 +59,7 @@ class StandardizedConv(_ConvNd):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's own name)
         """Convolve with the standardised kernels."""
         bias = self.bias if self.standard.bias else None
-        return self._conv_forward(input, self.standardized_weight(), bias)
+        return self._conv_forward(input, self.standardize_weight(), bias)
 
 
 class StandardizedConv1d(StandardizedConv, nn.Conv1d):

@@ -7,7 +7,7 @@ from math import sqrt
 from typing import Any, Literal, TypeAlias
 
 from fednorm.experiment.result import Summary
-from fednorm.experiment.story import Panel
+from fednorm.experiment.story import PanelResult
 from fednorm.report.format import keep_finite
 from fednorm.report.verdict import all_diverged
 
@@ -87,7 +87,7 @@ class Agreement:
         }
 
 
-def compare_published(panel: Panel) -> Agreement | None:
+def compare_published(panel: PanelResult) -> Agreement | None:
     """Compare a panel with its published numbers, or return None if it has none."""
     if not panel.published:
         return None
@@ -102,13 +102,13 @@ def compare_published(panel: Panel) -> Agreement | None:
     return Agreement(tuple(rows), _compare_pairs([row for row in rows if row.gap is not None]))
 
 
-def _find_published(panel: Panel, label: str) -> tuple[float | None, float | None]:
+def _find_published(panel: PanelResult, label: str) -> tuple[float | None, float | None]:
     """Return the published mean and its standard deviation; without a mean there is neither."""
     mean = keep_finite(panel.published.get(label))
     return mean, None if mean is None else keep_finite(panel.published_std.get(label))
 
 
-def _make_row(summary: Summary, panel: Panel) -> Row:
+def _make_row(summary: Summary, panel: PanelResult) -> Row:
     seeds = sum(bool(run.history) for run in summary.runs)
     mean = (
         None

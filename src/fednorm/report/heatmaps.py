@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fednorm.experiment.result import Comparison
-from fednorm.experiment.story import Panel, Story
+from fednorm.experiment.story import FigureResult, PanelResult
 from fednorm.report.format import format_points, keep_finite
 from fednorm.report.styles import render_svg
 
@@ -30,8 +30,8 @@ _CELL, _MARGIN = (0.8, 0.42), (1.6, 1.1)  # inches
 _LETTER = 0.085  # inches of a label's letter
 _IN_A_ROW = 2
 _DARK = 0.6  # share of the scale from which a cell needs light digits
-_FAULT_KEYS = ("attack", "attack_target", "byzantine", "dropout")
-_DEFENCE_KEYS = ("aggregate", "aggregate_statistics", "minimum_replies")
+_FAULT_KEYS = ("attack", "attack_target", "byzantine", "client_dropout")
+_DEFENCE_KEYS = ("aggregator", "statistics_aggregator", "min_replies")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class HeatMap:
     cells: Mapping[tuple[str, str], float]  # points
 
 
-def collect_gap_maps(story: Story) -> list[HeatMap]:
+def collect_gap_maps(story: FigureResult) -> list[HeatMap]:
     """Return the maps of a story, or none if it does not ask for them."""
     if story.heat is None:
         return []
@@ -56,7 +56,7 @@ def collect_gap_maps(story: Story) -> list[HeatMap]:
     return [_make_map(title, cells) for title, cells in found.items()]
 
 
-def describe_gaps(story: Story) -> str:
+def describe_gaps(story: FigureResult) -> str:
     """Say in how many settings one method ends above the other."""
     gaps = [gap for one in collect_gap_maps(story) for gap in one.cells.values()]
     if story.heat is None or not gaps:
@@ -85,7 +85,7 @@ def _parse_title(title: str) -> tuple[str, str, str]:
     return ", ".join(part for part in rest if part), row, column
 
 
-def _measure_gap(panel: Panel, ahead: str, behind: str) -> float | None:
+def _measure_gap(panel: PanelResult, ahead: str, behind: str) -> float | None:
     finals = {s.strategy: keep_finite(s.accuracy) for s in panel.comparison.summaries()}
     one, other = finals.get(ahead), finals.get(behind)
     return None if one is None or other is None else 100 * (one - other)
@@ -98,7 +98,7 @@ def draw_gap_maps(maps: Sequence[HeatMap], heat: tuple[str, str], ink: str) -> F
     return _draw_maps(maps, title, ink, colors=("PRGn_r", -most, most), sign="+")
 
 
-def render_gap_maps(story: Story) -> str:
+def render_gap_maps(story: FigureResult) -> str:
     """Render the maps of two methods' difference as an SVG element, or nothing."""
     maps = collect_gap_maps(story)
     if not story.heat or not maps:
@@ -150,13 +150,13 @@ def draw_grid_maps(comparison: Comparison, ink: str) -> Figure:
     return _draw_maps(maps, title, ink, colors=("Blues", 0.0, 100.0), sign="")
 
 
-def render_grid_maps(story: Story) -> str:
+def render_grid_maps(story: FigureResult) -> str:
     """Render the maps of a swept comparison as an SVG element, or nothing."""
     swept = find_swept(story)
     return render_svg(partial(draw_grid_maps, swept), "grid") if swept else ""
 
 
-def find_swept(story: Story) -> Comparison | None:
+def find_swept(story: FigureResult) -> Comparison | None:
     """Return the only comparison of a story if it was swept over attacks and defences."""
     only = story.panels[0].comparison if len(story.panels) == 1 else None
     return only if only and collect_grid_maps(only) else None

@@ -12,7 +12,7 @@ from html import escape
 from importlib.resources import files
 
 from fednorm.experiment.result import RunResult
-from fednorm.experiment.story import Panel, Story
+from fednorm.experiment.story import FigureResult, PanelResult
 from fednorm.report.agreement import RULE, compare_published
 from fednorm.report.curves import NARROW, WIDE, render_panel
 from fednorm.report.diagnostic_plots import (
@@ -48,7 +48,7 @@ Looks = Mapping[str, Style]  # of all methods of the page, by label
 _HINT = "Point at the curves, or focus them and use the arrow keys, for values. "
 
 
-def render_page(story: Story) -> str:
+def render_page(story: FigureResult) -> str:
     """Return the page; all that comes from labels, config and errors is escaped."""
     drawn = collect_plots(story)
     body = "\n".join(section for section in _write_sections(story, drawn) if section)
@@ -66,7 +66,7 @@ def render_page(story: Story) -> str:
     )
 
 
-def _write_sections(story: Story, drawn: Plots) -> Iterator[str]:
+def _write_sections(story: FigureResult, drawn: Plots) -> Iterator[str]:
     yield from _introduce(story)
     yield from _list_cuts(story)
     yield from _show_finals(story, drawn)
@@ -104,7 +104,7 @@ def _embed(drawn: Plots) -> str:
     return text.replace("<", "\\u003c")
 
 
-def _introduce(story: Story) -> Iterator[str]:
+def _introduce(story: FigureResult) -> Iterator[str]:
     """Ask the question, answer it panel by panel, and list what qualifies the answer."""
     yield _paragraph("title", story.title)
     yield _heading(1, story.question)
@@ -120,7 +120,7 @@ def _introduce(story: Story) -> Iterator[str]:
         yield _paragraph("caveats", sentence)
 
 
-def _state_verdict(panel: Panel) -> str:
+def _state_verdict(panel: PanelResult) -> str:
     title = f"<b>{escape(panel.title)}</b> " if panel.title else ""
     found = compare_published(panel)
     order = f" <em>{escape(found.statement())}</em>" if found else ""
@@ -129,14 +129,14 @@ def _state_verdict(panel: Panel) -> str:
     return f'<p class="verdict">{title}{escape(text)}{order}</p>'
 
 
-def _list_cuts(story: Story) -> Iterator[str]:
+def _list_cuts(story: FigureResult) -> Iterator[str]:
     """Say how the setting differs from the published one."""
     if story.cuts:
         yield _heading(2, "What was cut")
         yield _list([escape(cut) for cut in story.cuts], "cuts")
 
 
-def _say_once(story: Story, sentences: Sequence[Sequence[str]]) -> Iterator[str]:
+def _say_once(story: FigureResult, sentences: Sequence[Sequence[str]]) -> Iterator[str]:
     """Join the sentences of the panels, each once, with the panels that it is true of."""
     for sentence in dict.fromkeys(s for some in sentences for s in some):
         of = [p.title for p, some in zip(story.panels, sentences, strict=True) if sentence in some]
@@ -144,7 +144,7 @@ def _say_once(story: Story, sentences: Sequence[Sequence[str]]) -> Iterator[str]
         yield sentence if everywhere else f"{', '.join(of)}: {sentence}"
 
 
-def _show_finals(story: Story, drawn: Plots) -> Iterator[str]:
+def _show_finals(story: FigureResult, drawn: Plots) -> Iterator[str]:
     """Show final values against what the panels differ in."""
     if drawn.finals:
         yield _heading(2, f"Final {drawn.finals.metric} by {drawn.finals.axis}")
@@ -156,7 +156,7 @@ def _show_finals(story: Story, drawn: Plots) -> Iterator[str]:
         yield _paragraph("caption", f"{_name_metrics(story)} at the last evaluation.{hollow}")
 
 
-def _show_gap_maps(story: Story) -> Iterator[str]:
+def _show_gap_maps(story: FigureResult) -> Iterator[str]:
     """Show by how many points one method is ahead of another, panel by panel."""
     if story.heat and (drawn := render_gap_maps(story)):
         ahead, behind = story.heat
@@ -167,7 +167,7 @@ def _show_gap_maps(story: Story) -> Iterator[str]:
         )
 
 
-def _show_grid_maps(story: Story) -> Iterator[str]:
+def _show_grid_maps(story: FigureResult) -> Iterator[str]:
     """Show final values of a comparison that was swept over attacks and defences."""
     if drawn := render_grid_maps(story):
         yield _heading(2, "Attacks and defences")
@@ -177,7 +177,7 @@ def _show_grid_maps(story: Story) -> Iterator[str]:
         )
 
 
-def _show_curves(story: Story, drawn: Plots) -> Iterator[str]:
+def _show_curves(story: FigureResult, drawn: Plots) -> Iterator[str]:
     """Show the curves of every panel under one legend."""
     if not drawn.panels and (drawn.finals or story.heat):
         return
@@ -204,16 +204,16 @@ def _show_curves(story: Story, drawn: Plots) -> Iterator[str]:
     yield f'<p class="caption"><span class="hint">{_HINT}</span>{text}</p>'
 
 
-def _list_settings(story: Story) -> list[str]:
+def _list_settings(story: FigureResult) -> list[str]:
     return list(dict.fromkeys(describe_setting(panel.comparison.config) for panel in story.panels))
 
 
-def _name_metrics(story: Story) -> str:
+def _name_metrics(story: FigureResult) -> str:
     names = dict.fromkeys(panel.comparison.metric for panel in story.panels)
     return capitalize(" and ".join(names) or "accuracy")
 
 
-def _compare_published(story: Story, drawn: Plots) -> Iterator[str]:
+def _compare_published(story: FigureResult, drawn: Plots) -> Iterator[str]:
     """Put published and measured numbers side by side."""
     if not any(panel.published for panel in story.panels):
         return
@@ -228,7 +228,7 @@ def _compare_published(story: Story, drawn: Plots) -> Iterator[str]:
     yield _paragraph("caption", f"Gap: measured minus published, in points. {RULE}")
 
 
-def _compare_exchanges(story: Story, drawn: Plots) -> Iterator[str]:
+def _compare_exchanges(story: FigureResult, drawn: Plots) -> Iterator[str]:
     """Put published and measured numbers of exchanges side by side."""
     for panel in story.panels:
         if rows := compare_exchanges(panel):
@@ -237,7 +237,7 @@ def _compare_exchanges(story: Story, drawn: Plots) -> Iterator[str]:
             yield _table(list(rows[0]), rows, drawn.looks)
 
 
-def _show_results(story: Story, drawn: Plots) -> Iterator[str]:
+def _show_results(story: FigureResult, drawn: Plots) -> Iterator[str]:
     """Show the table of every panel."""
     yield _heading(2, "Results")
     for panel in story.panels:
@@ -249,7 +249,7 @@ def _show_results(story: Story, drawn: Plots) -> Iterator[str]:
         yield _paragraph("caption", sentences)
 
 
-def _show_diagnostics(story: Story, drawn: Plots) -> Iterator[str]:
+def _show_diagnostics(story: FigureResult, drawn: Plots) -> Iterator[str]:
     """Show what was recorded of statistics and gradients."""
     recorded = [panel for panel in story.panels if list_diagnosed(panel.comparison)]
     if recorded:
@@ -263,7 +263,7 @@ def _show_diagnostics(story: Story, drawn: Plots) -> Iterator[str]:
         yield _paragraph("caption", explain_diagnostics(panel.comparison))
 
 
-def _list_failures(story: Story) -> Iterator[str]:
+def _list_failures(story: FigureResult) -> Iterator[str]:
     """List the runs that did not finish, with the whole message."""
     failed = [
         _describe_failure(run, panel.title)
@@ -284,7 +284,7 @@ def _describe_failure(run: RunResult, where: str) -> str:
     return f"{head} after {rounds}{message}"
 
 
-def _list_clients(story: Story) -> Iterator[str]:
+def _list_clients(story: FigureResult) -> Iterator[str]:
     """List what each client reaches, where that was measured."""
     listed = {
         ", ".join(filter(None, (panel.title, run.strategy, f"seed {run.seed}"))): " · ".join(
@@ -305,7 +305,7 @@ def _list_clients(story: Story) -> Iterator[str]:
             yield _paragraph("caption", sentence)
 
 
-def _show_setup(story: Story) -> Iterator[str]:
+def _show_setup(story: FigureResult) -> Iterator[str]:
     """Give command, config, seeds and versions; what panels share stands there once."""
     yield _heading(2, "What was run")
     yield "<p>To repeat it:</p>"

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any, TypeAlias
 
 from fednorm.experiment.result import RunResult, Summary
-from fednorm.experiment.story import Panel, Story
+from fednorm.experiment.story import FigureResult, PanelResult
 from fednorm.report.format import keep_finite
 from fednorm.report.styles import Style, choose_styles
 
@@ -94,7 +94,7 @@ class Plots:
         return {"title": plot.title, "metric": plot.metric, "x": plot.x, "curves": list(curves)}
 
 
-def collect_plots(story: Story) -> Plots:
+def collect_plots(story: FigureResult) -> Plots:
     """Return what is drawn of a story."""
     drawn = tuple(_collect_plot(panel) for panel in story.curve_panels)
     runs = (run.strategy for panel in story.panels for run in panel.comparison.runs)
@@ -110,7 +110,7 @@ def collect_plots(story: Story) -> Plots:
     )
 
 
-def _collect_plot(panel: Panel) -> Plot:
+def _collect_plot(panel: PanelResult) -> Plot:
     summaries = panel.comparison.summaries()
     lines = {s.strategy: average_accuracy(s.runs) for s in summaries}
     ends = {s.strategy: find_divergences(s.runs) for s in summaries}
@@ -152,7 +152,7 @@ def find_divergences(runs: Sequence[RunResult]) -> list[tuple[int, float]]:
     ]
 
 
-def _collect_finals(story: Story) -> Finals | None:
+def _collect_finals(story: FigureResult) -> Finals | None:
     """Return what is drawn, or None if the story does not ask for it."""
     if not story.finals or not story.panels:
         return None

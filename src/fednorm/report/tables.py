@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fednorm.experiment.result import Comparison, RunResult, Summary
-from fednorm.experiment.story import Panel, Story
+from fednorm.experiment.story import FigureResult, PanelResult
 from fednorm.report.agreement import Agreement, Row, compare_published
 from fednorm.report.format import (
     MISSING,
@@ -170,7 +170,7 @@ def _list_notes(summary: Summary, seeds: int) -> list[str]:
     for what, count in _count_lost(summary.runs).items():
         if count:
             notes.append(f"{count} {'reply' if count == 1 else 'replies'} {what}")
-    if repeated := sum(run.repeated for run in summary.runs):
+    if repeated := sum(run.retries for run in summary.runs):
         notes.append(f"{repeated} {'attempt' if repeated == 1 else 'attempts'} repeated")
     return notes
 
@@ -179,7 +179,7 @@ def _count_lost(runs: Iterable[RunResult]) -> dict[str, int]:
     listed = list(runs)
     return {
         "rejected": sum(run.rejected for run in listed),
-        "lost": sum(run.vanished for run in listed),
+        "lost": sum(run.dropped_out for run in listed),
     }
 
 
@@ -210,7 +210,7 @@ def _compare_row(row: Row, measured: str) -> dict[str, Cell]:
     }
 
 
-def compare_exchanges(panel: Panel) -> list[dict[str, Cell]]:
+def compare_exchanges(panel: PanelResult) -> list[dict[str, Cell]]:
     """Return published and counted exchanges of each method; nothing if none were published."""
     if not panel.published_exchanges:
         return []
@@ -228,18 +228,18 @@ def compare_exchanges(panel: Panel) -> list[dict[str, Cell]]:
     return rows
 
 
-def build_story_table(story: Story) -> Group:
+def build_story_table(story: FigureResult) -> Group:
     """Return the panels one below the other."""
     return Group(*_list_parts(story))
 
 
-def _list_parts(story: Story) -> Iterator[RenderableType]:
+def _list_parts(story: FigureResult) -> Iterator[RenderableType]:
     for panel in story.panels:
         yield from _show_panel(panel)
         yield Text()
 
 
-def _show_panel(panel: Panel) -> Iterator[RenderableType]:
+def _show_panel(panel: PanelResult) -> Iterator[RenderableType]:
     found = compare_published(panel)
     if rows := compare_exchanges(panel):
         yield Text("Exchanges a round, published and counted", style="bold")

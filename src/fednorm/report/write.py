@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fednorm.experiment.result import SCHEMA, Comparison, without_nan
-from fednorm.experiment.story import Panel, Story
+from fednorm.experiment.result import SCHEMA, Comparison, replace_nan
+from fednorm.experiment.story import FigureResult, PanelResult
 from fednorm.report.agreement import compare_published
 from fednorm.report.curves import draw_figure
 from fednorm.report.format import describe_setting
@@ -32,17 +32,17 @@ def write_comparison(comparison: Comparison, folder: Path) -> Path:
     return _write(tell_story(comparison), comparison.to_json(), folder)
 
 
-def tell_story(comparison: Comparison) -> Story:
+def tell_story(comparison: Comparison) -> FigureResult:
     """Return a comparison that reproduces nothing as a story: one panel without a title."""
-    return Story(
+    return FigureResult(
         title="",
         question=QUESTION,
         command="fednorm run config.toml",
-        panels=(Panel("", comparison),),
+        panels=(PanelResult("", comparison),),
     )
 
 
-def write_story(story: Story, folder: Path) -> Path:
+def write_story(story: FigureResult, folder: Path) -> Path:
     """Write results.json with all panels, curves.png and report.html; return the page's path."""
     record = {
         "schema": SCHEMA,
@@ -56,7 +56,7 @@ def write_story(story: Story, folder: Path) -> Path:
     return _write(story, record, folder)
 
 
-def _record_panel(panel: Panel) -> dict[str, Any]:
+def _record_panel(panel: PanelResult) -> dict[str, Any]:
     found = compare_published(panel)
     return {
         "title": panel.title,
@@ -68,11 +68,11 @@ def _record_panel(panel: Panel) -> dict[str, Any]:
     }
 
 
-def _write(story: Story, record: Mapping[str, Any], folder: Path) -> Path:
+def _write(story: FigureResult, record: Mapping[str, Any], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     report = folder / "report.html"
     with replace_file(folder / "results.json") as path:
-        text = json.dumps(without_nan(record), indent=2, allow_nan=False)
+        text = json.dumps(replace_nan(record), indent=2, allow_nan=False)
         path.write_text(text + "\n", encoding="utf-8")
     with replace_file(folder / "curves.png") as path:
         write_curves(story, path)
@@ -81,7 +81,7 @@ def _write(story: Story, record: Mapping[str, Any], folder: Path) -> Path:
     return report
 
 
-def write_curves(story: Story, path: Path) -> None:
+def write_curves(story: FigureResult, path: Path) -> None:
     """Write the curves of all panels as one PNG; of a grid that was swept, its heat maps."""
     title = story.title or " – ".join(describe_setting(p.comparison.config) for p in story.panels)
     maps = collect_gap_maps(story)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fednorm.core.registry import unknown
-from fednorm.experiment.load import ConfigError, read
+from fednorm.experiment.load import ConfigError, read_toml
 
 
 class PanelSpec(BaseModel):
@@ -66,14 +66,16 @@ def find_configs() -> Path:
 def list_figures() -> dict[str, Figure]:
     """Return every published table and figure by name."""
     # Other experiments lie in the same folder; they have no source.
-    found = {path.stem: read(path) for path in sorted(find_configs().glob("*.toml"), key=_sort_key)}
+    found = {
+        path.stem: read_toml(path) for path in sorted(find_configs().glob("*.toml"), key=_sort_key)
+    }
     return {name: _validate(name, values) for name, values in found.items() if "source" in values}
 
 
 def find_figure(name: str) -> Figure:
     """Return the figure of that name, or that the file describes."""
     if name.endswith(".toml"):
-        return _validate(name, read(Path(name)))
+        return _validate(name, read_toml(Path(name)))
     known = list_figures()
     if name not in known:
         raise unknown("table or figure", name, known)

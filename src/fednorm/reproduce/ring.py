@@ -18,15 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from fednorm.algorithms.dsgd import DSGD
-from fednorm.core.messages import Batches, Running
+from fednorm.core.messages import Batches, RunningStats
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.data.dataset import random_generator
 from fednorm.data.datasets.synthetic import Ring
 from fednorm.engines import lockstep, simulate
-from fednorm.engines.centralized import Merged
-from fednorm.experiment.environment import environment, threads
-from fednorm.strategies import strategy
+from fednorm.engines.centralized import MergedClients
+from fednorm.experiment.environment import describe_environment, limit_threads
+from fednorm.strategies import create_strategy
 
 TAG = 401
 
@@ -55,7 +55,7 @@ class Draws:
         own = self.x[round_ - 1, client], self.y[round_ - 1, client]
         return Batches(client, [own], examples=POINTS)
 
-    def everything(self, client: ClientId) -> Batches:
+    def all_batches(self, client: ClientId) -> Batches:
         """Return all points that a client ever draws."""
         steps = list(zip(self.x[:, client], self.y[:, client], strict=True))
         return Batches(client, steps, examples=POINTS * len(steps))
@@ -102,7 +102,7 @@ class RingResult:
         extreme = [outcome for outcome in self.outcomes if outcome.gamma == GAMMAS[0]]
         return {
             "schema": 1,
-            "environment": environment(),
+            "environment": describe_environment(),
             "setting": {
                 "clients": CLIENTS,
                 "points": POINTS,
@@ -137,7 +137,7 @@ def _record(outcome: Outcome) -> dict[str, Any]:
 def run_ring(rounds: int = 100, seed: int = 0) -> RingResult:
     """Normalise the same points with every method at every level of heterogeneity."""
     drawn = {gamma: draw_points(gamma, rounds, seed) for gamma in GAMMAS}
-    with threads(1):  # more would wait for each other: the tensors are tiny
+    with limit_threads(1):  # more would wait for each other: the tensors are tiny
         outcomes = [
             outcome for gamma in GAMMAS for outcome in _compare_methods(gamma, drawn[gamma])
         ]
@@ -174,7 +174,7 @@ class Normalised:
     """What one layer made of the points, and what it knows in the end."""
 
     points: Tensor  # [rounds, clients · points, 2]
-    running: Running
+    running: RunningStats
 
 
 def _compare_methods(gamma: float, draws: Draws) -> list[Outcome]:
@@ -198,10 +198,10 @@ def normalize(method: str, draws: Draws) -> Normalised:
     central = method == REFERENCE
     layer = nn.BatchNorm1d(2, momentum=MOMENTUM, dtype=torch.float64)
     looking, rounds = _Looking(), len(draws.x)
-    chosen = strategy("naive" if central else method)
+    chosen = create_strategy("naive" if central else method)
     task = Task.build(layer, chosen, DSGD(), rounds=rounds, loss=looking)
     if central:
-        *_, last = simulate.rounds(task, Merged(draws), rounds)
+        *_, last = simulate.rounds(task, MergedClients(draws), rounds)
         points = torch.stack(looking.seen)
     else:
         *_, last = lockstep.rounds(task, draws, rounds)

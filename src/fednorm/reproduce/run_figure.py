@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fednorm.experiment.compare import run_all
+from fednorm.experiment.compare import run_comparison
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.run import OnRound
-from fednorm.experiment.story import Panel, Story
+from fednorm.experiment.story import FigureResult, PanelResult
 from fednorm.reproduce.figure import Figure, PanelSpec, find_figure
 from fednorm.reproduce.scale import Scale, describe_cuts, scale_figure
 
@@ -32,17 +32,17 @@ class FigureRequest:
 
 def reproduce(
     request: FigureRequest, folder: Path, *, shown: Shown, workers: int = 1
-) -> Iterator[Story]:
+) -> Iterator[FigureResult]:
     """Run every panel of a figure; yield the story so far after each of them.
 
     `shown` opens a live view of one panel. An interrupted panel is the last one.
     """
     figure = find_figure(request.name)
     said = describe_cuts(figure, request.scale, request.settings)
-    panels: list[Panel] = []
+    panels: list[PanelResult] = []
     for spec, experiment in request.experiments:
         with shown(spec.title, experiment) as on_round:
-            comparison = run_all(
+            comparison = run_comparison(
                 experiment,
                 folder=folder / name_folder(spec.title),
                 on_round=on_round,
@@ -51,7 +51,7 @@ def reproduce(
         # Two rounds on made-up data say nothing of published numbers.
         made_up = request.scale == "smoke"
         panels.append(
-            Panel(
+            PanelResult(
                 spec.title,
                 comparison,
                 published={} if made_up else spec.published,
@@ -66,10 +66,10 @@ def reproduce(
 
 
 def _tell_story(
-    request: FigureRequest, figure: Figure, panels: Sequence[Panel], said: tuple[str, ...]
-) -> Story:
+    request: FigureRequest, figure: Figure, panels: Sequence[PanelResult], said: tuple[str, ...]
+) -> FigureResult:
     settings = "".join(f" --set {setting}" for setting in request.settings)
-    return Story(
+    return FigureResult(
         title=figure.title,
         question=figure.question,
         command=f"fednorm reproduce {request.name} --scale {request.scale}{settings}",

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from fednorm.data.partition import rename
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.load import ConfigError, build, override
+from fednorm.experiment.load import ConfigError, build_experiment, override_settings
 from fednorm.reproduce.figure import Figure, PanelSpec
 
 Scale: TypeAlias = Literal["full", "short", "smoke"]
@@ -26,7 +26,7 @@ _HARMLESS = {
     "threads",
     "engine",
     "data.root",
-    "personal_memory",
+    "client_state_memory",
 }
 _COUNTS = {"data.train", "data.test"}  # of which none means all
 
@@ -49,10 +49,10 @@ def scale_figure(
     """
     panels = _keep_panels(figure, scale)
     before = [_collect_values(figure, panel, scale) for panel in panels]
-    after = [override(values, settings) for values in before]
+    after = [override_settings(values, settings) for values in before]
     chosen = _choose_partitions([_find_partition(values) for values in before], after)
     return [
-        (panel, build({**values, "partition": partition}))
+        (panel, build_experiment({**values, "partition": partition}))
         for panel, values, partition in zip(panels, after, chosen, strict=True)
     ]
 
@@ -91,7 +91,7 @@ def _shrink(values: Mapping[str, Any]) -> dict[str, Any]:
         "data": _make_stand_in(_find_name(values.get("data", "digits")), clients),
         "clients": clients,
         "rounds": 2,
-        "batch": _BATCH,
+        "batch_size": _BATCH,
         "seeds": [0],
         "eval_every": 2,
         "participation": max(values.get("participation", 1.0), 2 / clients),
@@ -101,10 +101,10 @@ def _shrink(values: Mapping[str, Any]) -> dict[str, Any]:
         small["byzantine"] = _scale_byzantine(values["byzantine"], full, clients)
     if any(isinstance(e, Mapping) and "byzantine" in e for e in values.get("strategies", ())):
         small["strategies"] = [_scale_entry(e, full, clients) for e in values["strategies"]]
-    if "steps" in values:
-        small["steps"] = min(values["steps"], _STEPS)
-    if "epochs" in values:
-        small["epochs"] = 1
+    if "local_steps" in values:
+        small["local_steps"] = min(values["local_steps"], _STEPS)
+    if "local_epochs" in values:
+        small["local_epochs"] = 1
     return {**values, **small}
 
 
@@ -172,7 +172,7 @@ def describe_cuts(figure: Figure, scale: Scale, settings: Sequence[str] = ()) ->
     kept = _keep_panels(figure, scale)
     sentences: dict[str, list[str]] = {}
     for panel, cut in scale_figure(figure, scale, settings):
-        full = build(_collect_values(figure, panel, "full"))
+        full = build_experiment(_collect_values(figure, panel, "full"))
         for sentence in _list_differences(full, cut):
             sentences.setdefault(sentence, []).append(panel.title)
     said = [

@@ -49,7 +49,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
 }
 
 
-def strategy(name: str, **fields: Any) -> Strategy:
+def create_strategy(name: str, **fields: Any) -> Strategy:
     """Make a strategy by its name; fields are its hyper-parameters.
 
     >>> strategy("fixbn", freeze_round=300).freeze_round
@@ -58,7 +58,7 @@ def strategy(name: str, **fields: Any) -> Strategy:
     return create("strategy", STRATEGIES, name, fields)
 
 
-def strategies() -> list[str]:
+def list_strategies() -> list[str]:
     """Return the names of all strategies.
 
     >>> "fbn" in strategies()

@@ -7,14 +7,14 @@ from typing import ClassVar, Literal
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fednorm.core.layer import NormLayer, NormRule, Statistics, Survey
-from fednorm.core.merge import average, follow, replaced
-from fednorm.core.messages import Broadcast, Running, ServerState
+from fednorm.core.layer import Calibration, NormLayer, NormRule, Statistics
+from fednorm.core.merge import average, ema_update, pool_statistics
+from fednorm.core.messages import Broadcast, RunningStats, ServerState
 from fednorm.core.registry import param
-from fednorm.core.strategy import Conversion, Merge
+from fednorm.core.strategy import Conversion, MergeInput
 from fednorm.core.types import Clip, Kind, Role, Tensors
 from fednorm.nn import rules
-from fednorm.nn.convert import federate
+from fednorm.nn.convert import to_fed_batch_norm
 from fednorm.nn.weight_std import standardize
 
 SHARED: Mapping[Kind, Role] = {
@@ -34,7 +34,7 @@ def require_batch_norm(conversion: Conversion, strategy: object, model: nn.Modul
     return conversion
 
 
-def with_standardized_weights(conversion: Conversion) -> Conversion:
+def standardize_weights(conversion: Conversion) -> Conversion:
     """Standardise convolutions as `dualbn` does: (w-mean)/√(var·fan_in+1e-6), without bias.
 
     A BatchNorm layer that comes after a convolution takes its bias out; those that none comes after
@@ -61,9 +61,9 @@ class Strategy:
     statistics: Statistics = "average"
     roles: ClassVar[Mapping[Kind, Role]] = SHARED
     needs_batch_statistics: ClassVar[bool] = False
-    lockstep: ClassVar[bool] = False  # whether it is exact with all clients in one batch
+    mergeable_batches: ClassVar[bool] = False  # whether it is exact with all clients in one batch
     exchanges: ClassVar[bool] = False  # whether clients wait for each other within a round
-    survey: ClassVar[Survey] = "never"
+    calibration: ClassVar[Calibration] = "never"
     measures: ClassVar[bool] = False  # whether a client's round begins with such a pass
     warmup: ClassVar[int] = 0  # rounds of learning-rate warm-up, unless the algorithm says else
 
@@ -85,7 +85,7 @@ class Strategy:
 
     def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (for those that change it)
         """Return how layers treat batches in this round."""
-        return rules.batch
+        return rules.batch_stats
 
     def trains_affine(self, broadcast: Broadcast) -> bool:  # noqa: ARG002 (as above)
         """Return whether γ and β of BatchNorm layers learn in this round."""
@@ -95,30 +95,30 @@ class Strategy:
         """Return whether layers report statistics in this round."""
         return self.rule(broadcast) not in rules.SILENT
 
-    def merge(self, previous: Running, merge: Merge) -> Running:
+    def merge(self, previous: RunningStats, merge: MergeInput) -> RunningStats:
         """Return a layer's shared running statistics after a round."""
-        return follow(previous, merge) if self.statistics == "pool" else average(merge)
+        return ema_update(previous, merge) if self.statistics == "pool" else average(merge)
 
     def measure_rule(self) -> NormRule:
         """Return how layers treat a client's data in a pass before it trains."""
-        return rules.surveyed
+        return rules.calibrate_batch
 
-    def survey_rule(self) -> NormRule:
+    def calibration_rule(self) -> NormRule:
         """Return how layers treat batches while the clients' statistics are surveyed."""
-        return rules.surveyed
+        return rules.calibrate_batch
 
     def adaptation_rule(self) -> NormRule:
         """Return how layers treat a client's batches while it re-estimates its statistics."""
-        return rules.surveyed
+        return rules.calibrate_batch
 
-    def adopt(self, previous: Running, merge: Merge) -> Running:  # noqa: ARG002 (as above)
+    def adopt(self, previous: RunningStats, merge: MergeInput) -> RunningStats:  # noqa: ARG002 (as above)
         """Return a layer's shared running statistics after a survey."""
-        return replaced(merge)
+        return pool_statistics(merge)
 
     def remember(
         self,
         before: ServerState,  # noqa: ARG002 (as above)
-        running: Mapping[str, Running],  # noqa: ARG002 (as above)
+        running: Mapping[str, RunningStats],  # noqa: ARG002 (as above)
     ) -> Tensors:
         """Return the notes that the server keeps for later rounds."""
         return {}
@@ -130,20 +130,26 @@ class BatchNormStrategy(Strategy):
 
     needs_tracking: ClassVar[bool] = False
 
-    momentum: float | Literal["layer"] | None = param(
+    stats_momentum: float | Literal["layer"] | None = param(
         "layer",
         "momentum of the running statistics, in (0, 1]; 'none' is the cumulative average, "
         "'layer' keeps what each layer of the model says",
     )
 
     def __post_init__(self) -> None:
-        known = self.momentum is None or self.momentum == "layer"
-        if not known and not (isinstance(self.momentum, int | float) and 0 < self.momentum <= 1):
-            raise ValueError(f"momentum must be in (0, 1], None or 'layer', not {self.momentum!r}.")
+        known = self.stats_momentum is None or self.stats_momentum == "layer"
+        if not known and not (
+            isinstance(self.stats_momentum, int | float) and 0 < self.stats_momentum <= 1
+        ):
+            raise ValueError(
+                f"stats_momentum must be in (0, 1], None or 'layer', not {self.stats_momentum!r}."
+            )
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy whose BatchNorm layers follow this strategy's rule."""
-        converted = federate(model, momentum=self.momentum, tracking=self.needs_tracking)
+        converted = to_fed_batch_norm(
+            model, momentum=self.stats_momentum, tracking=self.needs_tracking
+        )
         return require_batch_norm(converted, self, model)
 
 
@@ -165,7 +171,7 @@ class SharedStatisticsStrategy(BatchNormStrategy):
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy whose BatchNorm layers follow this strategy's rule."""
         converted = super().convert(model)
-        return with_standardized_weights(converted) if self.weight_standardization else converted
+        return standardize_weights(converted) if self.weight_standardization else converted
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -25,14 +25,14 @@ import torch
 from torch import nn
 
 from fednorm.core.layer import NormRule
-from fednorm.core.merge import find_rate, follow
-from fednorm.core.messages import Broadcast, Running
+from fednorm.core.merge import ema_update, find_rate
+from fednorm.core.messages import Broadcast, RunningStats
 from fednorm.core.registry import param
-from fednorm.core.strategy import Conversion, Merge
+from fednorm.core.strategy import Conversion, MergeInput
 from fednorm.nn import rules
-from fednorm.nn.convert import federate
+from fednorm.nn.convert import to_fed_batch_norm
 from fednorm.nn.dual_norm import BackwardMeans, add_backward_means, normalize_dual
-from fednorm.strategies.base import Strategy, require_batch_norm, with_standardized_weights
+from fednorm.strategies.base import Strategy, require_batch_norm, standardize_weights
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class DualBN(Strategy):
     lockstep: ClassVar[bool] = True
     warmup: ClassVar[int] = 50
 
-    momentum: float = param(0.1, "with which the forward statistics follow, in (0, 1]")
+    stats_momentum: float = param(0.1, "with which the forward statistics follow, in (0, 1]")
     backward_momentum: float = param(0.1, "with which the backward means follow, in (0, 1]")
     backward_moments: bool = param(
         default=True, help="share the backward means; without them the backward pass is FBN's"
@@ -53,32 +53,34 @@ class DualBN(Strategy):
     )
 
     def __post_init__(self) -> None:
-        for name in ("momentum", "backward_momentum"):
+        for name in ("stats_momentum", "backward_momentum"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in (0, 1], not {getattr(self, name)}.")
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy whose layers share forward and backward statistics."""
         converted = require_batch_norm(self._norms(model), self, model)
-        return with_standardized_weights(converted) if self.weight_standardization else converted
+        return standardize_weights(converted) if self.weight_standardization else converted
 
     def _norms(self, model: nn.Module) -> Conversion:
         if not self.backward_moments:
-            return federate(model, momentum=self.momentum, tracking=True)
+            return to_fed_batch_norm(model, momentum=self.stats_momentum, tracking=True)
         return add_backward_means(
-            model, momentum=self.momentum, backward_momentum=self.backward_momentum
+            model, momentum=self.stats_momentum, backward_momentum=self.backward_momentum
         )
 
     def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (the same in all rounds)
         """Normalise with the shared statistics, forward and backward."""
-        return normalize_dual if self.backward_moments else rules.running
+        return normalize_dual if self.backward_moments else rules.shared_stats
 
-    def merge(self, previous: Running, merge: Merge) -> Running:
+    def merge(self, previous: RunningStats, merge: MergeInput) -> RunningStats:
         """Let the shared statistics follow the pooled ones."""
         if not isinstance(merge.layer, BackwardMeans):
-            return follow(previous, merge)
+            return ema_update(previous, merge)
         means = torch.stack([r.moments.mean for r in merge.reports])
         weights = torch.tensor([r.moments.mass for r in merge.reports], dtype=torch.float64)
-        rate = find_rate(previous, merge.batches, self.backward_momentum)
-        pooled = merge.aggregate(means, weights)
-        return Running(torch.lerp(previous.mean, pooled, rate), previous.var, merge.batches)
+        rate = find_rate(previous, merge.num_batches, self.backward_momentum)
+        pooled = merge.aggregator(means, weights)
+        return RunningStats(
+            torch.lerp(previous.mean, pooled, rate), previous.var, merge.num_batches
+        )

@@ -39,4 +39,4 @@ class FBN(SharedStatisticsStrategy):
 
     def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (the same in all rounds)
         """Normalise with the shared running statistics."""
-        return rules.running
+        return rules.shared_stats

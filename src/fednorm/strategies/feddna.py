@@ -29,13 +29,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fednorm.core.aggregator import Aggregator, trusts
+from fednorm.core.aggregator import Aggregator, is_weighted_mean
 from fednorm.core.layer import NormRule
-from fednorm.core.merge import follow
-from fednorm.core.messages import Broadcast, Running
+from fednorm.core.merge import ema_update
+from fednorm.core.messages import Broadcast, RunningStats
 from fednorm.core.moments import Moments, pool
 from fednorm.core.registry import param
-from fednorm.core.strategy import Merge
+from fednorm.core.strategy import MergeInput
 from fednorm.nn import rules
 from fednorm.strategies.base import BatchNormStrategy
 
@@ -64,19 +64,19 @@ class FedDNA(BatchNormStrategy):
 
     def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (the same in all rounds)
         """Normalise with the batch's own statistics and record its moments."""
-        return rules.recorded
+        return rules.batch_stats_recorded
 
-    def merge(self, previous: Running, merge: Merge) -> Running:
+    def merge(self, previous: RunningStats, merge: MergeInput) -> RunningStats:
         """Pool the moments with importance weights; the running statistics follow them."""
-        if not trusts(merge.aggregate):  # a robust rule looks at no weights
-            return follow(previous, merge)
-        return follow(previous, merge, self._pool)
+        if not is_weighted_mean(merge.aggregator):  # a robust rule looks at no weights
+            return ema_update(previous, merge)
+        return ema_update(previous, merge, self._pool)
 
     def _pool(self, moments: Sequence[Moments], aggregate: Aggregator) -> Moments:
-        return pool(reweighted(moments, self.strength, self.iterations), aggregate)
+        return pool(reweight(moments, self.strength, self.iterations), aggregate)
 
 
-def reweighted(moments: Sequence[Moments], strength: float, iterations: int) -> list[Moments]:
+def reweight(moments: Sequence[Moments], strength: float, iterations: int) -> list[Moments]:
     """Return the same moments with importance in their weights, whose sum stays what it was.
 
     >>> here, there = torch.zeros(1), torch.full((1,), 2.0)

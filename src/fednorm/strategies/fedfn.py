@@ -48,10 +48,10 @@ class FedFN(Strategy):
 
     @cached_property
     def _base(self) -> Strategy:
-        from fednorm.strategies import strategy  # noqa: PLC0415 (the registry holds this class)
+        from fednorm.strategies import create_strategy  # noqa: PLC0415 (the registry holds this class)
 
         options = {k: None if v == "none" else v for k, v in self.options.items()}
-        return strategy(self.base, **options)
+        return create_strategy(self.base, **options)
 
     def convert(self, model: nn.Module) -> Conversion:
         """Convert as the base strategy does, then normalise the features."""

@@ -60,7 +60,7 @@ class FedWon(Strategy):
         """Return how the weights' gradients are clipped."""
         if self.clip is None:
             return {}
-        return dict.fromkeys(_clipped(model), partial(agc, clip=self.clip))
+        return dict.fromkeys(_clip(model), partial(agc, clip=self.clip))
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy without BatchNorm layers, with standardised convolutions.
@@ -76,7 +76,7 @@ class FedWon(Strategy):
         return replace(bare, model=convs.model, replaced=bare.replaced + convs.replaced)
 
 
-def _clipped(model: nn.Module) -> list[nn.Parameter]:
+def _clip(model: nn.Module) -> list[nn.Parameter]:
     """Return the weights whose gradients are clipped."""
     convs = [m for m in model.modules() if isinstance(m, StandardizedConv)]
     linear = [m for m in model.modules() if isinstance(m, nn.Linear)]

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fednorm.core.layer import NormRule
-from fednorm.core.messages import Broadcast, Running, ServerState
+from fednorm.core.messages import Broadcast, RunningStats, ServerState
 from fednorm.core.registry import param
 from fednorm.core.types import Tensors
 from fednorm.nn import rules
@@ -65,10 +65,10 @@ class FixBN(SharedStatisticsStrategy):
         if self.window < 2:  # noqa: PLR2004 (one value has no variance)
             raise ValueError(f"window must be at least 2 rounds, not {self.window}.")
 
-    def frozen(self, broadcast: Broadcast) -> bool:
+    def is_frozen(self, broadcast: Broadcast) -> bool:
         """Return whether this round belongs to stage II."""
         if self.freeze_round == "auto":
-            return bool(broadcast.notes.get("frozen", torch.tensor(0)))
+            return bool(broadcast.strategy_state.get("frozen", torch.tensor(0)))
         if isinstance(self.freeze_round, int):
             return broadcast.round > self.freeze_round
         if broadcast.rounds is None:
@@ -80,25 +80,30 @@ class FixBN(SharedStatisticsStrategy):
 
     def rule(self, broadcast: Broadcast) -> NormRule:
         """Normalise with the batch's own statistics, then with the frozen ones."""
-        if self.freeze_statistics and self.frozen(broadcast):
-            return rules.frozen
-        return rules.batch if self.statistics == "average" else rules.recorded
+        if self.freeze_statistics and self.is_frozen(broadcast):
+            return rules.frozen_stats
+        return rules.batch_stats if self.statistics == "average" else rules.batch_stats_recorded
 
     def trains_affine(self, broadcast: Broadcast) -> bool:
         """Return False in stage II with `freeze_affine`."""
-        return not (self.freeze_affine and self.frozen(broadcast))
+        return not (self.freeze_affine and self.is_frozen(broadcast))
 
-    def remember(self, before: ServerState, running: Mapping[str, Running]) -> Tensors:
+    def remember(self, before: ServerState, running: Mapping[str, RunningStats]) -> Tensors:
         """Keep the window of changes, and whether it has become calm."""
-        if self.freeze_round != "auto" or bool(before.notes.get("frozen", torch.tensor(0))):
-            return before.notes
+        if self.freeze_round != "auto" or bool(
+            before.strategy_state.get("frozen", torch.tensor(0))
+        ):
+            return before.strategy_state
         change = (_vector(running) - _vector(before.running)).abs().mean()
-        changes = [*before.notes.get("changes", torch.empty(0, dtype=torch.float64)), change]
+        changes = [
+            *before.strategy_state.get("changes", torch.empty(0, dtype=torch.float64)),
+            change,
+        ]
         window = torch.stack(changes[-self.window :])
         calm = len(window) == self.window and window.var(correction=0) < self.threshold
         return {"changes": window, "frozen": torch.tensor(int(calm))}
 
 
-def _vector(running: Mapping[str, Running]) -> Tensor:
+def _vector(running: Mapping[str, RunningStats]) -> Tensor:
     tensors = [t for layer in running.values() for t in (layer.mean, layer.var)]
     return torch.cat(tensors).to("cpu", torch.float64)

@@ -65,7 +65,7 @@ class Fixup(Strategy):
             return ScalarAffine(layer.weight if layer.affine else next(model.parameters()))
 
         conversion = require_batch_norm(replace(model, make), self, model)
-        _initialise(conversion.model)
+        _initialize(conversion.model)
         return conversion
 
     def rates(self, model: nn.Module) -> Mapping[nn.Parameter, float]:
@@ -74,8 +74,8 @@ class Fixup(Strategy):
 
 
 @torch.no_grad()
-def _initialise(model: nn.Module) -> None:
-    branches = [[model.get_submodule(path) for path in b] for b in residual_branches(model)]
+def _initialize(model: nn.Module) -> None:
+    branches = [[model.get_submodule(path) for path in b] for b in find_residual_branches(model)]
     factors: dict[nn.Module, float] = {}  # a layer that is used twice is scaled once
     for branch in branches:
         *others, last = [m for m in branch if isinstance(m, _LAYERS)]
@@ -97,13 +97,13 @@ def _initialise(model: nn.Module) -> None:
             layer.bias.zero_()
 
 
-def residual_branches(model: nn.Module) -> list[list[str]]:
+def find_residual_branches(model: nn.Module) -> list[list[str]]:
     """Return the paths of the modules on each residual branch, in the order of computation."""
 
     def layers(side: list[str]) -> int:
         return sum(isinstance(model.get_submodule(path), _LAYERS) for path in side)
 
-    graphs = _graphs(copy.deepcopy(model), "")  # a forward pass may keep what it is given
+    graphs = _trace_graphs(copy.deepcopy(model), "")  # a forward pass may keep what it is given
     pairs = [sorted(pair, key=layers) for graph in graphs for pair in _sides(*graph)]
     branches = [more for less, more in pairs if layers(less) <= 1 < layers(more)]
     if not branches:
@@ -120,13 +120,13 @@ class _Tracer(fx.Tracer):
         return isinstance(m, (ScalarAffine, *_LAYERS)) or super().is_leaf_module(m, path)
 
 
-def _graphs(model: nn.Module, prefix: str) -> Iterator[tuple[str, fx.Graph]]:
+def _trace_graphs(model: nn.Module, prefix: str) -> Iterator[tuple[str, fx.Graph]]:
     """Yield the graph of a model with the model's path, or those of its parts."""
     try:
         graph = _Tracer().trace(model)
     except Exception:  # noqa: BLE001 (a user's forward pass may fail in any way on symbols)
         for name, child in model.named_children():
-            yield from _graphs(child, f"{prefix}{name}.")
+            yield from _trace_graphs(child, f"{prefix}{name}.")
     else:
         yield prefix, graph
 

@@ -27,7 +27,7 @@ class GN(Strategy):
     lockstep: ClassVar[bool] = True
 
     groups: int = param(2, "groups of channels; must divide the channels of every layer")
-    fit: bool = param(
+    round_down: bool = param(
         default=False, help="where `groups` does not divide them, take the next smaller that does"
     )
 
@@ -37,4 +37,6 @@ class GN(Strategy):
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy with GroupNorm layers."""
-        return require_batch_norm(to_sample_norm(model, self.groups, fit=self.fit), self, model)
+        return require_batch_norm(
+            to_sample_norm(model, self.groups, round_down=self.round_down), self, model
+        )

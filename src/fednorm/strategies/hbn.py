@@ -30,18 +30,18 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from fednorm.core.layer import NormRule, Survey
-from fednorm.core.merge import replaced
-from fednorm.core.messages import Broadcast, Running
+from fednorm.core.layer import Calibration, NormRule
+from fednorm.core.merge import pool_statistics
+from fednorm.core.messages import Broadcast, RunningStats
 from fednorm.core.registry import param
-from fednorm.core.strategy import Conversion, Merge
+from fednorm.core.strategy import Conversion, MergeInput
 from fednorm.core.types import Kind, Role
 from fednorm.nn.hybrid_norm import (
     Mixing,
     add_mixing,
     normalize_hybrid,
+    normalize_hybrid_calibrated,
     normalize_hybrid_measured,
-    normalize_hybrid_surveyed,
 )
 from fednorm.strategies.base import Strategy, require_batch_norm
 
@@ -51,15 +51,15 @@ class HBN(Strategy):
     """Per channel a learnt, personal mix of shared and batch statistics."""
 
     statistics = "pool"
-    survey: ClassVar[Survey] = "evaluation"
+    survey: ClassVar[Calibration] = "evaluation"
     measures: ClassVar[bool] = True
     needs_batch_statistics: ClassVar[bool] = True
 
-    momentum: float = param(0.002, "with which the shared statistics follow, in (0, 1]")
+    stats_momentum: float = param(0.002, "with which the shared statistics follow, in (0, 1]")
 
     def __post_init__(self) -> None:
-        if not 0 < self.momentum <= 1:
-            raise ValueError(f"momentum must be in (0, 1], not {self.momentum}.")
+        if not 0 < self.stats_momentum <= 1:
+            raise ValueError(f"stats_momentum must be in (0, 1], not {self.stats_momentum}.")
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy whose BatchNorm layers have a mixing weight."""
@@ -79,14 +79,14 @@ class HBN(Strategy):
 
     def survey_rule(self) -> NormRule:
         """Normalise with the mixed statistics, as training does; report the mixed ones."""
-        return normalize_hybrid_surveyed
+        return normalize_hybrid_calibrated
 
-    def merge(self, previous: Running, merge: Merge) -> Running:
+    def merge(self, previous: RunningStats, merge: MergeInput) -> RunningStats:
         """Let the shared statistics follow what the clients measured before they trained."""
-        now = replaced(merge)
-        rate = self.momentum if previous.batches else 1.0
-        return Running(
+        now = pool_statistics(merge)
+        rate = self.stats_momentum if previous.num_batches else 1.0
+        return RunningStats(
             mean=torch.lerp(previous.mean, now.mean, rate),
             var=torch.lerp(previous.var, now.var, rate),
-            batches=now.batches,
+            num_batches=now.num_batches,
         )

@@ -22,13 +22,13 @@ from typing import ClassVar
 
 from torch import nn
 
-from fednorm.core.layer import NormRule, Statistics, Survey
+from fednorm.core.layer import Calibration, NormRule, Statistics
 from fednorm.core.merge import average_weighted
-from fednorm.core.messages import Broadcast, Running
+from fednorm.core.messages import Broadcast, RunningStats
 from fednorm.core.registry import param
-from fednorm.core.strategy import Conversion, Merge
+from fednorm.core.strategy import Conversion, MergeInput
 from fednorm.nn import rules
-from fednorm.nn.convert import federate
+from fednorm.nn.convert import to_fed_batch_norm
 from fednorm.strategies.base import Strategy, require_batch_norm
 
 
@@ -36,7 +36,7 @@ from fednorm.strategies.base import Strategy, require_batch_norm
 class HeteroFL(Strategy):
     """BatchNorm that tracks nothing in training; one survey of the clients before evaluation."""
 
-    survey: ClassVar[Survey] = "evaluation"
+    survey: ClassVar[Calibration] = "evaluation"
     needs_batch_statistics: ClassVar[bool] = True
     lockstep: ClassVar[bool] = True
 
@@ -52,18 +52,20 @@ class HeteroFL(Strategy):
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy whose BatchNorm layers follow this strategy's rule."""
-        return require_batch_norm(federate(model, tracking=True), self, model)
+        return require_batch_norm(to_fed_batch_norm(model, tracking=True), self, model)
 
     def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (the same in all rounds)
         """Normalise with the batch's own statistics and track nothing."""
-        return rules.untracked
+        return rules.batch_stats_untracked
 
     def survey_rule(self) -> NormRule:
         """Normalise with the batch's own statistics, and average or pool them."""
-        return rules.averaged if self.statistics == "average" else rules.surveyed
+        return rules.calibrate_averaged if self.statistics == "average" else rules.calibrate_batch
 
-    def adopt(self, previous: Running, merge: Merge) -> Running:
+    def adopt(self, previous: RunningStats, merge: MergeInput) -> RunningStats:
         """Average over all clients' batches, each of which weighs the same, or pool."""
         if self.statistics == "pool":
             return super().adopt(previous, merge)
-        return average_weighted(merge, [r.batches - previous.batches for r in merge.reports])
+        return average_weighted(
+            merge, [r.num_batches - previous.num_batches for r in merge.reports]
+        )

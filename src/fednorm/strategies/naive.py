@@ -30,4 +30,4 @@ class Naive(SharedStatisticsStrategy):
 
     def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (the same in all rounds)
         """Normalise with the batch's own statistics."""
-        return rules.batch if self.statistics == "average" else rules.recorded
+        return rules.batch_stats if self.statistics == "average" else rules.batch_stats_recorded

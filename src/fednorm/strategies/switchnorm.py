@@ -26,14 +26,14 @@ from fednorm.core.messages import Broadcast
 from fednorm.core.strategy import Conversion
 from fednorm.nn.switch_norm import (
     normalize_switched,
+    normalize_switched_calibrated,
     normalize_switched_recorded,
-    normalize_switched_surveyed,
     to_switch_norm,
 )
 from fednorm.strategies.base import (
     SharedStatisticsStrategy,
     require_batch_norm,
-    with_standardized_weights,
+    standardize_weights,
 )
 
 
@@ -45,8 +45,10 @@ class SwitchNorm(SharedStatisticsStrategy):
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy with mixing layers in the place of BatchNorm."""
-        mixing = require_batch_norm(to_switch_norm(model, momentum=self.momentum), self, model)
-        return with_standardized_weights(mixing) if self.weight_standardization else mixing
+        mixing = require_batch_norm(
+            to_switch_norm(model, momentum=self.stats_momentum), self, model
+        )
+        return standardize_weights(mixing) if self.weight_standardization else mixing
 
     def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (the same in all rounds)
         """Mix in the batch's own statistics."""
@@ -54,4 +56,4 @@ class SwitchNorm(SharedStatisticsStrategy):
 
     def adaptation_rule(self) -> NormRule:
         """Mix in the batch's own statistics."""
-        return normalize_switched_surveyed
+        return normalize_switched_calibrated

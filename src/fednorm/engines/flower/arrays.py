@@ -16,7 +16,7 @@ class WireError(ValueError):
     """A message that cannot be read; the text says what was expected and what came."""
 
 
-def arrays(tensors: Tensors) -> ArrayRecord:
+def to_array_record(tensors: Tensors) -> ArrayRecord:
     """Return tensors as a record of Flower's arrays."""
     return ArrayRecord({name: _array(name, tensor) for name, tensor in tensors.items()})
 
@@ -32,7 +32,7 @@ def _array(name: str, tensor: Tensor) -> Array:
         ) from error
 
 
-def tensors(record: ArrayRecord) -> dict[str, Tensor]:
+def to_tensors(record: ArrayRecord) -> dict[str, Tensor]:
     """Return the tensors of a record; only plain numbers in numpy's own format are read."""
     return {name: _tensor(name, array) for name, array in record.items()}
 
@@ -52,10 +52,10 @@ def expect(what: str, found: Tensors, like: Tensors) -> dict[str, Tensor]:
         raise WireError(f"{what} has {unknown[0]!r}, which the model does not have.")
     if missing := sorted(like.keys() - found.keys()):
         raise WireError(f"{what} lacks {missing[0]!r}.")
-    return {name: alike(f"{what} {name!r}", found[name], like[name]) for name in like}
+    return {name: match_tensors(f"{what} {name!r}", found[name], like[name]) for name in like}
 
 
-def alike(what: str, found: Tensor, like: Tensor) -> Tensor:
+def match_tensors(what: str, found: Tensor, like: Tensor) -> Tensor:
     """Return a tensor as the very kind that `like` is, or say what is wrong."""
     if found.shape != like.shape or found.dtype != like.dtype:
         raise WireError(

@@ -18,16 +18,16 @@ from torch import Tensor, nn
 
 from fednorm.algorithms import algorithm
 from fednorm.algorithms.base import parameter_groups as groups_of
-from fednorm.core.algorithm import Trained
-from fednorm.core.layer import Session
-from fednorm.core.messages import Batches, Broadcast, Memory, Report
-from fednorm.core.round import begin, reply
-from fednorm.core.survey import client_survey
-from fednorm.core.task import Task, load, snapshot
+from fednorm.core.algorithm import LocalResult
+from fednorm.core.layer import RoundContext
+from fednorm.core.messages import Batches, Broadcast, ClientState, LayerStats
+from fednorm.core.round import make_reply, start_round
+from fednorm.core.survey import client_calibration
+from fednorm.core.task import Task, load_state, snapshot
 from fednorm.core.types import Clip
 from fednorm.engines.flower import wire
-from fednorm.engines.flower.arrays import arrays
-from fednorm.strategies import STRATEGIES, strategy
+from fednorm.engines.flower.arrays import to_array_record
+from fednorm.strategies import STRATEGIES, create_strategy
 from fednorm.strategies.base import Strategy
 
 # Attributes of a converted model: what it was made for, and what its layers follow and have seen.
@@ -40,7 +40,7 @@ def _stay_frozen(module: nn.Module, _given: object) -> None:
     module.training = False
 
 
-def described(chosen: Strategy) -> str:
+def describe_strategy(chosen: Strategy) -> str:
     """Return a strategy as text that the other side can read."""
     names = [name for name, cls in STRATEGIES.items() if cls is type(chosen)]
     if not names:
@@ -71,13 +71,13 @@ def unpack(
     what is returned: in every backward pass, before gradients are accumulated or unscaled. A copy
     of the model does not clip.
     """
-    task, received = _task(message, model)
-    memory, session = wire.kept(context.state), Session()
+    task, received = _build_task(message, model)
+    client_state, session = wire.load_client_state(context.state), RoundContext()
     if task.strategy.measures and message.metadata.message_type.startswith(MessageType.TRAIN):
-        setattr(task.model, _MEASURED, _measure(task, received, memory, data))
-    load(task, received, memory)
+        setattr(task.model, _MEASURED, _measure(task, received, client_state, data))
+    load_state(task, received, client_state)
     setattr(task.model, _SESSION, session)
-    begin(task, received, session)
+    start_round(task, received, session)
     if not task.strategy.trains_affine(received):
         for parameter in task.layout.affine:
             parameter.requires_grad = False
@@ -85,18 +85,21 @@ def unpack(
 
 
 def _measure(
-    task: Task, received: Broadcast, memory: Memory, data: Iterable[tuple[Tensor, Tensor]] | None
-) -> Mapping[str, Report]:
+    task: Task,
+    received: Broadcast,
+    client_state: ClientState,
+    data: Iterable[tuple[Tensor, Tensor]] | None,
+) -> Mapping[str, LayerStats]:
     if data is None:
         raise ValueError(
             f"{type(task.strategy).__name__} measures a client's data before it trains; pass them "
             "to unpack: data=loader, all of them once."
         )
     own = Batches(0, data, examples=0)
-    return client_survey(task, received, memory, own, task.strategy.measure_rule()).stats
+    return client_calibration(task, received, client_state, own, task.strategy.measure_rule()).stats
 
 
-class _Steps:
+class _StepCounter:
     """Counts how often the whole model is called; of calls of its parts nobody knows the step."""
 
     def __init__(self) -> None:
@@ -105,14 +108,14 @@ class _Steps:
     def begin(self, model: nn.Module, _given: object) -> None:
         """Tell the layers that a new step has begun."""
         session = getattr(model, _SESSION, None)
-        if isinstance(session, Session) and model.training:
+        if isinstance(session, RoundContext) and model.training:
             self.taken += 1
             session.step = self.taken
 
     def end(self, model: nn.Module, *_given: object) -> None:
         """Tell the layers that it is over."""
         session = getattr(model, _SESSION, None)
-        if isinstance(session, Session):
+        if isinstance(session, RoundContext):
             session.step = -1
 
 
@@ -126,7 +129,7 @@ def parameter_groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
         lr: the learning rate: `torch.optim.SGD(parameter_groups(model, lr=0.1), momentum=0.9)`.
     """
     learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    return groups_of(learning, lr, _unpacked(model, "parameter_groups").rates)
+    return groups_of(learning, lr, _find_task(model, "parameter_groups").rates)
 
 
 def pack(
@@ -146,27 +149,27 @@ def pack(
         examples: the client's weight in averages; usually how many samples it holds.
         metrics: whatever you measured; averaged at the server as FedAvg does.
     """
-    task = _unpacked(model, "pack")
+    task = _find_task(model, "pack")
     said = wire.header(message.content)
-    trained = reply(task, 0, Trained(snapshot(task.layout.shared), examples, loss=0.0))
+    trained = make_reply(task, 0, LocalResult(snapshot(task.layout.shared), examples, loss=0.0))
     if task.strategy.measures:
         trained = replace(trained, stats=getattr(task.model, _MEASURED))
-    wire.keep(context.state, Memory(snapshot(task.layout.personal)))
-    content = RecordDict({str(said["weights"]): arrays(trained.update)})
+    wire.save_client_state(context.state, ClientState(snapshot(task.layout.personal)))
+    content = RecordDict({str(said["weights"]): to_array_record(trained.update)})
     if trained.buffers:
-        content[wire.BUFFERS] = arrays(trained.buffers)
-    layers = wire.reports(content, trained.stats)
+        content[wire.BUFFERS] = to_array_record(trained.buffers)
+    layers = wire.write_stats(content, trained.stats)
     return _answer(message, content, context, layers, {**(metrics or {}), wire.EXAMPLES: examples})
 
 
-def _unpacked(model: nn.Module, asking: str) -> Task:
+def _find_task(model: nn.Module, asking: str) -> Task:
     task = getattr(model, _TASK, None)
     if not isinstance(task, Task):
         raise TypeError(f"{asking} needs the model that unpack returned; train that one.")
     return task
 
 
-def survey(
+def calibrate(
     message: Message,
     model: nn.Module,
     context: Context,
@@ -179,11 +182,11 @@ def survey(
     `batches` is all of the client's data once; labels are not looked at. Register it as
     `@app.query("fednorm")`.
     """
-    task, received = _task(message, model)
-    memory, own = wire.kept(context.state), Batches(0, batches, examples)
-    seen = client_survey(task, received, memory, own, task.strategy.survey_rule())
+    task, received = _build_task(message, model)
+    client_state, own = wire.load_client_state(context.state), Batches(0, batches, examples)
+    seen = client_calibration(task, received, client_state, own, task.strategy.calibration_rule())
     content = RecordDict()
-    layers = wire.reports(content, seen.stats)
+    layers = wire.write_stats(content, seen.stats)
     return _answer(message, content, context, layers, {wire.EXAMPLES: examples})
 
 
@@ -195,14 +198,14 @@ def weights_only(mod: Mod) -> Mod:
     """
 
     def wrapped(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        ours = _taken(message.content)
+        ours = _take_ours(message.content)
         theirs: RecordDict = RecordDict()
 
         def inner(bare: Message, context: Context) -> Message:
             bare.content = RecordDict({**bare.content, **ours})
             answer = call_next(bare, context)
             if answer.has_content():
-                theirs.update(_taken(answer.content))
+                theirs.update(_take_ours(answer.content))
             return answer
 
         answer = mod(message, context, inner)
@@ -213,7 +216,7 @@ def weights_only(mod: Mod) -> Mod:
     return wrapped
 
 
-def _taken(content: RecordDict) -> RecordDict:
+def _take_ours(content: RecordDict) -> RecordDict:
     """Take our records out of a message's content, the weights excepted."""
     return RecordDict({key: content.pop(key) for key in _OURS if key in content})
 
@@ -235,22 +238,22 @@ def _answer(
     return Message(content, reply_to=message)
 
 
-def _task(message: Message, model: nn.Module) -> tuple[Task, Broadcast]:
+def _build_task(message: Message, model: nn.Module) -> tuple[Task, Broadcast]:
     said = wire.header(message.content)
     fields = json.loads(str(said["strategy"]))
-    chosen = strategy(fields.pop("name"), **fields)
+    chosen = create_strategy(fields.pop("name"), **fields)
     received = wire.read_broadcast(message.content, str(said["weights"]))
     task = getattr(model, _TASK, None)
     if not isinstance(task, Task) or task.strategy != chosen:
         task = Task.build(model, chosen, algorithm("fedavg"), rounds=received.rounds)
         setattr(task.model, _TASK, task)
-        steps = _Steps()
+        steps = _StepCounter()
         task.model.register_forward_pre_hook(steps.begin)
         task.model.register_forward_hook(steps.end)
         for path in task.frozen:
             task.model.get_submodule(path).register_forward_pre_hook(_stay_frozen)
         _clip_in_hooks(task)
-    return task, wire.aligned(received, task.initial_state)
+    return task, wire.align(received, task.initial_state)
 
 
 def _clip_in_hooks(task: Task) -> None:
@@ -258,8 +261,8 @@ def _clip_in_hooks(task: Task) -> None:
     for name, clip in task.clips.items():
         weight = task.model.get_parameter(name)
         if weight.requires_grad:
-            weight.register_hook(partial(_clipped, clip, weight))  # type: ignore[no-untyped-call]
+            weight.register_hook(partial(_clip_gradient, clip, weight))  # type: ignore[no-untyped-call]
 
 
-def _clipped(clip: Clip, weight: nn.Parameter, gradient: Tensor) -> Tensor:
+def _clip_gradient(clip: Clip, weight: nn.Parameter, gradient: Tensor) -> Tensor:
     return clip(gradient, weight.detach())

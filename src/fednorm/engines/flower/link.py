@@ -12,28 +12,28 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fednorm.core.exchange import PendingError, answer
-from fednorm.core.messages import Batches, Broadcast, Memory, Reply, ServerState
+from fednorm.core.exchange import PendingError, answer_exchange
+from fednorm.core.messages import Batches, Broadcast, ClientState, Reply, ServerState
 from fednorm.core.round import NonFiniteLossError, broadcast
-from fednorm.core.survey import Surveyed
+from fednorm.core.survey import CalibrationReply
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.engines.evaluate import Score
 from fednorm.engines.flower import wire
-from fednorm.engines.flower.arrays import WireError, arrays
-from fednorm.engines.flower.node import ANSWERS, NOBODY, PENDING
+from fednorm.engines.flower.arrays import WireError, to_array_record
+from fednorm.engines.flower.node import ANSWERS, NO_CLIENT, PENDING
 
 _ASKED = 60.0  # seconds for a node to say which partition it has
 _LOOK = 0.5  # seconds between looks for nodes
 log = logging.getLogger("fednorm")
 
 
-class NobodyThereError(OSError):
+class NoNodesError(OSError):
     """A run for which no node appeared."""
 
 
 @dataclass
-class Link:
+class RemoteClients:
     """Nodes of one run, found by the clients that they hold."""
 
     grid: Grid
@@ -58,7 +58,7 @@ class Link:
                 break
             time.sleep(_LOOK)
         if not self.nodes:
-            raise NobodyThereError(f"no node has appeared within {self.timeout:g} seconds.")
+            raise NoNodesError(f"no node has appeared within {self.timeout:g} seconds.")
         log.warning("there is no node for clients %s; the run goes on without them.", missing)
 
     def _look(self, clients: Iterable[ClientId]) -> None:
@@ -78,37 +78,37 @@ class Link:
         wanted = set(clients)
         self.nodes |= {client: node for node, client in found.items() if client in wanted}
         free = sorted(wanted - self.nodes.keys())
-        unassigned = sorted(node for node, client in found.items() if client == NOBODY)
+        unassigned = sorted(node for node, client in found.items() if client == NO_CLIENT)
         self.nodes |= dict(zip(free, unassigned, strict=False))
 
     def train(
         self,
         task: Task,
         received: Broadcast,
-        memories: Mapping[ClientId, Memory],
+        client_states: Mapping[ClientId, ClientState],
         batches: Sequence[Batches],
-    ) -> tuple[list[tuple[Reply, Memory]], dict[str, Tensor]]:
+    ) -> tuple[list[tuple[Reply, ClientState]], dict[str, Tensor]]:
         """Let nodes train, again and again while they wait for answers of an exchange."""
-        del memories  # they stay on the nodes
+        del client_states  # they stay on the nodes
         clients, answers = [own.client for own in batches], dict[str, Tensor]()
         state = ServerState(received.round, received.weights, received.buffers, received.running)
         while True:
             content = wire.broadcast_records(received)
             if answers:
-                content[ANSWERS] = arrays(answers)
-            results: list[tuple[Reply, Memory]] = []
+                content[ANSWERS] = to_array_record(answers)
+            results: list[tuple[Reply, ClientState]] = []
             waiting: dict[ClientId, PendingError] = {}
             for client, found in self._call("train", content, clients).items():
                 reply = self._read(found, client, state)
                 if isinstance(reply, PendingError):
                     waiting[client] = reply
                 elif reply is not None:
-                    results.append((reply, Memory()))
+                    results.append((reply, ClientState()))
             if not waiting:
                 return results, answers
             clients = list(waiting)  # one that was lost in mid-round stays out of it
-            answers[waiting[clients[0]].site] = answer(
-                list(waiting.values()), task.aggregate_statistics
+            answers[waiting[clients[0]].site] = answer_exchange(
+                list(waiting.values()), task.statistics_aggregator
             )
 
     def _read(
@@ -126,15 +126,17 @@ class Link:
             log.warning("round %d goes on without client %d: %s", state.round, client, error)
             return None
 
-    def ask(self, task: Task, received: Broadcast, clients: Sequence[ClientId]) -> list[Surveyed]:
+    def ask(
+        self, task: Task, received: Broadcast, clients: Sequence[ClientId]
+    ) -> list[CalibrationReply]:
         """Return what clients say of the statistics of their data."""
         answers = self._call("query.survey", wire.broadcast_records(received), clients)
         surveyed = []
         for client, found in answers.items():
             try:
                 layers = wire.header(found).layers()
-                stats = wire.read_reports(found, layers, task.initial_state.running)
-                surveyed.append(Surveyed(client, wire.examples_of(found), stats))
+                stats = wire.read_stats(found, layers, task.initial_state.running)
+                surveyed.append(CalibrationReply(client, wire.examples_of(found), stats))
             except WireError as error:
                 log.warning("no statistics of client %d: %s", client, error)
         return surveyed

@@ -11,18 +11,18 @@ from flwr.clientapp import ClientApp
 from fednorm.core.exchange import PendingError, Replay
 from fednorm.core.messages import Broadcast, ServerState
 from fednorm.core.round import NonFiniteLossError, client_round
-from fednorm.core.survey import client_survey
+from fednorm.core.survey import client_calibration
 from fednorm.core.task import Task
-from fednorm.engines.clients import Clients
-from fednorm.engines.evaluate import Tested, score_clients
+from fednorm.engines.clients import ClientSource
+from fednorm.engines.evaluate import TestSource, score_clients
 from fednorm.engines.flower import wire
-from fednorm.engines.flower.arrays import arrays
+from fednorm.engines.flower.arrays import to_array_record
 
 ANSWERS, PENDING = "fednorm.answers", "fednorm.pending"
-NOBODY = -1  # a node that was given no partition
+NO_CLIENT = -1  # a node that was given no partition
 
 
-class Held(Clients, Tested, Protocol):
+class NodeData(ClientSource, TestSource, Protocol):
     """The data that a node holds."""
 
 
@@ -31,7 +31,7 @@ class Site:
     """A run as a node sees it."""
 
     task: Task
-    data: Held
+    data: NodeData
     threads: int = 1
 
 
@@ -44,50 +44,50 @@ def client_app(build: Build) -> ClientApp:
 
     @app.query("who")
     def who(message: Message, context: Context) -> Message:
-        partition = int(context.node_config.get("partition-id", NOBODY))
-        return _said(message, partition=partition)
+        partition = int(context.node_config.get("partition-id", NO_CLIENT))
+        return _answer_with(message, partition=partition)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         site, client, tag = _site(build, message, context)
-        received = _received(site, message)
+        received = _read_received(site, message)
         own = site.data.batches(client, received.round)
         answers = Replay(wire.optional(message.content, ANSWERS))
-        memory = wire.kept(context.state, tag)
+        client_state = wire.load_client_state(context.state, tag)
         try:
-            reply, kept = client_round(site.task, received, memory, own, answers)
+            reply, kept = client_round(site.task, received, client_state, own, answers)
         except PendingError as pending:
-            value = RecordDict({PENDING: arrays({"value": pending.value})})
-            return _said(message, value, site=pending.site, weight=pending.weight)
+            value = RecordDict({PENDING: to_array_record({"value": pending.value})})
+            return _answer_with(message, value, site=pending.site, weight=pending.weight)
         except NonFiniteLossError as error:
-            return _said(message, loss=error.loss)
+            return _answer_with(message, loss=error.loss)
         _forget_others(context.state, tag)
-        wire.keep(context.state, kept, tag)
+        wire.save_client_state(context.state, kept, tag)
         return Message(wire.reply_records(reply), reply_to=message)
 
     @app.query("survey")
     def survey(message: Message, context: Context) -> Message:
         site, client, tag = _site(build, message, context)
-        task, memory = site.task, wire.kept(context.state, tag)
-        own = site.data.everything(client)
-        rule = task.strategy.survey_rule()
-        seen = client_survey(task, _received(site, message), memory, own, rule)
+        task, client_state = site.task, wire.load_client_state(context.state, tag)
+        own = site.data.all_batches(client)
+        rule = task.strategy.calibration_rule()
+        seen = client_calibration(task, _read_received(site, message), client_state, own, rule)
         content = RecordDict({wire.METRICS: MetricRecord({wire.EXAMPLES: seen.examples})})
-        layers = wire.reports(content, seen.stats)
-        return _said(message, content, client=client, layers=layers)
+        layers = wire.write_stats(content, seen.stats)
+        return _answer_with(message, content, client=client, layers=layers)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         site, client, tag = _site(build, message, context)
-        memories = {client: wire.kept(context.state, tag)}
+        client_states = {client: wire.load_client_state(context.state, tag)}
         adapt = float(str(wire.header(message.content)["adapt"]))
         state = _state(site, message)
-        scores = score_clients(site.task, state, memories, site.data, [client], adapt=adapt)
+        scores = score_clients(site.task, state, client_states, site.data, [client], adapt=adapt)
         found = MetricRecord()
         for score in scores.values():
             found["accuracy"], found["loss"] = score.accuracy, score.loss
             found["examples"] = score.examples
-        return _said(message, RecordDict({wire.METRICS: found}))
+        return _answer_with(message, RecordDict({wire.METRICS: found}))
 
     return app
 
@@ -100,12 +100,12 @@ def _site(build: Build, message: Message, context: Context) -> tuple[Site, int, 
     return site, client, f".{entry}.{seed}"
 
 
-def _received(site: Site, message: Message) -> Broadcast:
-    return wire.aligned(wire.read_broadcast(message.content), site.task.initial_state)
+def _read_received(site: Site, message: Message) -> Broadcast:
+    return wire.align(wire.read_broadcast(message.content), site.task.initial_state)
 
 
 def _state(site: Site, message: Message) -> ServerState:
-    received = _received(site, message)
+    received = _read_received(site, message)
     return ServerState(received.round, received.weights, received.buffers, received.running)
 
 
@@ -115,7 +115,7 @@ def _forget_others(state: RecordDict, tag: str) -> None:
         del state[key]
 
 
-def _said(
+def _answer_with(
     message: Message, content: RecordDict | None = None, **said: float | str | list[str]
 ) -> Message:
     found = content if content is not None else RecordDict()

@@ -24,7 +24,7 @@ class SimulationError(OSError):
 
 
 @contextmanager
-def simulated(app: ClientApp, nodes: int) -> Iterator[Grid]:
+def start_simulation(app: ClientApp, nodes: int) -> Iterator[Grid]:
     """Run so many nodes in processes of this machine, one thread each, within the block."""
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     grids: queue.Queue[Grid] = queue.Queue()

@@ -19,17 +19,17 @@ from torch import nn
 
 from fednorm.aggregators import parse
 from fednorm.algorithms import algorithm
-from fednorm.core.inspect import Expected, fault
+from fednorm.core.inspect import ReplySchema, find_fault
 from fednorm.core.messages import Reply, ServerState
-from fednorm.core.round import NoUsableReplyError, broadcast, expected, server_round
-from fednorm.core.survey import Surveyed, server_survey
+from fednorm.core.round import NoUsableReplyError, broadcast, reply_schema, server_round
+from fednorm.core.survey import CalibrationReply, server_calibration
 from fednorm.core.task import Task, export, read_state
 from fednorm.engines.flower import wire
-from fednorm.engines.flower.arrays import WireError, expect, tensors
-from fednorm.engines.flower.arrays import arrays as to_record
-from fednorm.engines.flower.client import described
+from fednorm.engines.flower.arrays import WireError, expect, to_tensors
+from fednorm.engines.flower.arrays import to_array_record as to_record
+from fednorm.engines.flower.client import describe_strategy
 from fednorm.nn.copies import copy_model
-from fednorm.strategies import strategy as by_name
+from fednorm.strategies import create_strategy as by_name
 from fednorm.strategies.base import Strategy as Norm
 
 _QUERY = "query.fednorm"
@@ -56,12 +56,12 @@ class NormStrategy(Strategy):
         *,
         model: nn.Module,
         server: Strategy | None = None,
-        aggregate: str = "mean",
-        aggregate_statistics: str = "mean",
+        aggregator: str = "mean",
+        statistics_aggregator: str = "mean",
         byzantine: int = 0,
         **arguments: Any,
     ) -> None:
-        if server is not None and aggregate != "mean":
+        if server is not None and aggregator != "mean":
             raise ValueError("the strategy that is passed as server combines the weights itself.")
         if server is not None and arguments:
             raise ValueError(
@@ -75,8 +75,8 @@ class NormStrategy(Strategy):
             )
         self.given, self.server = copy_model(model), server
         self.around = server or FedAvg(**arguments)  # decides on all that is not normalization
-        self.rules = parse(aggregate, byzantine), parse(aggregate_statistics, byzantine)
-        self.task = self._built(self.given, None)
+        self.rules = parse(aggregator, byzantine), parse(statistics_aggregator, byzantine)
+        self.task = self._build_task(self.given, None)
         self.state = self.task.initial_state
         self.tested = self.state  # its statistics may be measured anew for an evaluation
         self.grid: Grid | None = None
@@ -87,14 +87,14 @@ class NormStrategy(Strategy):
         """The converted model as it stands, ready for evaluation; `result.arrays` fits into it."""
         return export(self.task, self.tested)
 
-    def _built(self, model: nn.Module, rounds: int | None) -> Task:
+    def _build_task(self, model: nn.Module, rounds: int | None) -> Task:
         return Task.build(
             model,
             self.norm,
             algorithm("fedavg"),
             rounds=rounds,
-            aggregate=self.rules[0],
-            aggregate_statistics=self.rules[1],
+            aggregator=self.rules[0],
+            statistics_aggregator=self.rules[1],
         )
 
     def start(  # noqa: PLR0913, PLR0917 (the signature is Flower's)
@@ -121,11 +121,11 @@ class NormStrategy(Strategy):
         )
 
     def _begin(self, initial: ArrayRecord | None, rounds: int) -> None:
-        found = tensors(initial) if initial is not None else self.given.state_dict()
+        found = to_tensors(initial) if initial is not None else self.given.state_dict()
         model = copy_model(self.given)
         if found.keys() == model.state_dict().keys():
             model.load_state_dict(expect("initial_arrays", found, model.state_dict()))
-        self.task = self._built(model, rounds)
+        self.task = self._build_task(model, rounds)
         converted = self.task.model.state_dict()
         if found.keys() == converted.keys():  # such as the result of another run
             self.task.model.load_state_dict(expect("initial_arrays", found, converted))
@@ -152,7 +152,7 @@ class NormStrategy(Strategy):
         self.state = replace(self.state, round=server_round - 1)
         weights = to_record(self.state.weights)
         messages = list(self.around.configure_train(server_round, weights, config, grid))
-        return self._dressed(messages, self.state)
+        return self._add_records(messages, self.state)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -161,9 +161,9 @@ class NormStrategy(Strategy):
         del arrays
         weights = to_record(self.state.weights)
         messages = list(self.around.configure_evaluate(server_round, weights, config, grid))
-        return self._dressed(messages, self.tested)
+        return self._add_records(messages, self.tested)
 
-    def _dressed(self, messages: list[Message], state: ServerState) -> list[Message]:
+    def _add_records(self, messages: list[Message], state: ServerState) -> list[Message]:
         """Add to the weights what normalization needs."""
         if not messages:
             return messages
@@ -176,31 +176,31 @@ class NormStrategy(Strategy):
 
     def _records(self, state: ServerState, weights: str = wire.WEIGHTS) -> RecordDict:
         sent = broadcast(self.task, state)
-        return wire.broadcast_records(sent, strategy=described(self.norm), weights=weights)
+        return wire.broadcast_records(sent, strategy=describe_strategy(self.norm), weights=weights)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Merge what the nodes sent; one that failed or cannot be read is left out by name."""
-        usable = self._usable(list(replies), server_round)
+        usable = self._select_usable(list(replies), server_round)
         metrics: MetricRecord | None = None
         try:
             after = _server_round(self.task, self.state, [reply for reply, _ in usable])
         except NoUsableReplyError as error:
             log.warning("%s; the model stays as it is.", error)
             return None, None
-        bare = [_weights(message) for _, message in usable]
+        bare = [_strip_message(message) for _, message in usable]
         if self.server is None:
-            metrics = _averaged(self.around, bare)
+            metrics = _average_metrics(self.around, bare)
         else:
             chosen, metrics = self.server.aggregate_train(server_round, bare)
             if chosen is None:
                 return None, metrics
-            found = expect("the server", tensors(chosen), self.state.weights)
+            found = expect("the server", to_tensors(chosen), self.state.weights)
             after = replace(after, weights=found)
         self.state = self.tested = after
-        if self.norm.survey == "evaluation" and self.grid is not None:
-            self.tested = self._surveyed(list(self.grid.get_node_ids()))
+        if self.norm.calibration == "evaluation" and self.grid is not None:
+            self.tested = self._calibrate(list(self.grid.get_node_ids()))
         return self._arrays(), metrics
 
     def aggregate_evaluate(
@@ -209,8 +209,10 @@ class NormStrategy(Strategy):
         """Average the metrics of an evaluation."""
         return self.around.aggregate_evaluate(server_round, replies)
 
-    def _usable(self, replies: list[Message], server_round: int) -> list[tuple[Reply, Message]]:
-        usable, wanted = [], expected(self.task, self.state)
+    def _select_usable(
+        self, replies: list[Message], server_round: int
+    ) -> list[tuple[Reply, Message]]:
+        usable, wanted = [], reply_schema(self.task, self.state)
         for message in replies:
             reply, reason = self._read(message, wanted)
             if reply is None:
@@ -220,15 +222,15 @@ class NormStrategy(Strategy):
                 usable.append((reply, message))
         return sorted(usable, key=lambda pair: pair[0].client)
 
-    def _read(self, message: Message, wanted: Expected) -> tuple[Reply | None, str]:
+    def _read(self, message: Message, wanted: ReplySchema) -> tuple[Reply | None, str]:
         try:
-            reply = _reply(self.state, wire.content(message), wanted)
+            reply = _read_reply(self.state, wire.content(message), wanted)
         except WireError as error:
             return None, str(error)
-        found = fault(reply, wanted)
+        found = find_fault(reply, wanted)
         return (None, " ".join(found).strip()) if found else (reply, "")
 
-    def _surveyed(self, nodes: list[int]) -> ServerState:
+    def _calibrate(self, nodes: list[int]) -> ServerState:
         """Ask nodes for the statistics of their data and let the strategy adopt them."""
         if self.grid is None or not nodes:
             return self.state
@@ -237,36 +239,36 @@ class NormStrategy(Strategy):
         found = []
         for message in self.grid.send_and_receive(messages, timeout=self.timeout):
             try:
-                found.append(read_survey(wire.content(message), self.state))
+                found.append(read_calibration(wire.content(message), self.state))
             except WireError as error:
                 log.warning("no statistics of node %d: %s", message.metadata.src_node_id, error)
-        return server_survey(self.task, self.state, found)
+        return server_calibration(self.task, self.state, found)
 
 
 _server_round = server_round  # Flower calls a number by this name
 
 
-def read_survey(content: RecordDict, state: ServerState) -> Surveyed:
+def read_calibration(content: RecordDict, state: ServerState) -> CalibrationReply:
     """Return a client's answer to a query for its statistics."""
     said = wire.header(content)
-    stats = wire.read_reports(content, said.layers(), state.running)
-    return Surveyed(wire.integer(said, "client"), wire.examples_of(content), stats)
+    stats = wire.read_stats(content, said.layers(), state.running)
+    return CalibrationReply(wire.integer(said, "client"), wire.examples_of(content), stats)
 
 
-def _reply(state: ServerState, content: RecordDict, wanted: Expected) -> Reply:
+def _read_reply(state: ServerState, content: RecordDict, wanted: ReplySchema) -> Reply:
     said = wire.header(content)
-    (weights,) = _weights_of(content).array_records.values()
-    new = expect("the reply", tensors(weights), state.weights)
+    (weights,) = _select_weights(content).array_records.values()
+    new = expect("the reply", to_tensors(weights), state.weights)
     return Reply(
         client=wire.integer(said, "client"),
         examples=wire.examples_of(content),
         update={name: new[name] - state.weights[name] for name in wanted.update},
         buffers=expect("the reply", wire.optional(content, wire.BUFFERS), state.buffers),
-        stats=wire.read_reports(content, said.layers(), state.running),
+        stats=wire.read_stats(content, said.layers(), state.running),
     )
 
 
-def _weights_of(content: RecordDict) -> RecordDict:
+def _select_weights(content: RecordDict) -> RecordDict:
     """Return weights and metrics, as plain FedAvg would have them."""
     plain = {key: value for key, value in content.items() if not key.startswith(wire.HEADER)}
     found = RecordDict(plain)
@@ -275,13 +277,13 @@ def _weights_of(content: RecordDict) -> RecordDict:
     return found
 
 
-def _weights(message: Message) -> Message:
+def _strip_message(message: Message) -> Message:
     bare = copy.copy(message)
-    bare.content = _weights_of(message.content)
+    bare.content = _select_weights(message.content)
     return bare
 
 
-def _averaged(around: Strategy, replies: list[Message]) -> MetricRecord | None:
+def _average_metrics(around: Strategy, replies: list[Message]) -> MetricRecord | None:
     if not isinstance(around, FedAvg):
         return None
     return around.train_metrics_aggr_fn([r.content for r in replies], around.weighted_by_key)

@@ -14,10 +14,23 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from fednorm.core.messages import Broadcast, Memory, Reply, Report, Running, ServerState
+from fednorm.core.messages import (
+    Broadcast,
+    ClientState,
+    LayerStats,
+    Reply,
+    RunningStats,
+    ServerState,
+)
 from fednorm.core.moments import Moments
 from fednorm.core.types import ClientId, Tensors
-from fednorm.engines.flower.arrays import WireError, alike, arrays, expect, tensors
+from fednorm.engines.flower.arrays import (
+    WireError,
+    expect,
+    match_tensors,
+    to_array_record,
+    to_tensors,
+)
 
 WEIGHTS, METRICS = "arrays", "metrics"  # as in Flower's own examples
 EXAMPLES = "num-examples"
@@ -28,9 +41,9 @@ _PERSONAL, _OPTIMIZER = "fednorm.personal", "fednorm.optimizer"
 VERSION = 2
 
 
-def _statistics(values: Sequence[Running | Moments], **columns: Tensor) -> ArrayRecord:
+def _statistics(values: Sequence[RunningStats | Moments], **columns: Tensor) -> ArrayRecord:
     sizes = [[value.mean.numel(), value.var.numel()] for value in values]
-    return arrays(
+    return to_array_record(
         {
             "mean": torch.cat([value.mean.flatten() for value in values]),
             "var": torch.cat([value.var.flatten() for value in values]),
@@ -66,12 +79,12 @@ def _split(
     return list(zip(means, variances, strict=True))
 
 
-def _shaped(found: Tensor, like: Tensor) -> Tensor:
+def _shape_values(found: Tensor, like: Tensor) -> Tensor:
     """Return numbers that came in a row in the shape that they have here, if there are as many."""
     return found.view(like.shape) if found.numel() == like.numel() else found
 
 
-def reports(record: RecordDict, stats: Mapping[str, Report]) -> list[str]:
+def write_stats(record: RecordDict, stats: Mapping[str, LayerStats]) -> list[str]:
     """Put reported statistics into a record; return the layers in their order, once a call."""
     calls = [(path, report, m) for path, report in stats.items() for m in report.calls]
     if calls:
@@ -79,34 +92,34 @@ def reports(record: RecordDict, stats: Mapping[str, Report]) -> list[str]:
             [moments for _, _, moments in calls],
             count=torch.tensor([moments.count for _, _, moments in calls], dtype=torch.float64),
             samples=torch.tensor([report.samples for _, report, _ in calls], dtype=torch.float64),
-            batches=torch.tensor([report.batches for _, report, _ in calls]),
+            batches=torch.tensor([report.num_batches for _, report, _ in calls]),
         )
     return [path for path, _, _ in calls]
 
 
-def read_reports(
-    record: RecordDict, layers: Sequence[str], like: Mapping[str, Running]
-) -> dict[str, Report]:
+def read_stats(
+    record: RecordDict, layers: Sequence[str], like: Mapping[str, RunningStats]
+) -> dict[str, LayerStats]:
     """Return reported statistics, of the layers that `like` knows."""
     if not layers:
         return {}
-    found = tensors(_arrays(record, STATISTICS))
+    found = to_tensors(_arrays(record, STATISTICS))
     columns = ("count", "samples", "batches")
     split = _split(found, layers, columns)
     numbers = zip(*(found[column].tolist() for column in columns), strict=True)
-    read: dict[str, Report] = {}
+    read: dict[str, LayerStats] = {}
     for path, pair, (count, samples, seen) in zip(layers, split, numbers, strict=True):
         if path not in like:
             raise WireError(f"statistics are of layer {path!r}, which the model does not share.")
         own = like[path]
         # Layers of several number formats travel together in the widest of them.
-        mean, var = _shaped(pair[0], own.mean).to(own.mean.dtype), pair[1].to(own.var.dtype)
-        mean = alike(f"the mean of layer {path!r}", mean, own.mean)
-        var = alike(f"the variance of layer {path!r}", var, own.var)
+        mean, var = _shape_values(pair[0], own.mean).to(own.mean.dtype), pair[1].to(own.var.dtype)
+        mean = match_tensors(f"the mean of layer {path!r}", mean, own.mean)
+        var = match_tensors(f"the variance of layer {path!r}", var, own.var)
         moments = Moments(float(count), mean, var)
         before = read.get(path)
         if before is None:
-            read[path] = Report(moments, int(seen), float(samples))
+            read[path] = LayerStats(moments, int(seen), float(samples))
         else:
             read[path] = replace(before, more=(*before.more, moments))
     return read
@@ -150,19 +163,19 @@ def header(record: RecordDict) -> Header:
 
 def broadcast_records(received: Broadcast, **said: float | str) -> RecordDict:
     """Return a broadcast as records; `said` goes into its header."""
-    record = RecordDict({WEIGHTS: arrays(received.weights)})
+    record = RecordDict({WEIGHTS: to_array_record(received.weights)})
     for key, part in (
         (BUFFERS, received.buffers),
         (MOMENTUM, received.momentum),
-        (NOTES, received.notes),
+        (NOTES, received.strategy_state),
     ):
         if part:
-            record[key] = arrays(part)
+            record[key] = to_array_record(part)
     head = ConfigRecord({"version": VERSION, "round": received.round, **said})
     if received.rounds is not None:
         head["rounds"] = received.rounds
     if received.running:
-        batches = torch.tensor([running.batches for running in received.running.values()])
+        batches = torch.tensor([running.num_batches for running in received.running.values()])
         record[STATISTICS] = _statistics(list(received.running.values()), batches=batches)
         head["layers"] = list(received.running)
     record[HEADER] = head
@@ -171,12 +184,12 @@ def broadcast_records(received: Broadcast, **said: float | str) -> RecordDict:
 
 def reply_records(reply: Reply, **said: float | str) -> RecordDict:
     """Return a reply as records; its update stands where weights usually do."""
-    record = RecordDict({WEIGHTS: arrays(reply.update)})
+    record = RecordDict({WEIGHTS: to_array_record(reply.update)})
     for key, part in ((BUFFERS, reply.buffers), (MOMENTUM, reply.momentum)):
         if part:
-            record[key] = arrays(part)
+            record[key] = to_array_record(part)
     head = ConfigRecord({"version": VERSION, "client": reply.client, **said})
-    if layers := reports(record, reply.stats):
+    if layers := write_stats(record, reply.stats):
         head["layers"] = layers
     record[METRICS] = MetricRecord({EXAMPLES: reply.examples, **reply.metrics})
     record[HEADER] = head
@@ -185,29 +198,29 @@ def reply_records(reply: Reply, **said: float | str) -> RecordDict:
 
 def read_reply(record: RecordDict, client: ClientId, state: ServerState) -> Reply:
     """Return the reply of a client to the broadcast of a state."""
-    update, momentum = tensors(_arrays(record, WEIGHTS)), optional(record, MOMENTUM)
+    update, momentum = to_tensors(_arrays(record, WEIGHTS)), optional(record, MOMENTUM)
     metrics = dict(record[METRICS])
     return Reply(
         client=client,
         examples=examples_of(record),
-        update=expect("the update", update, _named(state.weights, update)),
+        update=expect("the update", update, _name_parts(state.weights, update)),
         buffers=expect("the reply", optional(record, BUFFERS), state.buffers),
-        stats=read_reports(record, header(record).layers(), state.running),
-        momentum=expect("the momentum", momentum, _named(state.weights, momentum)),
+        stats=read_stats(record, header(record).layers(), state.running),
+        momentum=expect("the momentum", momentum, _name_parts(state.weights, momentum)),
         metrics={key: float(str(value)) for key, value in metrics.items() if key != EXAMPLES},
     )
 
 
-def _named(known: Tensors, wanted: Tensors) -> dict[str, Tensor]:
+def _name_parts(known: Tensors, wanted: Tensors) -> dict[str, Tensor]:
     """Return the known tensors of these names; what does not learn is not sent."""
     return {name: tensor for name, tensor in known.items() if name in wanted}
 
 
-def aligned(received: Broadcast, like: ServerState) -> Broadcast:
+def align(received: Broadcast, like: ServerState) -> Broadcast:
     """Return a broadcast as the tensors of the model that takes it in, or say what is wrong."""
     known = {path: r.mean for path, r in like.running.items()}
     running = {
-        path: replace(r, mean=_shaped(r.mean, known[path]) if path in known else r.mean)
+        path: replace(r, mean=_shape_values(r.mean, known[path]) if path in known else r.mean)
         for path, r in received.running.items()
     }
     expect("the received statistics", {path: r.mean for path, r in running.items()}, known)
@@ -216,7 +229,9 @@ def aligned(received: Broadcast, like: ServerState) -> Broadcast:
         running=running,
         weights=expect("the received model", received.weights, like.weights),
         buffers=expect("the received model", received.buffers, like.buffers),
-        momentum=expect("the momentum", received.momentum, _named(like.weights, received.momentum)),
+        momentum=expect(
+            "the momentum", received.momentum, _name_parts(like.weights, received.momentum)
+        ),
     )
 
 
@@ -224,24 +239,24 @@ def read_broadcast(record: RecordDict, weights: str = WEIGHTS) -> Broadcast:
     """Return the broadcast of a record."""
     said = header(record)
     layers, rounds = said.layers(), said.values.get("rounds")
-    running: dict[str, Running] = {}
+    running: dict[str, RunningStats] = {}
     if len(set(layers)) != len(layers):
         raise WireError(f"'layers' of a broadcast must be names, each once, but is {layers!r}.")
     if layers:
-        found = tensors(_arrays(record, STATISTICS))
+        found = to_tensors(_arrays(record, STATISTICS))
         split, batches = _split(found, layers, ("batches",)), found["batches"].tolist()
         running = {
-            path: Running(mean, var, int(seen))
+            path: RunningStats(mean, var, int(seen))
             for path, (mean, var), seen in zip(layers, split, batches, strict=True)
         }
     return Broadcast(
         round=integer(said, "round"),
         rounds=None if rounds is None else integer(said, "rounds"),
-        weights=tensors(_arrays(record, weights)),
+        weights=to_tensors(_arrays(record, weights)),
         buffers=optional(record, BUFFERS),
         running=running,
         momentum=optional(record, MOMENTUM),
-        notes=optional(record, NOTES),
+        strategy_state=optional(record, NOTES),
     )
 
 
@@ -262,7 +277,7 @@ def _arrays(record: RecordDict, key: str) -> ArrayRecord:
 
 def optional(record: RecordDict, key: str) -> dict[str, Tensor]:
     """Return the tensors of a record that may be missing."""
-    return tensors(_arrays(record, key)) if key in record else {}
+    return to_tensors(_arrays(record, key)) if key in record else {}
 
 
 def content(message: Message) -> RecordDict:
@@ -281,15 +296,15 @@ def examples_of(record: RecordDict) -> int:
     return found
 
 
-def keep(state: RecordDict, memory: Memory, tag: str = "") -> None:
+def save_client_state(state: RecordDict, client_state: ClientState, tag: str = "") -> None:
     """Keep a client's memory in the state of its node."""
-    for key, part in ((_PERSONAL, memory.tensors), (_OPTIMIZER, memory.optimizer)):
+    for key, part in ((_PERSONAL, client_state.tensors), (_OPTIMIZER, client_state.optimizer)):
         if part:
-            state[key + tag] = arrays(part)
+            state[key + tag] = to_array_record(part)
         else:
             state.pop(key + tag, None)
 
 
-def kept(state: RecordDict, tag: str = "") -> Memory:
+def load_client_state(state: RecordDict, tag: str = "") -> ClientState:
     """Return the memory that a node keeps, an empty one at first."""
-    return Memory(optional(state, _PERSONAL + tag), optional(state, _OPTIMIZER + tag))
+    return ClientState(optional(state, _PERSONAL + tag), optional(state, _OPTIMIZER + tag))
