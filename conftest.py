@@ -2,5 +2,5 @@
 
 from importlib.util import find_spec
 
-_FLOWER = ("engines/flower/*", "experiment/flower.py", "experiment/deploy.py", "flower.py")
+_FLOWER = ("engines/flower/*", "experiment/flower/*", "flower.py")
 collect_ignore_glob = [] if find_spec("flwr") else [f"src/fednorm/{path}" for path in _FLOWER]

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from fednorm.aggregators import parse
-from fednorm.experiment.memory import measure_peak
+from fednorm.system import measure_peak
 
 DIMENSION = 1_300_000
 BYZANTINE = {10: 3, 100: 20}  # of how many clients

@@ -11,7 +11,7 @@ from statistics import median
 
 STEP = """
 import sys, time, torch
-from fednorm.engines.allocator import keep_memory
+from fednorm.system import keep_memory
 from fednorm.models import build
 if sys.argv[1] == "keep":
     assert keep_memory()

@@ -18,10 +18,9 @@ from works import WORKS, Work, as_floats, network, tensors
 
 from fednorm.data import Dataset
 from fednorm.data.transforms import Look
-from fednorm.engines.allocator import keep_memory
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.environment import count_cores
 from fednorm.experiment.prepare import prepare
+from fednorm.system import count_cores, keep_memory
 
 _LONG = 10_000  # rounds: more than anybody waits for
 

@@ -12,11 +12,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from fednorm.experiment.compare import run_comparison
+from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.config import Experiment
+from fednorm.experiment.flower.submit import SuperLink, submit
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.run import Event
-from fednorm.experiment.submit import SuperLink, submit
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from flower.deployment import Deployment

@@ -21,7 +21,7 @@ from statistics import median
 
 from works import WORKS
 
-from fednorm.experiment.environment import count_cores, has_bfloat16
+from fednorm.system import count_cores, has_bfloat16
 
 HERE = Path(__file__).parent
 NAMES = ["reference", "reference, 1 thread", "loop", "naive", "fbn", "naive bf16"]

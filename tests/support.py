@@ -7,7 +7,7 @@ import torch
 from fednorm.core.messages import Batches, ClientState
 from fednorm.core.round import broadcast, client_round, server_round
 from fednorm.core.task import Task
-from fednorm.engines.simulate import rounds
+from fednorm.engines.loop import rounds
 from fednorm.models import build
 from fednorm.strategies import create_strategy
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import nn
 
-from fednorm.experiment.compare import run_comparison
+from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import ModelSource
-from fednorm.experiment.result import Comparison, RunResult
+from fednorm.experiment.results import Comparison, RunResult
 
 
 def compare(

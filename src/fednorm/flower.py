@@ -12,7 +12,7 @@ try:
         unpack,
         weights_only,
     )
-    from fednorm.engines.flower.strategy import NormStrategy
+    from fednorm.engines.flower.server import NormStrategy
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "flwr":
         raise

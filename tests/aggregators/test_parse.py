@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS, TooFewClientsError, check, parse
-from fednorm.core.aggregator import weighted_mean
-from fednorm.core.registry import UnknownNameError
+from fednorm.core.aggregation import weighted_mean
+from fednorm.errors import UnknownNameError
 
 TEXTS = [
     *AGGREGATORS,

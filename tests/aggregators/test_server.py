@@ -10,8 +10,7 @@ import torch
 from fednorm import ClientState, Moments, broadcast, client_round, pool, server_round
 from fednorm.aggregators import TooFewClientsError, parse
 from fednorm.algorithms import algorithm
-from fednorm.core.aggregator import is_weighted_mean, weighted_mean
-from fednorm.core.combine import combine_tensors
+from fednorm.core.aggregation import combine_tensors, is_weighted_mean, weighted_mean
 from fednorm.core.merge import average, ema_update, pool_statistics
 from fednorm.core.messages import LayerStats, RunningStats
 from fednorm.core.strategy import MergeInput

@@ -8,7 +8,7 @@ from torch import nn
 
 from fednorm.algorithms import algorithm
 from fednorm.algorithms.base import learning_rate
-from fednorm.engines.simulate import rounds
+from fednorm.engines.loop import rounds
 from support import CLASSES, Toy, last, nested_model, task_of
 
 

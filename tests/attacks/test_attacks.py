@@ -19,7 +19,7 @@ from fednorm.attacks import (
     choose_byzantine,
 )
 from fednorm.attacks.alie import choose_z
-from fednorm.core.survey import CalibrationReply
+from fednorm.core.calibration import CalibrationReply
 from support import Toy, task_of
 
 LIARS = frozenset({1, 4})

@@ -17,8 +17,8 @@ from fednorm.algorithms import algorithm
 from fednorm.attacks import Adversary, apply_attack, attack, find_following
 from fednorm.core.messages import Batches
 from fednorm.core.task import Task
-from fednorm.engines.conditions import Faults
-from fednorm.engines.simulate import rounds
+from fednorm.engines.base import Faults
+from fednorm.engines.loop import rounds
 from fednorm.strategies import create_strategy
 from support import Toy, task_of
 

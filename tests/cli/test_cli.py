@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fednorm.attacks import ATTACKS
-from fednorm.catalogue import KINDS
 from fednorm.cli import app
+from fednorm.cli.listing import KINDS
 from fednorm.strategies import STRATEGIES
 
 QUICK = ["--rounds", "3", "--seeds", "1", "--clients", "3", "--workers", "1"]

@@ -11,11 +11,10 @@ from typer.testing import CliRunner
 
 from fednorm.cli import app as fednorm
 from fednorm.cli.data import app
-from fednorm.core.registry import UnknownNameError
 from fednorm.data import DATASETS
 from fednorm.data.datasets.mnist import FILES, Mnist
 from fednorm.data.sources import MissingDataError
-from fednorm.experiment.load import ConfigError
+from fednorm.errors import ConfigError, UnknownNameError
 
 
 @pytest.fixture

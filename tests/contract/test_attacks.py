@@ -12,9 +12,8 @@ from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS, parse
 from fednorm.algorithms import algorithm
 from fednorm.attacks import ATTACKS, Adversary, World, attack
 from fednorm.core.task import Task
-from fednorm.engines.conditions import Faults
-from fednorm.engines.poisoned import PoisonedClients
-from fednorm.engines.simulate import rounds
+from fednorm.engines.base import Faults, PoisonedClients
+from fednorm.engines.loop import rounds
 from fednorm.strategies import create_strategy
 from support import CLASSES, SHAPE, Toy, nested_model
 

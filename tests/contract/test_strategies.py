@@ -13,7 +13,7 @@ from fednorm.algorithms import algorithm
 from fednorm.core.messages import download_bytes, upload_bytes
 from fednorm.core.task import export
 from fednorm.core.types import Role
-from fednorm.engines.evaluate import is_personal, score_clients, score_global
+from fednorm.engines.evaluation import is_personal, score_clients, score_global
 from fednorm.strategies import STRATEGIES
 from support import Toy, last, nested_model, task_of
 

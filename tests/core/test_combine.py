@@ -8,9 +8,8 @@ import torch
 from fednorm import ClientState, broadcast, client_round, server_round
 from fednorm.aggregators import parse
 from fednorm.algorithms import algorithm
-from fednorm.core.aggregator import weighted_mean
-from fednorm.core.combine import combine_tensors
-from fednorm.core.round import NoUsableReplyError
+from fednorm.core.aggregation import combine_tensors, weighted_mean
+from fednorm.errors import NoUsableReplyError
 from support import Toy, task_of
 
 

@@ -10,7 +10,7 @@ from fednorm import ClientState, broadcast, client_round, server_round
 from fednorm.algorithms import algorithm
 from fednorm.core.messages import LayerStats
 from fednorm.core.moments import Moments
-from fednorm.core.round import NoUsableReplyError
+from fednorm.errors import NoUsableReplyError
 from support import Toy, task_of
 
 NAN, INF = float("nan"), float("inf")

@@ -9,7 +9,7 @@ from fednorm import ClientState, Moments, broadcast, client_round, server_round
 from fednorm.algorithms import algorithm
 from fednorm.core.exchange import PendingError, answer_exchange
 from fednorm.core.messages import LayerStats
-from fednorm.core.round import NonFiniteLossError, NoUsableReplyError
+from fednorm.errors import NonFiniteLossError, NoUsableReplyError
 from support import Toy, task_of
 
 

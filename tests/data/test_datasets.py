@@ -6,8 +6,8 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from fednorm.core.registry import UnknownNameError
 from fednorm.data import Dataset, load
+from fednorm.errors import UnknownNameError
 
 FAST = {"digits": {}, "ring": {}, "patterns": {"samples": 60, "test": 30}}
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fednorm.data import load
 from fednorm.data.federation import federation, interleave_batches
 from fednorm.data.sampling import Plan, draw_participants
-from fednorm.engines.centralized import MergedClients
+from fednorm.engines.merged_batch import MergedClients
 
 KEY = {"seed": 3, "client": 2, "round_": 7}
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fednorm.core.registry import UnknownNameError
 from fednorm.data import load
+from fednorm.errors import UnknownNameError
 
 MODULE = """
 import torch

@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fednorm.core.registry import UnknownNameError
 from fednorm.data.partition import PARTITIONS, match_groups, match_test, parse, partition
 from fednorm.data.partition.base import Partition
 from fednorm.data.partition.dirichlet import (
@@ -16,6 +15,7 @@ from fednorm.data.partition.dirichlet import (
     softmax,
 )
 from fednorm.data.partition.feature_shift import KINDS
+from fednorm.errors import UnknownNameError
 
 TEXTS = {
     "iid": "iid",

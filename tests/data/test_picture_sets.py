@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from fednorm.core.registry import UnknownNameError
 from fednorm.data import load
 from fednorm.data.cache import DamagedDataError
 from fednorm.data.datasets import tiny_imagenet
@@ -17,6 +16,7 @@ from fednorm.data.datasets.cityscapes import LABELS, Cityscapes
 from fednorm.data.federation import federation
 from fednorm.data.sampling import Plan
 from fednorm.data.sources import MissingDataError
+from fednorm.errors import UnknownNameError
 
 pytestmark = pytest.mark.usefixtures("home")
 

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from fednorm.algorithms import algorithm
 from fednorm.cli import app
-from fednorm.core.registry import UnknownNameError
 from fednorm.core.task import Task
 from fednorm.data import load
 from fednorm.data.federation import federation
@@ -24,9 +23,9 @@ from fednorm.doctor.fixed_batches import deal_again, draw
 from fednorm.doctor.layers import find_layers
 from fednorm.doctor.recommend import THRESHOLDS
 from fednorm.doctor.render import count, number, percent
-from fednorm.engines.simulate import rounds
-from fednorm.engines.survey import calibrate_clients
-from fednorm.experiment.load import ConfigError
+from fednorm.engines.evaluation_statistics import calibrate_clients
+from fednorm.engines.loop import rounds
+from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.models import build
 from fednorm.strategies import STRATEGIES, create_strategy
 from support import CLASSES, SHAPE, Toy, nested_model

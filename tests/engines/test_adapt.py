@@ -8,8 +8,8 @@ import fednorm
 from fednorm.algorithms import algorithm
 from fednorm.core.messages import ClientState
 from fednorm.core.task import export
-from fednorm.engines.adapt import adapt_statistics, initial_client_state
-from fednorm.experiment.load import ConfigError
+from fednorm.engines.evaluation_statistics import adapt_statistics, initial_client_state
+from fednorm.errors import ConfigError
 from support import Toy, last, nested_model, task_of
 
 STEP = algorithm("dsgd", lr=0.05)

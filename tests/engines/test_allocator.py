@@ -11,7 +11,7 @@ FAULTS = """
 import resource, sys, torch
 torch.set_num_threads(1)
 if sys.argv[1] == "keep":
-    from fednorm.engines.allocator import keep_memory
+    from fednorm.system import keep_memory
     print(keep_memory())
 faults = []
 for number in range(8):

@@ -10,12 +10,12 @@ from torch.nn import functional
 
 from fednorm.algorithms import algorithm
 from fednorm.core.messages import Batches
-from fednorm.core.round import NonFiniteLossError
-from fednorm.engines import cohort
-from fednorm.engines.simulate import rounds as in_turn
-from fednorm.engines.workers import WorkerPool
-from fednorm.experiment.compare import run_comparison
-from fednorm.experiment.load import ConfigError, build_experiment
+from fednorm.engines import stacked
+from fednorm.engines.loop import rounds as in_turn
+from fednorm.engines.processes import WorkerPool
+from fednorm.errors import ConfigError, NonFiniteLossError
+from fednorm.experiment.comparison import run_comparison
+from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.models import build as network
 from fednorm.nn.stacked_model import widen
@@ -65,9 +65,9 @@ def assert_close(ours, expected):
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_cohorts_give_what_the_loop_gives(name):
     task = task_of(name, LOCAL, count=4)
-    assert cohort.fits(task, first(CLIENTS)) is (name not in ALONE)
+    assert stacked.fits(task, first(CLIENTS)) is (name not in ALONE)
     if name not in ALONE:
-        cohorts = cohort.StackedTrainer(task, 3)
+        cohorts = stacked.StackedTrainer(task, 3)
         expected = list(in_turn(task, CLIENTS, 3))
         got = list(in_turn(task, CLIENTS, 3, train=cohorts.train_all))
         for ours, theirs in zip(got, expected, strict=True):
@@ -79,7 +79,7 @@ def test_cohorts_give_what_the_loop_gives(name):
 @pytest.mark.parametrize("name", ["fbn", "fedbn"])
 def test_every_algorithm(which, name):
     task = task_of(name, ALGORITHMS[which], count=4)
-    cohorts = cohort.StackedTrainer(task, 4)
+    cohorts = stacked.StackedTrainer(task, 4)
     expected = list(in_turn(task, CLIENTS, 3))
     for ours, theirs in zip(
         in_turn(task, CLIENTS, 3, train=cohorts.train_all), expected, strict=True
@@ -105,7 +105,7 @@ def test_a_wide_model_is_its_models_side_by_side(name):
 def test_with_processes_the_result_is_the_same_bit_by_bit():
     torch.set_num_threads(1)
     task = task_of("fedbn", LOCAL, count=4)
-    cohorts = cohort.StackedTrainer(task, 2)
+    cohorts = stacked.StackedTrainer(task, 2)
     crew = WorkerPool(task, CLIENTS, 2, cohort=2)
     try:
         expected = in_turn(task, CLIENTS, 2, train=cohorts.train_all)
@@ -121,7 +121,7 @@ def test_with_processes_the_result_is_the_same_bit_by_bit():
 def test_a_loss_that_is_not_finite_is_the_clients_own():
     task = task_of("none", algorithm("fedavg", lr=1e200), count=4)
     with pytest.raises(NonFiniteLossError, match=r"in round \d at client \d"):
-        list(in_turn(task, CLIENTS, 4, train=cohort.StackedTrainer(task, 3).train_all))
+        list(in_turn(task, CLIENTS, 4, train=stacked.StackedTrainer(task, 3).train_all))
 
 
 class Shuffled(nn.Module):
@@ -176,14 +176,14 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize("made", [Shuffled, Tied, Noisy, Scaled])
 def test_a_model_that_mixes_its_clients_is_noticed(made):
     torch.manual_seed(0)
-    assert not cohort.fits(task_of("fbn", LOCAL, model=made().double()), first(CLIENTS))
+    assert not stacked.fits(task_of("fbn", LOCAL, model=made().double()), first(CLIENTS))
 
 
 def test_large_models_train_alone():
     data = Toy(sizes=(20, 20), shape=(3, 32, 32))
     small, large = (network(name, data.shape, 4, 0).double() for name in ("mlp", "resnet20"))
-    assert cohort.choose_size(task_of("fbn", LOCAL, model=small), first(data)) == 2
-    assert cohort.choose_size(task_of("fbn", LOCAL, model=large), first(data)) == 1
+    assert stacked.choose_size(task_of("fbn", LOCAL, model=small), first(data)) == 2
+    assert stacked.choose_size(task_of("fbn", LOCAL, model=large), first(data)) == 1
 
 
 BASE = {
@@ -230,7 +230,7 @@ def test_a_wide_model_is_arranged_as_its_model(last):
     layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 2), nn.Flatten()]
     arranged = torch.channels_last if last else torch.contiguous_format
     model = nn.Sequential(*layers, nn.Linear(4, CLASSES)).to(memory_format=arranged)
-    wide = cohort.StackedClients(task_of("naive", LOCAL, model=model), 3)
+    wide = stacked.StackedClients(task_of("naive", LOCAL, model=model), 3)
     assert wide.memory_format is arranged
     weight = wide.task.model[2].weight
     assert weight.is_contiguous(memory_format=torch.channels_last) == last
@@ -248,6 +248,6 @@ def test_clients_that_measure_all_their_data_are_tried_with_one_that_has_as_much
     )
     task = task_of("hbn", algorithm("fedavg", lr=0.05))
     batches = [clients.batches(client, 1) for client in clients.all()]
-    assert not cohort.find_misfit(task, batches)
-    groups = cohort.StackedTrainer(task, 4).groups(batches, {})
+    assert not stacked.find_misfit(task, batches)
+    groups = stacked.StackedTrainer(task, 4).groups(batches, {})
     assert sorted([own.client for own in group] for group in groups) == [[0, 2], [1, 3]]

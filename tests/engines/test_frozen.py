@@ -11,19 +11,19 @@ from torch.nn import functional
 
 import fednorm
 from fednorm.algorithms import algorithm
+from fednorm.core.calibration import CalibrationReply, client_calibration, server_calibration
 from fednorm.core.messages import ClientState, LayerStats
 from fednorm.core.moments import Moments
 from fednorm.core.round import broadcast, client_round, server_round
-from fednorm.core.survey import CalibrationReply, client_calibration, server_calibration
 from fednorm.core.task import export
 from fednorm.doctor.fixed_batches import FixedBatches
 from fednorm.doctor.gradients import converge_statistics
-from fednorm.engines import lockstep
-from fednorm.engines.adapt import adapt_statistics
-from fednorm.engines.centralized import MergedClients
-from fednorm.engines.cohort import StackedTrainer
-from fednorm.engines.meeting import BarrierTrainer
-from fednorm.engines.simulate import rounds
+from fednorm.engines import merged_batch
+from fednorm.engines.barrier import BarrierTrainer
+from fednorm.engines.evaluation_statistics import adapt_statistics
+from fednorm.engines.loop import rounds
+from fednorm.engines.merged_batch import MergedClients
+from fednorm.engines.stacked import StackedTrainer
 from fednorm.models import build
 from fednorm.strategies import STRATEGIES
 from support import CLASSES, Toy, nested_model, task_of
@@ -173,7 +173,7 @@ def test_lockstep(name):
     toy = Toy(sizes=(4, 6, 3), absent={2: (1,)})
     expected = run(task_of(name, STEP, model=half_frozen(), count=3), toy, 3, tested=False)
     task = task_of(name, STEP, model=half_frozen(), count=3)
-    for ours, theirs in zip(lockstep.rounds(task, toy, 3), expected, strict=True):
+    for ours, theirs in zip(merged_batch.rounds(task, toy, 3), expected, strict=True):
         export(task, ours.state)
         assert_same(ours.state, theirs.state, tolerance=1e-10)
 

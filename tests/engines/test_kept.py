@@ -5,8 +5,8 @@ import gc
 import torch
 
 from fednorm.core.messages import ClientState
-from fednorm.engines.kept import ClientStateStore, count_bytes
-from fednorm.experiment.compare import run_comparison
+from fednorm.engines.client_state import ClientStateStore, count_bytes
+from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 

@@ -6,12 +6,12 @@ from torch import nn
 
 from fednorm import create_strategy
 from fednorm.algorithms import algorithm
-from fednorm.core.round import NonFiniteLossError
 from fednorm.core.task import Task
 from fednorm.data import load
 from fednorm.data.federation import federation
 from fednorm.data.sampling import Plan
-from fednorm.engines import lockstep
+from fednorm.engines import merged_batch
+from fednorm.errors import NonFiniteLossError
 from fednorm.models import build
 from fednorm.strategies import STRATEGIES
 from support import Toy, last, nested_model, task_of
@@ -21,7 +21,7 @@ LOCKSTEP = sorted(name for name in STRATEGIES if create_strategy(name).mergeable
 
 
 def together(task, clients, count=8):
-    *_, result = lockstep.rounds(task, clients, count)
+    *_, result = merged_batch.rounds(task, clients, count)
     return result
 
 
@@ -55,9 +55,9 @@ def test_equals_the_loop_with_every_switch(name, statistics, momentum):
     fields = {"statistics": statistics, "stats_momentum": momentum, "count": 8}
     clients = Toy(sizes=(3, 5))
     if (name, statistics) in {("fbn", "average"), ("fedtan", "average")}:
-        assert not lockstep.fits(task_of(name, STEP, **fields), _digits())
+        assert not merged_batch.fits(task_of(name, STEP, **fields), _digits())
         return
-    assert lockstep.fits(task_of(name, STEP, **fields), _digits())
+    assert merged_batch.fits(task_of(name, STEP, **fields), _digits())
     assert_equal(
         last(task_of(name, STEP, **fields), clients, 8),
         together(task_of(name, STEP, **fields), clients),
@@ -112,25 +112,25 @@ def _digits(participation=1.0):
 
 @pytest.mark.parametrize("name", sorted(set(STRATEGIES) - set(LOCKSTEP)))
 def test_other_strategies_are_left_to_the_loop(name):
-    assert not lockstep.fits(task_of(name, STEP), _digits())
+    assert not merged_batch.fits(task_of(name, STEP), _digits())
 
 
 def test_fits_only_where_it_is_exact():
     model = nested_model()
-    assert lockstep.fits(task_of("naive", STEP), _digits())
-    assert not lockstep.fits(task_of("naive", algorithm("fedavg")), _digits())
-    assert not lockstep.fits(task_of("fedbn", STEP), _digits())
-    assert not lockstep.fits(task_of("silobn", STEP), _digits())
-    assert not lockstep.fits(task_of("naive", STEP), _digits(participation=0.5))
-    assert lockstep.fits(task_of("naive", algorithm("dsgd")), _digits(participation=0.5))
+    assert merged_batch.fits(task_of("naive", STEP), _digits())
+    assert not merged_batch.fits(task_of("naive", algorithm("fedavg")), _digits())
+    assert not merged_batch.fits(task_of("fedbn", STEP), _digits())
+    assert not merged_batch.fits(task_of("silobn", STEP), _digits())
+    assert not merged_batch.fits(task_of("naive", STEP), _digits(participation=0.5))
+    assert merged_batch.fits(task_of("naive", algorithm("dsgd")), _digits(participation=0.5))
     robust = Task.build(
         model, create_strategy("fbn"), STEP, aggregator=lambda v, _w: v.median(0).values
     )
-    assert not lockstep.fits(robust, _digits())
+    assert not merged_batch.fits(robust, _digits())
     dropping = build("fbn_cnn", (1, 8, 8), 10, 0)
-    assert not lockstep.fits(task_of("naive", STEP, model=dropping), _digits())
+    assert not merged_batch.fits(task_of("naive", STEP, model=dropping), _digits())
     model.register_buffer("level", torch.zeros(()))
-    assert not lockstep.fits(task_of("naive", STEP, model=model), _digits())
+    assert not merged_batch.fits(task_of("naive", STEP, model=model), _digits())
 
 
 def test_a_loss_that_is_not_finite_names_its_client():

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from fednorm.core.messages import Batches
-from fednorm.core.randomness import isolated_rng
+from fednorm.core.task import isolated_rng
 from fednorm.engines.masks import UnmatchedDrawError, share_masks
 
 SEEDS = (5, 2**40, 5)

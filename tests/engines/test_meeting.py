@@ -13,12 +13,13 @@ from torch import nn
 
 from fednorm import models
 from fednorm.algorithms import algorithm
-from fednorm.core.round import NonFiniteLossError, broadcast
-from fednorm.engines import meeting
-from fednorm.engines.meeting import BarrierTrainer
-from fednorm.engines.simulate import rounds
-from fednorm.experiment.compare import run_comparison
-from fednorm.experiment.load import ConfigError, build_experiment
+from fednorm.core.round import broadcast
+from fednorm.engines import barrier
+from fednorm.engines.barrier import BarrierTrainer
+from fednorm.engines.loop import rounds
+from fednorm.errors import ConfigError, NonFiniteLossError
+from fednorm.experiment.comparison import run_comparison
+from fednorm.experiment.load import build_experiment
 from support import CLASSES, SHAPE, Toy, task_of
 
 STEPS = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
@@ -74,9 +75,9 @@ def test_the_callers_randomness_stays_as_it_was():
 
 def test_each_client_trains_once(monkeypatch):
     trained = []
-    train = meeting.train_client
+    train = barrier.train_client
     monkeypatch.setattr(
-        meeting, "train_client", lambda *args: (trained.append(args[3].client), train(*args))[1]
+        barrier, "train_client", lambda *args: (trained.append(args[3].client), train(*args))[1]
     )
     list(meeting_rounds(task_of("fedtan", STEPS, count=1), CLIENTS, 1))
     assert trained == [0, 1, 2]
@@ -88,7 +89,7 @@ def test_without_room_for_all_they_train_anew(monkeypatch):
     batches = [CLIENTS.batches(client, 1) for client in range(3)]
     need = BarrierTrainer(task, 0).held(batches)
     assert next(meeting_rounds(task, CLIENTS, 2, room=need)).train_loss == expected.train_loss
-    monkeypatch.setattr(meeting, "_Guest", None)
+    monkeypatch.setattr(barrier, "_Guest", None)
     ours = next(meeting_rounds(task, CLIENTS, 2, room=need - 1))
     assert ours.train_loss == expected.train_loss
 
@@ -143,7 +144,7 @@ def test_an_interruption_ends_all_of_them(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(meeting, "answer", interrupted)
+    monkeypatch.setattr(barrier, "answer", interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(meeting_rounds(task_of("fedtan", STEPS, count=2), CLIENTS, 2))
 
@@ -183,8 +184,8 @@ def test_nobody_trains_to_the_end_after_an_interruption():
 @pytest.mark.parametrize(("settings", "expected"), [({}, True), ({"precision": "bf16"}, False)])
 def test_only_in_full_precision(settings, expected):
     task = replace(task_of("fedtan", STEPS), **settings)
-    assert meeting.fits(task) is expected
-    assert not meeting.fits(task_of("naive", STEPS))
+    assert barrier.fits(task) is expected
+    assert not barrier.fits(task_of("naive", STEPS))
 
 
 def test_an_experiment_uses_it_for_models_of_its_own_only(monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fednorm.engines.metrics import Accuracy, MeanIoU
+from fednorm.engines.evaluation import Accuracy, MeanIoU
 
 
 def scores(predicted, classes):

@@ -14,13 +14,14 @@ from fednorm.algorithms import algorithm
 from fednorm.core.messages import Batches, ClientState, Reply
 from fednorm.core.round import broadcast, client_round, server_round
 from fednorm.core.task import export
-from fednorm.engines import workers
-from fednorm.engines.cohort import StackedTrainer
-from fednorm.engines.conditions import Faults
-from fednorm.engines.flat import SharedBlock
-from fednorm.engines.simulate import rounds as in_turn
+from fednorm.engines import processes
+from fednorm.engines.base import Faults
+from fednorm.engines.loop import rounds as in_turn
+from fednorm.engines.processes import SharedBlock
+from fednorm.engines.stacked import StackedTrainer
+from fednorm.errors import ConfigError
 from fednorm.experiment import engine
-from fednorm.experiment.load import ConfigError, build_experiment
+from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from support import Toy, nested_model, task_of
 
@@ -249,6 +250,6 @@ def test_a_process_may_begin_with_a_reply_without_tensors():
     sent = [(Reply(3, 5, {}, {}, {}, metrics={"loss": float("inf")}), ClientState())]
     plan, block = SharedBlock().write(sent)
     assert block is None
-    crew = object.__new__(workers.WorkerPool)
-    member = workers.Worker(None, _Wire(("reply", plan, block)), SharedBlock())
+    crew = object.__new__(processes.WorkerPool)
+    member = processes.Worker(None, _Wire(("reply", plan, block)), SharedBlock())
     assert crew._take(member) == sent

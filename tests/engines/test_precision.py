@@ -6,9 +6,10 @@ import torch
 from fednorm.algorithms import algorithm
 from fednorm.core.moments import Moments
 from fednorm.core.task import Task
-from fednorm.engines.simulate import rounds
-from fednorm.experiment.compare import run_comparison
-from fednorm.experiment.load import ConfigError, build_experiment
+from fednorm.engines.loop import rounds
+from fednorm.errors import ConfigError
+from fednorm.experiment.comparison import run_comparison
+from fednorm.experiment.load import build_experiment
 from fednorm.strategies import STRATEGIES, create_strategy
 from support import Toy, nested_model
 

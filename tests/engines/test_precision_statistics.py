@@ -12,8 +12,8 @@ from torch import nn
 
 from fednorm.algorithms import algorithm
 from fednorm.core.task import Task
-from fednorm.engines import cohort, lockstep, simulate
-from fednorm.engines.survey import calibrate_for_test
+from fednorm.engines import loop, merged_batch, stacked
+from fednorm.engines.evaluation_statistics import calibrate_for_test
 from fednorm.strategies import STRATEGIES, create_strategy
 from support import Toy
 
@@ -71,7 +71,7 @@ def model(store):
     return made
 
 
-def run(name, precision, kind, engine=simulate.rounds, sizes=(48, 64)):
+def run(name, precision, kind, engine=loop.rounds, sizes=(48, 64)):
     """Return all statistics after a round, and what came out of the layer."""
     store = []
     known = {f.name for f in fields_of(STRATEGIES[name])}
@@ -124,14 +124,14 @@ def test_statistics_at_mean_10(name, kind):
 
 
 def in_cohorts(task, clients, count):
-    return simulate.rounds(task, clients, count, train=cohort.StackedTrainer(task, 2).train_all)
+    return loop.rounds(task, clients, count, train=stacked.StackedTrainer(task, 2).train_all)
 
 
 @pytest.mark.parametrize("sizes", [(48, 64), (56, 56)])
 @pytest.mark.parametrize("name", LOCKSTEP)
 def test_statistics_at_mean_10_in_lockstep(name, sizes):
-    found, outputs = run(name, "bf16", "dsgd", lockstep.rounds, sizes)
-    truth, expected = run(name, "full", "dsgd", lockstep.rounds, sizes)
+    found, outputs = run(name, "bf16", "dsgd", merged_batch.rounds, sizes)
+    truth, expected = run(name, "full", "dsgd", merged_batch.rounds, sizes)
     assert_near(found, truth)
     assert_rounded_once(outputs, expected)
 

@@ -3,8 +3,8 @@
 import weakref
 
 from fednorm.algorithms import algorithm
-from fednorm.engines.clients import train_clients
-from fednorm.engines.simulate import rounds
+from fednorm.engines.base import train_clients
+from fednorm.engines.loop import rounds
 from support import Toy, task_of
 
 

@@ -13,10 +13,11 @@ from fednorm.core.task import export
 from fednorm.data import load
 from fednorm.data.federation import federation
 from fednorm.data.sampling import Plan
-from fednorm.engines import lockstep, meeting, trial
-from fednorm.engines.simulate import rounds
-from fednorm.experiment.compare import run_comparison
-from fednorm.experiment.load import ConfigError, build_experiment
+from fednorm.engines import barrier, merged_batch, trial
+from fednorm.engines.loop import rounds
+from fednorm.errors import ConfigError
+from fednorm.experiment.comparison import run_comparison
+from fednorm.experiment.load import build_experiment
 from support import Toy, task_of
 
 DIGITS = {"rounds": 2, "seeds": 1, "clients": 4, "batch_size": 8, "partition": "iid"}
@@ -133,7 +134,7 @@ def test_how_far_off_it_is_is_true():
     """The oracle: the model's gradient on each client's batch, and on both in one."""
     clients, model = Toy(sizes=(4, 4)), Centred().double()
     model.last = nn.Linear(144, 4).double()
-    said = lockstep.find_misfit(task_of("none", algorithm("dsgd"), model=model), clients)
+    said = merged_batch.find_misfit(task_of("none", algorithm("dsgd"), model=model), clients)
 
     def gradient(x, y):
         plain = nn.Sequential(model)
@@ -185,10 +186,10 @@ class Rows(Folded):
 def test_batches_of_one_size_and_of_several_are_tried():
     """Rows next to each other are right where clients stand interleaved, and nowhere else."""
     task = task_of("naive", algorithm("dsgd"), model=Rows().double())
-    assert lockstep.find_misfit(task, Toy(sizes=(4, 4, 4), classes=10)) == ""
-    said = lockstep.find_misfit(task, Toy(sizes=(4, 4, 6), classes=10))
+    assert merged_batch.find_misfit(task, Toy(sizes=(4, 4, 4), classes=10)) == ""
+    said = merged_batch.find_misfit(task, Toy(sizes=(4, 4, 6), classes=10))
     assert "tried on clients 0 and 2" in said
-    assert lockstep.find_misfit(task, Toy(sizes=(4,), classes=10)) == ""
+    assert merged_batch.find_misfit(task, Toy(sizes=(4,), classes=10)) == ""
 
 
 def test_a_trial_leaves_the_task_as_it_was():
@@ -202,15 +203,15 @@ def test_a_trial_leaves_the_task_as_it_was():
     assert {t.dtype for t in exact.initial_state.weights.values()} == {torch.float64}
     few = trial.FewClients(clients, [0, 2])
     assert "norm" not in next(rounds(exact, few, 1)).replies[0].stats
-    assert lockstep.find_misfit(task, clients) == ""
+    assert merged_batch.find_misfit(task, clients) == ""
     assert not task.model.training
     for key, value in task.model.state_dict().items():
         assert torch.equal(value, before[key])
 
 
 def test_the_librarys_own_models_are_not_tried(monkeypatch):
-    monkeypatch.setattr(lockstep, "find_misfit", None)
-    monkeypatch.setattr(meeting, "find_misfit", None)
+    monkeypatch.setattr(merged_batch, "find_misfit", None)
+    monkeypatch.setattr(barrier, "find_misfit", None)
     for name in ("merged", "barrier"):
         assert run(name, None).runs[0].status == "finished"
 
@@ -235,6 +236,6 @@ def test_a_federation_is_tried_with_clients_of_all_sizes():
     lengths = {parts.batches(client, 1).batch_sizes[0] for client in parts.all()}
     assert len(lengths) > 1
     task = task_of("naive", algorithm("dsgd"), model=Centred())
-    assert "is off by" in lockstep.find_misfit(task, parts)
+    assert "is off by" in merged_batch.find_misfit(task, parts)
     task = task_of("naive", algorithm("dsgd"), model=Own())
-    assert lockstep.find_misfit(task, parts) == ""
+    assert merged_batch.find_misfit(task, parts) == ""

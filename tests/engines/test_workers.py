@@ -8,12 +8,11 @@ import torch
 
 from fednorm.algorithms import algorithm
 from fednorm.core.messages import ClientState, RunningStats, ServerState
-from fednorm.core.round import NonFiniteLossError
-from fednorm.engines.flat import SharedBlock, read_plan
-from fednorm.engines.simulate import rounds as in_turn
-from fednorm.engines.workers import WorkerPool, fits, rounds
-from fednorm.experiment.compare import run_comparison
-from fednorm.experiment.load import ConfigError, build_experiment
+from fednorm.engines.loop import rounds as in_turn
+from fednorm.engines.processes import SharedBlock, WorkerPool, fits, read_plan, rounds
+from fednorm.errors import ConfigError, NonFiniteLossError
+from fednorm.experiment.comparison import run_comparison
+from fednorm.experiment.load import build_experiment
 from support import Toy, task_of
 
 STEP = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from fednorm.algorithms import algorithm
-from fednorm.engines import lockstep, simulate
+from fednorm.engines import loop, merged_batch
 from populations import Population, flat, follow, population
 from support import Toy, assert_same_state, last, nested_model, task_of
 
@@ -106,7 +106,7 @@ def test_layers_of_several_kinds():
 
 
 @MESSAGES
-@pytest.mark.parametrize("engine", [simulate.rounds, lockstep.rounds])
+@pytest.mark.parametrize("engine", [loop.rounds, merged_batch.rounds])
 def test_dsgd_is_torchs_batch_norm_on_the_concatenated_batch(shared_message, engine):
     clients = Toy(sizes=(2, 7, 4))
     task = task_of("fedtan", algorithm("dsgd", lr=LR), shared_message=shared_message)

@@ -14,8 +14,8 @@ from torch.nn import functional
 import fednorm
 from fednorm.algorithms import algorithm
 from fednorm.core.task import export
-from fednorm.engines.simulate import rounds
-from fednorm.engines.survey import calibrate_for_test
+from fednorm.engines.evaluation_statistics import calibrate_for_test
+from fednorm.engines.loop import rounds
 from populations import Population, flat
 from support import nested_model, task_of
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from fednorm.algorithms import algorithm
 from fednorm.core.task import export
-from fednorm.engines.survey import calibrate_for_test
+from fednorm.engines.evaluation_statistics import calibrate_for_test
 from populations import Population, flat
 from support import last, nested_model, task_of
 

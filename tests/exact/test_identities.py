@@ -7,8 +7,8 @@ from torch import nn
 from fednorm import ClientState, broadcast, client_round, server_round
 from fednorm.algorithms import algorithm
 from fednorm.core.types import Role
-from fednorm.engines.centralized import MergedClients
-from fednorm.engines.evaluate import is_personal
+from fednorm.engines.evaluation import is_personal
+from fednorm.engines.merged_batch import MergedClients
 from fednorm.strategies import STRATEGIES, create_strategy
 from support import Toy, last, task_of
 

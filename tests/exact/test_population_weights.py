@@ -18,7 +18,7 @@ from fednorm.algorithms import algorithm
 from fednorm.data.dataset import Dataset
 from fednorm.data.federation import federation
 from fednorm.data.sampling import Plan
-from fednorm.engines import cohort, lockstep, simulate, workers
+from fednorm.engines import loop, merged_batch, processes, stacked
 from populations import Population, flat, follow, population, weighted
 from support import last, nested_model, run_by_hand, task_of
 
@@ -266,15 +266,15 @@ FOUR = Population(
 
 
 def in_cohorts(task, clients, rounds):
-    return simulate.rounds(task, clients, rounds, train=cohort.StackedTrainer(task, 3).train_all)
+    return loop.rounds(task, clients, rounds, train=stacked.StackedTrainer(task, 3).train_all)
 
 
 def in_processes(task, clients, rounds):
-    return workers.rounds(task, clients, rounds, processes=2)
+    return processes.rounds(task, clients, rounds, processes=2)
 
 
 # Processes take long to start, and know nothing of strategies.
-ENGINES = [(simulate.rounds, m) for m in METHODS] + [(in_cohorts, m) for m in METHODS]
+ENGINES = [(loop.rounds, m) for m in METHODS] + [(in_cohorts, m) for m in METHODS]
 
 
 @pytest.mark.parametrize(("engine", "method"), [*ENGINES, (in_processes, "fbn")])
@@ -290,7 +290,7 @@ def test_lockstep(method):
     name, fields, frozen = METHODS[method]
     clients = Population(batch=(4, 7, 3), steps=(1, 1, 1))
     task = task_of(name, algorithm("dsgd", lr=LR), count=3, **fields)
-    *_, result = lockstep.rounds(task, clients, 3)
+    *_, result = merged_batch.rounds(task, clients, 3)
     assert_same(result.state, federated(nested_model(), clients, 3, frozen=frozen, by_batch=True))
 
 

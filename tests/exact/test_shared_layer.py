@@ -11,7 +11,7 @@ from torch.nn import functional
 from fednorm.aggregators import parse
 from fednorm.algorithms import algorithm
 from fednorm.core.task import export
-from fednorm.engines import lockstep, simulate
+from fednorm.engines import loop, merged_batch
 from populations import flat
 from support import Toy, last, task_of
 
@@ -103,13 +103,13 @@ def assert_same(state, model, *, weights=True):
     torch.testing.assert_close(got.var, model.norm.running_var, rtol=0, atol=TIGHT)
 
 
-def run(name, clients, engine=simulate.rounds, *, model=None, **fields):
+def run(name, clients, engine=loop.rounds, *, model=None, **fields):
     task = task_of(name, algorithm("dsgd", lr=LR), model=model or Twice(), **fields)
     *_, result = engine(task, clients, ROUNDS)
     return result.state
 
 
-ENGINES = pytest.mark.parametrize("engine", [simulate.rounds, lockstep.rounds])
+ENGINES = pytest.mark.parametrize("engine", [loop.rounds, merged_batch.rounds])
 
 
 @SIZES

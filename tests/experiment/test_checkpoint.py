@@ -19,12 +19,11 @@ import safetensors.torch
 import torch
 
 from fednorm.core.messages import ClientState, RejectedReply, RunningStats, ServerState
+from fednorm.errors import ConfigError, DiskError, WorkerError
 from fednorm.experiment import checkpoint
-from fednorm.experiment.checkpoint import Checkpoint, DiskError
-from fednorm.experiment.compare import run_comparison
-from fednorm.experiment.job import CheckpointPolicy, lock_folder
-from fednorm.experiment.load import ConfigError, build_experiment
-from fednorm.experiment.processes import WorkerError
+from fednorm.experiment.checkpoint import Checkpoint
+from fednorm.experiment.comparison import CheckpointPolicy, lock_folder, run_comparison
+from fednorm.experiment.load import build_experiment
 
 SMALL = {
     "strategies": ["fedbn"],
@@ -297,7 +296,7 @@ def test_a_run_killed_at_twenty_random_moments_ends_the_same(tmp_path):
     values = {**SMALL, "rounds": 150, "model": "mlp", "eval_every": 10}
     run_comparison(build_experiment(values), folder=tmp_path / "whole")
     context = multiprocessing.get_context("forkserver")  # torch is imported once
-    context.set_forkserver_preload(["fednorm.experiment.compare"])
+    context.set_forkserver_preload(["fednorm.experiment.comparison"])
     draw = np.random.default_rng(0)
     killed = 0
     while killed < 20:

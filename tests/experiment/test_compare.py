@@ -6,8 +6,9 @@ import pytest
 from torch import nn
 
 import fednorm
-from fednorm.experiment.compare import run_comparison
-from fednorm.experiment.load import ConfigError, build_experiment
+from fednorm.errors import ConfigError
+from fednorm.experiment.comparison import run_comparison
+from fednorm.experiment.load import build_experiment
 
 QUICK = {"rounds": 4, "seeds": 2, "clients": 3, "eval_every": 2}
 

@@ -4,15 +4,10 @@ import pytest
 from torch import nn
 
 import fednorm
-from fednorm.experiment.compare import run_comparison
+from fednorm.errors import ConfigError
+from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.load import (
-    ConfigError,
-    build_experiment,
-    override_settings,
-    read_toml,
-    to_toml,
-)
+from fednorm.experiment.load import build_experiment, override_settings, read_toml, to_toml
 
 BAD = [
     ({"strategies": ["fnb"]}, "unknown strategy 'fnb'; did you mean 'fbn'"),

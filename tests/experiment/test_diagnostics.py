@@ -16,9 +16,10 @@ from fednorm.algorithms.fedavg import FedAvg
 from fednorm.cli import app
 from fednorm.core.messages import LayerStats, RejectedReply, Reply, RunningStats
 from fednorm.core.moments import Moments
-from fednorm.engines import simulate
-from fednorm.experiment.compare import run_comparison
+from fednorm.engines import loop
+from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.diagnostics import (
+    WINDOW,
     Diagnosis,
     batch_statistics,
     batch_vector,
@@ -27,11 +28,12 @@ from fednorm.experiment.diagnostics import (
     distance,
     drift,
     mean_gradient,
+    mean_variance,
+    move_window,
     window_bytes,
 )
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
-from fednorm.experiment.window import WINDOW, mean_variance, move_window
 from support import Toy, nested_model, task_of
 
 KEYS = {
@@ -110,7 +112,7 @@ def test_drift_and_deviation_are_what_a_slow_look_at_the_states_finds(name, fiel
     toy = Toy(sizes=(4, 7, 5))
     task = task_of(name, DSGD(lr=0.1), **fields)
     before = task.initial_state
-    for result in simulate.rounds(task, toy, 3):
+    for result in loop.rounds(task, toy, 3):
         batches = [toy.batches(client, before.round + 1).steps[0] for client in toy.all()]
         moved = drift(task, before, result.state)
         assert moved > 0.1
@@ -144,7 +146,7 @@ def test_batch_statistics_are_recovered_from_running_ones_over_several_steps(mom
 
 def test_backward_means_are_no_statistics():
     task = task_of("dualbn", DSGD(lr=0.1))
-    result = next(simulate.rounds(task, Toy(), 1))
+    result = next(loop.rounds(task, Toy(), 1))
     paths = {name for name in task.initial_state.running if not name.endswith("backward_means")}
     assert len(paths) < len(task.initial_state.running)
     before, after = (
@@ -180,7 +182,7 @@ def test_gradients_against_plain_torch(name, algorithm):
     toy = Toy(sizes=(4, 7, 5), absent={1: (2,)})  # one has no momentum in round 2
     task = task_of(name, algorithm, count=3)
     before, client_states = task.initial_state, {}
-    for result in simulate.rounds(task, toy, 3):
+    for result in loop.rounds(task, toy, 3):
         number = before.round + 1
         expected = gradient_of(plain_model(before, train=True), *toy.union(number))
         assert_close(central_gradient(task, before, toy), expected)
@@ -338,7 +340,7 @@ def test_the_variance_of_statistics_is_that_of_each_clients_batches_over_a_windo
     toy = Toy(sizes=(4, 7, 5), absent={2: (1,), 3: (1,), 5: (0, 1), 6: (1,), 7: (1,), 8: (1,)})
     task = task_of(name, DSGD(lr=0.1))
     before, history, window = task.initial_state, [], {}
-    for result in simulate.rounds(task, toy, 12):
+    for result in loop.rounds(task, toy, 12):
         number = result.state.round
         for client in toy.participants(number):
             x, _ = toy.batches(client, number).steps[0]

@@ -16,8 +16,8 @@ from fednorm import models
 from fednorm.cli import app
 from fednorm.core.messages import ClientState
 from fednorm.core.task import export
-from fednorm.engines.evaluate import Score
-from fednorm.experiment.compare import run_comparison
+from fednorm.engines.evaluation import Score
+from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.run import evaluate, measure_attack_success

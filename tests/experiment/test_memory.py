@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fednorm.experiment import memory
-from fednorm.experiment.compare import run_comparison
-from fednorm.experiment.load import ConfigError, build_experiment
-from fednorm.experiment.memory import MemoryEstimate, measure_peak
+from fednorm import system
+from fednorm.errors import ConfigError
+from fednorm.experiment.comparison import run_comparison
+from fednorm.experiment.load import build_experiment
+from fednorm.system import MemoryEstimate, measure_peak
 
 GB = 10**9
 SMALL = {"strategies": ["fedbn"], "seeds": 1, "rounds": 1, "clients": 4, "batch_size": 8}
@@ -30,8 +31,8 @@ def test_the_peak_is_that_of_the_block():
 
 
 def test_what_is_too_much_is_told_in_numbers(monkeypatch):
-    monkeypatch.setattr(memory, "available", lambda: 8 * GB)
-    needs = MemoryEstimate()
+    monkeypatch.setattr(system, "available", lambda: 8 * GB)
+    needs = MemoryEstimate(limit=4_000_000_000)
     needs.add(3 * GB, 0)
     needs.add(1 * GB, 2 * GB, GB // 2)
     with pytest.raises(ConfigError, match=r"2 processes at once would need 11.8 GB .* but 8.0 GB"):
@@ -41,15 +42,15 @@ def test_what_is_too_much_is_told_in_numbers(monkeypatch):
 
 @pytest.mark.parametrize("known", [False, True])
 def test_where_nothing_is_told_nothing_is_refused(known, monkeypatch):
-    monkeypatch.setattr(memory, "available", lambda: GB if known else None)
-    needs = MemoryEstimate()
+    monkeypatch.setattr(system, "available", lambda: GB if known else None)
+    needs = MemoryEstimate(limit=4_000_000_000)
     needs.add(9 * GB if not known else None, 9 * GB)
     needs.check(1)
 
 
 @linux
 def test_a_run_is_refused_before_it_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "available", lambda: 1000)
+    monkeypatch.setattr(system, "available", lambda: 1000)
     with pytest.raises(ConfigError, match="for what its clients send and keep"):
         run_comparison(build_experiment(SMALL), folder=tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -7,9 +7,9 @@ from torch import nn
 import fednorm
 from fednorm.algorithms import algorithm
 from fednorm.doctor import examine
-from fednorm.engines import cohort, lockstep, simulate
+from fednorm.engines import loop, merged_batch, stacked
+from fednorm.errors import ConfigError
 from fednorm.experiment.diagnostics import central_gradient
-from fednorm.experiment.load import ConfigError
 from fednorm.nn.forward_probe import note_single_values
 from fednorm.strategies import STRATEGIES
 from support import Toy, assert_same_state, last, nested_model, task_of
@@ -50,10 +50,10 @@ def test_engines_agree_on_single_images(engine):
     task = task_of("naive", algorithm("dsgd", lr=0.05))
     expected = last(task, clients, 3).state
     if engine == "merged":
-        *_, got = lockstep.rounds(task, clients, 3)
+        *_, got = merged_batch.rounds(task, clients, 3)
     else:
-        cohorts = cohort.StackedTrainer(task, 3)
-        *_, got = simulate.rounds(task, clients, 3, train=cohorts.train_all)
+        cohorts = stacked.StackedTrainer(task, 3)
+        *_, got = loop.rounds(task, clients, 3, train=cohorts.train_all)
         assert max(cohorts.wide) == 3
     for name, value in expected.weights.items():
         torch.testing.assert_close(got.state.weights[name], value, rtol=0, atol=1e-9)

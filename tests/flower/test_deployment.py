@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fednorm.experiment.compare import run_comparison
+from fednorm.experiment.comparison import run_comparison
+from fednorm.experiment.flower.submit import SuperLink, submit
 from fednorm.experiment.load import build_experiment
-from fednorm.experiment.submit import SuperLink, submit
 from flower.deployment import Deployment, at_home
 
 VALUES = {

@@ -21,10 +21,10 @@ from torch import nn
 
 import fednorm.flower
 from fednorm.algorithms import algorithm
+from fednorm.engines.evaluation_statistics import calibrate_for_test
 from fednorm.engines.flower import wire
-from fednorm.engines.flower.arrays import WireError, to_array_record, to_tensors
-from fednorm.engines.survey import calibrate_for_test
-from fednorm.nn.errors import ConversionError
+from fednorm.engines.flower.arrays import to_array_record, to_tensors
+from fednorm.errors import ConversionError, WireError
 from fednorm.strategies import STRATEGIES, create_strategy
 from flower.federation import Nodes
 from support import Toy, last, nested_model, task_of

@@ -11,15 +11,16 @@ from fednorm.aggregators import parse
 from fednorm.algorithms import algorithm
 from fednorm.attacks import ATTACKS, Adversary
 from fednorm.core.messages import download_bytes, upload_bytes
-from fednorm.core.round import NonFiniteLossError, broadcast, client_round
-from fednorm.engines.conditions import Faults
-from fednorm.engines.evaluate import score_clients
+from fednorm.core.round import broadcast, client_round
+from fednorm.engines.base import Faults
+from fednorm.engines.evaluation import score_clients
+from fednorm.engines.evaluation_statistics import Transport, calibrate_for_test
 from fednorm.engines.flower import wire
-from fednorm.engines.flower.link import NoNodesError, RemoteClients
-from fednorm.engines.flower.node import Site, client_app
-from fednorm.engines.simulate import rounds
-from fednorm.engines.survey import Transport, calibrate_for_test
-from fednorm.experiment.flower import build_site
+from fednorm.engines.flower.node_app import Site, client_app
+from fednorm.engines.flower.remote_clients import RemoteClients
+from fednorm.engines.loop import rounds
+from fednorm.errors import NonFiniteLossError, NoNodesError
+from fednorm.experiment.flower.nodes import build_site
 from fednorm.experiment.load import build_experiment
 from fednorm.models import build
 from fednorm.strategies import STRATEGIES

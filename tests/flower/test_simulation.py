@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from fednorm.cli import app as command_line
-from fednorm.experiment.compare import run_comparison
-from fednorm.experiment.load import ConfigError, build_experiment
+from fednorm.errors import ConfigError
+from fednorm.experiment.comparison import run_comparison
+from fednorm.experiment.load import build_experiment
 
 VALUES = {
     "strategies": ["fedbn"], "seeds": 1, "rounds": 3, "clients": 3, "model": "cnn",

@@ -11,8 +11,8 @@ from pathlib import Path
 import typer.main
 
 import fednorm
-from fednorm.catalogue import KINDS
 from fednorm.cli import app
+from fednorm.cli.listing import KINDS
 from fednorm.experiment.config import Experiment
 
 RECORD = Path(__file__).with_name("names.json")

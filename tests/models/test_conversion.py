@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fednorm.errors import ConversionError
 from fednorm.models import build
-from fednorm.nn.errors import ConversionError
 from fednorm.strategies import STRATEGIES, create_strategy
 from fednorm.strategies.fixup import ScalarAffine, find_residual_branches
 

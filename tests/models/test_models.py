@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fednorm.core.registry import UnknownNameError
+from fednorm.errors import UnknownNameError
 from fednorm.models import MODELS, build
 
 IMAGES = [(1, 8, 8), (3, 32, 32), (1, 28, 28), (2, 5, 9), (2, 17, 23)]

@@ -8,7 +8,7 @@ from rich.console import Console
 from torch import nn
 from torch.nn import functional
 
-from fednorm.catalogue import description
+from fednorm.cli.listing import description
 from fednorm.models import MODELS, build
 
 IMAGENET = (3, 224, 224)

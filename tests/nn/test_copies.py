@@ -12,11 +12,11 @@ from fednorm.algorithms import algorithm
 from fednorm.cli import app
 from fednorm.core.round import broadcast, client_round
 from fednorm.doctor import examine
-from fednorm.engines import cohort, meeting, workers
-from fednorm.experiment.load import ConfigError, build_experiment
+from fednorm.engines import barrier, processes, stacked
+from fednorm.errors import ConfigError, ConversionError
+from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.nn.copies import copy_model
-from fednorm.nn.errors import ConversionError
 from fednorm.strategies import STRATEGIES
 from support import Toy, task_of
 
@@ -111,12 +111,12 @@ def test_a_workspace_that_was_given_hooks_is_trained_where_it_is_and_copied_nowh
     assert not reply.update["1.weight"].any()
     assert reply.update["1.bias"].any()
     batches = [clients.batches(client, 1) for client in clients.all()]
-    assert not cohort.fits(task, batches)
+    assert not stacked.fits(task, batches)
     for copying in (
         lambda: copy_model(task.model),
-        lambda: cohort.StackedClients(task, 2),
-        lambda: workers.WorkerPool(task, clients, 1),
-        lambda: meeting.BarrierTrainer(task, 10**9).train(task, received, {}, batches),
+        lambda: stacked.StackedClients(task, 2),
+        lambda: processes.WorkerPool(task, clients, 1),
+        lambda: barrier.BarrierTrainer(task, 10**9).train(task, received, {}, batches),
     ):
         with pytest.raises(ConversionError, match=r"parameter '1\.weight'"):
             copying()

@@ -13,13 +13,13 @@ from torch import nn
 import fednorm
 from fednorm import create_strategy
 from fednorm.algorithms import algorithm
-from fednorm.core.aggregator import weighted_mean
+from fednorm.core.aggregation import weighted_mean
 from fednorm.core.layout import find_kinds, find_layout, find_roles
 from fednorm.core.task import Task, export
 from fednorm.core.types import Kind, Role
 from fednorm.data import load
-from fednorm.engines.survey import calibrate_for_test
-from fednorm.experiment.load import ConfigError
+from fednorm.engines.evaluation_statistics import calibrate_for_test
+from fednorm.errors import ConfigError
 from fednorm.strategies import STRATEGIES
 from support import Toy, last, nested_model, task_of
 

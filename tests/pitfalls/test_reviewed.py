@@ -7,12 +7,13 @@ from torch import nn
 import fednorm
 from fednorm import create_strategy
 from fednorm.algorithms import algorithm
-from fednorm.core.inspect import ReplySchema, find_fault
 from fednorm.core.messages import LayerStats, Reply, RunningStats
 from fednorm.core.moments import Moments
-from fednorm.engines import lockstep, simulate
-from fednorm.engines.survey import calibrate_for_test
-from fednorm.experiment.load import ConfigError, build_experiment, override_settings
+from fednorm.core.validation import ReplySchema, find_fault
+from fednorm.engines import loop, merged_batch
+from fednorm.engines.evaluation_statistics import calibrate_for_test
+from fednorm.errors import ConfigError
+from fednorm.experiment.load import build_experiment, override_settings
 from fednorm.experiment.prepare import prepare
 from support import Toy, last, nested_model, task_of
 
@@ -87,13 +88,13 @@ def test_lockstep_is_left_alone_where_it_cannot_be_sure():
     assert engines[1] != "merged"
     random = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.RReLU())
     prepared = prepare(experiment, experiment.strategies[0], 0)
-    assert not lockstep.fits(task_of("fbn", STEP, model=random), prepared.federation)
+    assert not merged_batch.fits(task_of("fbn", STEP, model=random), prepared.federation)
 
 
 def test_both_engines_report_the_same_training_loss():
     clients = Toy(sizes=(2, 7, 3))
     loop = last(task_of("fbn", STEP), clients, 1)
-    *_, locked = lockstep.rounds(task_of("fbn", STEP), clients, 1)
+    *_, locked = merged_batch.rounds(task_of("fbn", STEP), clients, 1)
     assert locked.train_loss == pytest.approx(loop.train_loss)
 
 
@@ -145,7 +146,7 @@ def test_half_of_one_round_is_one_round():
 
 
 def test_earlier_rounds_keep_their_memories():
-    first, second = simulate.rounds(task_of("fedbn", STEP), Toy(), 2)
+    first, second = loop.rounds(task_of("fedbn", STEP), Toy(), 2)
     key = "stem.1.running_mean"
     assert not torch.equal(
         first.client_states[0].tensors[key], second.client_states[0].tensors[key]

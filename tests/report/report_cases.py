@@ -3,8 +3,7 @@
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from fednorm.experiment.result import Comparison, Evaluation, RunResult
-from fednorm.experiment.story import FigureResult, PanelResult
+from fednorm.experiment.results import Comparison, Evaluation, FigureResult, PanelResult, RunResult
 from fednorm.report.page import render_page
 from fednorm.report.styles import KNOWN
 from fednorm.report.write import tell_story

@@ -8,8 +8,7 @@ from hashlib import sha256
 
 import pytest
 
-from fednorm.experiment.result import Comparison, Evaluation
-from fednorm.experiment.story import PanelResult
+from fednorm.experiment.results import Comparison, Evaluation, PanelResult
 from fednorm.report import write, write_comparison
 from fednorm.report.format import describe_setting
 from fednorm.report.tables import fill_rows

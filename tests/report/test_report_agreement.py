@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fednorm.experiment.story import PanelResult
+from fednorm.experiment.results import PanelResult
 from fednorm.report.agreement import Pair, compare_published
 from report.report_cases import comparison, diverged, run
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fednorm.experiment.story import PanelResult
+from fednorm.experiment.results import PanelResult
 from report.browser import browse, browse_all, needs_browser
 from report.report_cases import (
     NAN,

@@ -1,6 +1,6 @@
 """The heat maps of a comparison that was swept over attacks and defences."""
 
-from fednorm.experiment.compare import run_comparison
+from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment, expand_sweep
 from fednorm.report import write_comparison
 from fednorm.report.heatmaps import collect_grid_maps, is_full

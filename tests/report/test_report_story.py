@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from fednorm.experiment.story import PanelResult
+from fednorm.experiment.results import PanelResult
 from fednorm.report import build_story_table, write_story
 from fednorm.report.heatmaps import collect_gap_maps
 from fednorm.report.series import collect_plots

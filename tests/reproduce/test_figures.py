@@ -2,7 +2,7 @@
 
 import pytest
 
-from fednorm.experiment.compare import run_comparison
+from fednorm.experiment.comparison import run_comparison
 from fednorm.reproduce import list_figures, scale_figure
 from fednorm.reproduce.scale import describe_cuts
 

@@ -9,8 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fednorm.cli import app
-from fednorm.core.registry import UnknownNameError
-from fednorm.experiment.load import ConfigError
+from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.reproduce import FigureRequest, find_figure, reproduce, scale_figure
 from fednorm.reproduce.scale import describe_cuts, merge_tables
 

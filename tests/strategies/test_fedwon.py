@@ -12,9 +12,10 @@ from fednorm.algorithms import algorithm
 from fednorm.data import load
 from fednorm.data.federation import federation
 from fednorm.data.sampling import Plan
-from fednorm.engines import cohort, lockstep, simulate, workers
-from fednorm.engines.centralized import MergedClients
-from fednorm.experiment.load import ConfigError, build_experiment
+from fednorm.engines import loop, merged_batch, processes, stacked
+from fednorm.engines.merged_batch import MergedClients
+from fednorm.errors import ConfigError
+from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.nn.weight_std import StandardizedConv2d
 from fednorm.strategies.fedwon import agc
@@ -209,15 +210,15 @@ def run_loop(task):
 
 
 def run_cohorts(task):
-    assert cohort.fits(task, [SOME.batches(client, 1) for client in SOME.all()])
-    cohorts = cohort.StackedTrainer(task, 4)
-    *_, result = simulate.rounds(task, SOME, COUNT, train=cohorts.train_all)
+    assert stacked.fits(task, [SOME.batches(client, 1) for client in SOME.all()])
+    cohorts = stacked.StackedTrainer(task, 4)
+    *_, result = loop.rounds(task, SOME, COUNT, train=cohorts.train_all)
     assert max(cohorts.wide) > 1
     return result
 
 
 def run_workers(task):
-    *_, result = workers.rounds(task, SOME, COUNT, processes=2, cohort=4)
+    *_, result = processes.rounds(task, SOME, COUNT, processes=2, cohort=4)
     return result
 
 
@@ -272,7 +273,7 @@ def test_feature_normalisation_on_top_clips_too():
     task = task_of("fedfn", step, model=two_headed(), **options)
     assert sorted(task.clips) == ["0.weight", "4.weight"]
     data = federation(load("digits", 0), "iid", Plan(20), clients=4, seed=0, participation=1.0)
-    assert not lockstep.fits(task, data)
+    assert not merged_batch.fits(task, data)
 
 
 def test_a_frozen_layer_stays_frozen():
@@ -297,8 +298,8 @@ def test_lockstep_only_without_clipping():
     """Each client clips its own gradient; the mean of clipped gradients is another thing."""
     data = federation(load("digits", 0), "iid", Plan(20), clients=4, seed=0, participation=1.0)
     step = algorithm("dsgd", lr=LR)
-    assert lockstep.fits(task_of("fedwon", step), data)
-    assert not lockstep.fits(task_of("fedwon", step, clip=0.01), data)
+    assert merged_batch.fits(task_of("fedwon", step), data)
+    assert not merged_batch.fits(task_of("fedwon", step, clip=0.01), data)
 
 
 @pytest.mark.parametrize("clip", [0, -0.1, float("nan")])

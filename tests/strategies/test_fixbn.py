@@ -13,8 +13,8 @@ from fednorm.core.layout import find_kinds
 from fednorm.core.messages import Broadcast
 from fednorm.core.task import Task
 from fednorm.core.types import Kind
-from fednorm.engines import cohort, lockstep
-from fednorm.engines.simulate import rounds
+from fednorm.engines import merged_batch, stacked
+from fednorm.engines.loop import rounds
 from support import Toy, last, nested_model, task_of
 
 STEP = algorithm("dsgd", lr=0.05, momentum=0.9)
@@ -112,9 +112,9 @@ def test_affine_alone_is_frozen_in_every_engine(engine, merge):
     clients = Toy(sizes=(5, 5, 5))
     expected = last(task, clients, 4).state
     if engine == "merged":
-        *_, got = lockstep.rounds(task, clients, 4)
+        *_, got = merged_batch.rounds(task, clients, 4)
     else:
-        *_, got = rounds(task, clients, 4, train=cohort.StackedTrainer(task, 3).train_all)
+        *_, got = rounds(task, clients, 4, train=stacked.StackedTrainer(task, 3).train_all)
     for one in (affine, statistics):
         torch.testing.assert_close(one(got.state), one(expected), rtol=1e-9, atol=1e-11)
 

@@ -11,7 +11,7 @@ from torch import nn
 import fednorm
 from fednorm import create_strategy
 from fednorm.algorithms import algorithm
-from fednorm.engines.centralized import MergedClients
+from fednorm.engines.merged_batch import MergedClients
 from fednorm.nn.convert import ConversionError
 from fednorm.strategies.fixup import ScalarAffine, find_residual_branches
 from support import Toy, last, nested_model, task_of

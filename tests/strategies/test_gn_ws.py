@@ -6,7 +6,7 @@ from torch import nn
 
 from fednorm import create_strategy
 from fednorm.algorithms import algorithm
-from fednorm.engines.centralized import MergedClients
+from fednorm.engines.merged_batch import MergedClients
 from fednorm.nn.convert import SampleNorm
 from fednorm.nn.weight_std import StandardizedConv2d
 from support import Toy, last, nested_model, task_of

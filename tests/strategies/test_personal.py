@@ -9,7 +9,7 @@ from torch import nn
 from fednorm.algorithms import algorithm
 from fednorm.core.messages import ClientState
 from fednorm.core.round import broadcast, client_round
-from fednorm.engines.evaluate import score_clients
+from fednorm.engines.evaluation import score_clients
 from support import Toy, last, nested_model, task_of
 
 ALGORITHMS = [

@@ -14,8 +14,8 @@ from fednorm.aggregators.coordinate_wise import Mean, MeanAroundMedian, Median, 
 from fednorm.aggregators.geometric_median import GeometricMedian
 from fednorm.aggregators.krum import Krum, MultiKrum
 from fednorm.aggregators.nnm import NNM
-from fednorm.core.aggregator import Aggregator, weighted_mean
-from fednorm.core.registry import create, find
+from fednorm.core.aggregation import Aggregator, weighted_mean
+from fednorm.registry import create, find
 
 __all__ = ["AGGREGATORS", "PRE_AGGREGATORS", "Pipeline", "TooFewClientsError", "check", "parse"]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fednorm.aggregators.columns import Scratch
 from fednorm.aggregators.rows import Vectors, as_rows, materialise, reduce_columns, sum_vectors
-from fednorm.core.registry import param
+from fednorm.registry import param
 
 Start: TypeAlias = Literal["half", "zero"]
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fednorm.aggregators.base import PreAggregator
 from fednorm.aggregators.rows import Vectors
-from fednorm.core.registry import param
+from fednorm.registry import param
 
 TAG = 301
 

@@ -13,7 +13,7 @@ from fednorm.aggregators.base import (
     initial_weights,
 )
 from fednorm.aggregators.rows import Vectors
-from fednorm.core.registry import param
+from fednorm.registry import param
 
 
 @dataclass(frozen=True)

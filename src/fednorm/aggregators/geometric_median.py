@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fednorm.aggregators.base import Start, VectorRule, check_start, initial_weights
 from fednorm.aggregators.rows import Vectors
-from fednorm.core.registry import param
+from fednorm.registry import param
 
 _SETTLED = 1e-9  # change of the weights in one step
 

@@ -5,7 +5,7 @@ from typing import Any
 from fednorm.algorithms.base import SGD
 from fednorm.algorithms.dsgd import DSGD
 from fednorm.algorithms.fedavg import FedAvg
-from fednorm.core.registry import create
+from fednorm.registry import create
 
 ALGORITHMS: dict[str, type[FedAvg] | type[DSGD]] = {"fedavg": FedAvg, "dsgd": DSGD}
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import nn
 
-from fednorm.core.registry import param
+from fednorm.registry import param
 
 Schedule: TypeAlias = Literal["constant", "step", "inverse"]
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from fednorm.algorithms.base import SGD, parameter_groups
 from fednorm.core.algorithm import LocalResult, LocalWork
 from fednorm.core.messages import Batches, ServerState
-from fednorm.core.registry import param
 from fednorm.core.types import Tensors
+from fednorm.registry import param
 
 
 @dataclass(frozen=True)

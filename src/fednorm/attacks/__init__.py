@@ -14,7 +14,7 @@ from fednorm.attacks.mimic import Mimic
 from fednorm.attacks.model_replacement import ModelReplacement
 from fednorm.attacks.non_finite import NonFinite
 from fednorm.attacks.sign_flip import SignFlip
-from fednorm.core.registry import create
+from fednorm.registry import create
 
 ATTACKS: dict[str, type[Attack]] = {
     "sign_flip": SignFlip,

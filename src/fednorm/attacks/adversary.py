@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fednorm.attacks.base import Attack, AttackContext
 from fednorm.attacks.following import Following, Translation
+from fednorm.core.calibration import CalibrationReply
 from fednorm.core.messages import LayerStats, Reply
 from fednorm.core.moments import Moments
-from fednorm.core.survey import CalibrationReply
 from fednorm.core.types import ClientId, Tensors
 
 Target: TypeAlias = Literal["updates", "statistics", "both"]

@@ -18,7 +18,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fednorm.attacks.base import Attack, AttackContext
-from fednorm.core.registry import param
+from fednorm.registry import param
 
 
 @dataclass(frozen=True)

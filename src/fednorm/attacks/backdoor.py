@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fednorm.attacks.base import DataAttack, World
-from fednorm.core.registry import param
+from fednorm.registry import param
 
 
 @dataclass(frozen=True)

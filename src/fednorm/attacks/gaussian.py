@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fednorm.attacks.base import Attack, AttackContext
-from fednorm.core.registry import param
+from fednorm.registry import param
 
 
 @dataclass(frozen=True)

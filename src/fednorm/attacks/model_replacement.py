@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fednorm.attacks.base import Attack, AttackContext
-from fednorm.core.registry import param
+from fednorm.registry import param
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,13 @@ import sys
 import typer
 from rich.markup import escape
 
-from fednorm.cli.catalogue import list_, show
 from fednorm.cli.compare import compare, run
 from fednorm.cli.data import app as data
 from fednorm.cli.doctor import doctor
+from fednorm.cli.listing import list_, show
 from fednorm.cli.options import INTERRUPTED, errors
 from fednorm.cli.reproduce import reproduce, ring
-from fednorm.core.registry import UnknownNameError
-from fednorm.experiment.load import ConfigError
+from fednorm.errors import ConfigError, UnknownNameError
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -20,20 +20,14 @@ from fednorm.cli.options import (
     prefetch,
 )
 from fednorm.cli.run_progress import show_progress
-from fednorm.experiment.compare import run_comparison
+from fednorm.errors import ConfigError
+from fednorm.experiment.comparison import CheckpointPolicy, run_comparison
 from fednorm.experiment.config import Experiment
+from fednorm.experiment.flower.submit import SuperLink, submit
 from fednorm.experiment.interrupt import between_rounds
-from fednorm.experiment.job import CheckpointPolicy
-from fednorm.experiment.load import (
-    ConfigError,
-    build_experiment,
-    expand_sweep,
-    override_settings,
-    read_toml,
-)
-from fednorm.experiment.record import clear_folder
-from fednorm.experiment.result import Comparison
-from fednorm.experiment.submit import SuperLink, submit
+from fednorm.experiment.load import build_experiment, expand_sweep, override_settings, read_toml
+from fednorm.experiment.results import Comparison
+from fednorm.experiment.run_folder import clear_folder
 from fednorm.report import build_table, write_comparison
 
 

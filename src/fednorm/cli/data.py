@@ -10,12 +10,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from fednorm.cli.options import console
-from fednorm.core.registry import find
 from fednorm.data import DATASETS
 from fednorm.data.cache import INDEX, get_decoded_home
 from fednorm.data.image_dataset import ImageDataset
-from fednorm.experiment.entry import Spec, create_entry
-from fednorm.experiment.load import ConfigError, override_settings
+from fednorm.errors import ConfigError
+from fednorm.experiment.load import override_settings
+from fednorm.experiment.specs import Spec, create_entry
+from fednorm.registry import find
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -6,11 +6,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fednorm.engines.allocator import keep_memory
+from fednorm.errors import ConfigError
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.environment import count_cores
-from fednorm.experiment.load import ConfigError
 from fednorm.experiment.prepare import load_data
+from fednorm.system import count_cores, keep_memory
 
 console = Console()
 errors = Console(stderr=True)

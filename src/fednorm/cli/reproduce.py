@@ -20,11 +20,11 @@ from fednorm.cli.options import (
     prefetch,
 )
 from fednorm.cli.run_progress import show_progress
+from fednorm.errors import ConfigError
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.interrupt import between_rounds
-from fednorm.experiment.load import ConfigError
-from fednorm.experiment.record import clear_folder
 from fednorm.experiment.run import OnRound
+from fednorm.experiment.run_folder import clear_folder
 from fednorm.report import build_story_table, write_story
 from fednorm.reproduce import SCALES, FigureRequest, Scale, find_figure, list_figures
 from fednorm.reproduce import reproduce as run_figure

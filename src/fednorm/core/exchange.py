@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fednorm.core.aggregator import Aggregator, weighted_mean
+from fednorm.core.aggregation import Aggregator, weighted_mean
 
 
 class Exchange(Protocol):

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import torch
 
-from fednorm.core.aggregator import Aggregator, is_weighted_mean
+from fednorm.core.aggregation import Aggregator, is_weighted_mean
 from fednorm.core.messages import RunningStats
 from fednorm.core.moments import Moments, pool
 from fednorm.core.strategy import MergeInput

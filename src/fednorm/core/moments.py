@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fednorm.core.aggregator import Aggregator, is_weighted_mean, weighted_mean
+from fednorm.core.aggregation import Aggregator, is_weighted_mean, weighted_mean
 
 _SHORT = (torch.bfloat16, torch.float16)  # too coarse for statistics
 

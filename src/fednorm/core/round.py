@@ -7,53 +7,38 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fednorm.core.aggregator import Aggregator, is_robust
+from fednorm.core.aggregation import (
+    Aggregator,
+    combine_tensors,
+    has_quorum,
+    is_robust,
+    reduce_byzantine_budget,
+)
 from fednorm.core.algorithm import Algorithm, LocalResult, LocalWork
-from fednorm.core.combine import combine_tensors, has_quorum, reduce_byzantine_budget
+from fednorm.core.calibration import client_calibration
 from fednorm.core.exchange import Exchange, Solo
-from fednorm.core.inspect import ReplySchema, list_clients, reject_incomplete, validate_replies
 from fednorm.core.layer import RoundContext
 from fednorm.core.messages import (
     Batches,
     Broadcast,
     ClientState,
     LayerStats,
-    RejectedReply,
     Reply,
     RunningStats,
     ServerState,
 )
-from fednorm.core.randomness import isolated_rng
 from fednorm.core.strategy import MergeInput
-from fednorm.core.survey import client_calibration
-from fednorm.core.task import Task, load_state, select_reporting, snapshot, start_training
+from fednorm.core.task import (
+    Task,
+    isolated_rng,
+    load_state,
+    select_reporting,
+    snapshot,
+    start_training,
+)
 from fednorm.core.types import ClientId
-
-
-class NonFiniteLossError(ArithmeticError):
-    """A client's loss became NaN or infinite."""
-
-    def __init__(self, client: ClientId, round_: int, loss: float) -> None:
-        super().__init__(
-            f"the loss is {loss} in round {round_} at client {client}; "
-            "lower the learning rate, or choose another strategy."
-        )
-        self.client, self.round, self.loss = client, round_, loss
-
-    def __reduce__(self) -> tuple[type, tuple[ClientId, int, float]]:
-        """Let it come from another process as it is."""
-        return type(self), (self.client, self.round, self.loss)
-
-
-class NoUsableReplyError(ArithmeticError):
-    """A round to which too few clients gave an answer that can be used."""
-
-    def __init__(self, round_: int, rejected: Sequence[RejectedReply], *, good: int = 0) -> None:
-        reasons = "; ".join(f"client {r.client}: {r.reason}" for r in rejected)
-        few = f"only {good} usable repl{'y' if good == 1 else 'ies'}, fewer than it needs"
-        why = reasons or ("no other arrived" if good else "none arrived")
-        super().__init__(f"round {round_} has {few if good else 'no usable reply'} ({why}).")
-        self.round, self.rejected, self.good = round_, tuple(rejected), good
+from fednorm.core.validation import ReplySchema, list_clients, reject_incomplete, validate_replies
+from fednorm.errors import NonFiniteLossError, NoUsableReplyError
 
 
 def broadcast(task: Task, state: ServerState) -> Broadcast:

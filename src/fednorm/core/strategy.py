@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import nn
 
-from fednorm.core.aggregator import Aggregator, is_weighted_mean
+from fednorm.core.aggregation import Aggregator, is_weighted_mean
 from fednorm.core.layer import Calibration, NormLayer, NormRule, Statistics
 from fednorm.core.messages import Broadcast, LayerStats, RunningStats, ServerState
 from fednorm.core.moments import Moments

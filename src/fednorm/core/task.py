@@ -7,7 +7,8 @@ is off, as in torch. A frozen dropout layer drops nothing. Of a model that is in
 itself nothing is frozen: it is one that was tested, and trains as after `model.train()`.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from fednorm.core.aggregator import Aggregator, weighted_mean
+from fednorm.core.aggregation import Aggregator, weighted_mean
 from fednorm.core.algorithm import Algorithm, Loss
 from fednorm.core.layer import NormLayer
 from fednorm.core.layout import Layout, find_layout
@@ -177,3 +178,15 @@ def export(task: Task, state: ServerState, client_state: ClientState | None = No
     """
     load_state(task, state, client_state or ClientState())
     return task.model.eval()
+
+
+@contextmanager
+def isolated_rng(seed: int, model: nn.Module) -> Iterator[None]:
+    """Give dropout and its like a generator of their own; the caller's is left untouched."""
+    device = next(model.parameters()).device
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices, device_type=device.type):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed costs more than a small step
+        if devices:
+            torch.get_device_module(device).manual_seed(seed)
+        yield

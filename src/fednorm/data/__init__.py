@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fednorm.core.own import call_user_function
-from fednorm.core.registry import create
 from fednorm.data.dataset import Dataset, Source
 from fednorm.data.datasets.cifar import Cifar10, Cifar100
 from fednorm.data.datasets.cityscapes import Cityscapes
@@ -16,6 +14,7 @@ from fednorm.data.datasets.imagenet import ImageNet
 from fednorm.data.datasets.mnist import FashionMnist, Mnist
 from fednorm.data.datasets.synthetic import Patterns, Ring, Scenes
 from fednorm.data.datasets.tiny_imagenet import TinyImageNet
+from fednorm.registry import call_user_function, create
 
 __all__ = ["DATASETS", "Dataset", "Source", "load"]
 

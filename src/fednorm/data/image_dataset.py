@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fednorm.core.registry import param
 from fednorm.data.cache import Arrays
 from fednorm.data.dataset import Dataset, random_generator
 from fednorm.data.transforms import Look
+from fednorm.registry import param
 
 TAG = 103
 

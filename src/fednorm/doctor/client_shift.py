@@ -12,10 +12,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fednorm.core.calibration import client_calibration
 from fednorm.core.messages import ClientState
 from fednorm.core.moments import Moments, pool
 from fednorm.core.round import broadcast
-from fednorm.core.survey import client_calibration
 from fednorm.core.task import Task
 from fednorm.data import Dataset
 from fednorm.data.federation import Federation, federation

@@ -9,13 +9,14 @@ from fednorm.core.round import broadcast
 from fednorm.core.task import Task
 from fednorm.doctor.findings import Cost
 from fednorm.doctor.fixed_batches import FixedBatches
-from fednorm.engines.evaluate import is_personal
-from fednorm.engines.simulate import RoundResult, rounds
-from fednorm.engines.survey import calibrate_clients
+from fednorm.engines.evaluation import is_personal
+from fednorm.engines.evaluation_statistics import calibrate_clients
+from fednorm.engines.loop import RoundResult, rounds
+from fednorm.errors import FednormError
 from fednorm.experiment.config import Experiment
 
 # How a model and a strategy that do not fit each other say so.
-REFUSALS = (ValueError, TypeError, RuntimeError, IndexError, ArithmeticError)
+REFUSALS = (FednormError, ValueError, TypeError, RuntimeError, IndexError, ArithmeticError)
 
 
 @dataclass(frozen=True, slots=True)

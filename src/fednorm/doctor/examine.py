@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from fednorm.core.registry import UnknownNameError
 from fednorm.data import Dataset, load
 from fednorm.doctor.cautions import find_cautions
 from fednorm.doctor.client_shift import measure_clients
@@ -14,13 +13,14 @@ from fednorm.doctor.findings import Examination, Layer, Model, Report, State
 from fednorm.doctor.fixed_batches import draw_random
 from fednorm.doctor.layers import find_layers, measure_state
 from fednorm.doctor.recommend import recommend
+from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.environment import limit_threads
-from fednorm.experiment.load import ConfigError, build_experiment
+from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import ModelSource
 from fednorm.models import build as build_model
 from fednorm.nn.copies import copy_model
 from fednorm.strategies import STRATEGIES
+from fednorm.system import limit_threads
 
 SCHEMA = 1
 CLASSES = 10  # where only the shape of a sample is given

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from fednorm.errors import ConfigError
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.load import ConfigError
 
 Place: TypeAlias = Literal["convolution", "linear", "activation", "other", "not reached"]
 # Where the statistics come from with which a gradient is measured.

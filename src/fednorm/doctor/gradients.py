@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 
 from fednorm.algorithms.dsgd import DSGD
-from fednorm.core.aggregator import weighted_mean
+from fednorm.core.aggregation import weighted_mean
 from fednorm.core.layer import RoundContext
 from fednorm.core.messages import ClientState, LayerStats, RunningStats
 from fednorm.core.moments import pool
@@ -30,10 +30,10 @@ from fednorm.core.types import Tensors
 from fednorm.doctor.costs import REFUSALS, ExaminedModel, build_task, describe_error
 from fednorm.doctor.findings import Gradient, Statistics
 from fednorm.doctor.fixed_batches import FixedBatches
-from fednorm.engines.centralized import MergedClients
-from fednorm.engines.clients import ClientSource
+from fednorm.engines.base import ClientSource
+from fednorm.engines.loop import rounds
 from fednorm.engines.masks import share_masks
-from fednorm.engines.simulate import rounds
+from fednorm.engines.merged_batch import MergedClients
 from fednorm.nn import rules
 from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.dual_norm import BackwardMeans

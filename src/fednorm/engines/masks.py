@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fednorm.core.messages import Batches
-from fednorm.core.randomness import isolated_rng
+from fednorm.core.task import isolated_rng
 
 
 class UnmatchedDrawError(RuntimeError):

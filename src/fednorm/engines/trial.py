@@ -15,7 +15,7 @@ from fednorm.core.layout import find_layout
 from fednorm.core.messages import Batches, ClientState, Reply, RunningStats
 from fednorm.core.task import Task, load_state, read_state, snapshot
 from fednorm.core.types import ClientId, Tensors
-from fednorm.engines.clients import ClientSource
+from fednorm.engines.base import ClientSource
 from fednorm.nn.copies import copy_model
 
 CLOSE = 1e-9  # how near an engine must come to the loop

@@ -29,7 +29,8 @@ from torch import Tensor
 
 from fednorm.core.messages import ClientState, RejectedReply, RunningStats, ServerState
 from fednorm.core.types import ClientId
-from fednorm.experiment.window import Window, WindowMoments
+from fednorm.errors import DiskError
+from fednorm.experiment.diagnostics import Window, WindowMoments
 
 KEPT = 2  # the newest so many; if the last one is damaged, there is the one before
 _ALIGNED = 8  # bytes
@@ -45,10 +46,6 @@ class Checkpoint:
     client_states: Mapping[ClientId, ClientState]
     record: Mapping[str, Any]  # what was measured so far; plain values
     window: Window = field(default_factory=dict)  # which diagnostics go on with
-
-
-class DiskError(OSError):
-    """A checkpoint that could not be written; the message says what is left."""
 
 
 def save_checkpoint(folder: Path, key: Mapping[str, Any], checkpoint: Checkpoint) -> None:

@@ -7,13 +7,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from fednorm.algorithms import ALGORITHMS
 from fednorm.attacks import Target
-from fednorm.core.registry import find
 from fednorm.data import DATASETS
 from fednorm.data.partition import parse
 from fednorm.data.sampling import Plan
-from fednorm.experiment.adversity import check_adversity
-from fednorm.experiment.entry import OWN_SETTINGS, Spec, StrategySpec, create_entry
+from fednorm.experiment.specs import OWN_SETTINGS, Spec, StrategySpec, create_entry
+from fednorm.experiment.threat_model import check_adversity
 from fednorm.models import MODELS
+from fednorm.registry import find
 from fednorm.strategies import STRATEGIES
 from fednorm.strategies.base import Strategy
 

@@ -25,7 +25,7 @@ steps, of models without BatchNorm, or of models that draw random numbers which 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import nan, sqrt
 from statistics import fmean
 from typing import TypeAlias
@@ -35,21 +35,81 @@ from torch import Tensor
 
 from fednorm.algorithms.dsgd import DSGD
 from fednorm.algorithms.fedavg import FedAvg
-from fednorm.core.combine import combine_tensors
+from fednorm.core.aggregation import combine_tensors
 from fednorm.core.merge import find_rate
 from fednorm.core.messages import Batches, ClientState, Reply, RunningStats, ServerState
-from fednorm.core.round import NonFiniteLossError, broadcast, client_round
+from fednorm.core.round import broadcast, client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId, Tensors
-from fednorm.engines.centralized import merge_batches
-from fednorm.engines.clients import ClientSource
+from fednorm.engines.base import ClientSource
+from fednorm.engines.loop import RoundResult
 from fednorm.engines.masks import UnmatchedDrawError, share_masks
-from fednorm.engines.simulate import RoundResult
+from fednorm.engines.merged_batch import merge_batches
+from fednorm.errors import NonFiniteLossError
 from fednorm.experiment.prepare import PreparedRun
-from fednorm.experiment.window import WINDOW, Window, mean_variance, move_window
 from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.switch_norm import SwitchableNorm
 from fednorm.strategies.naive import Naive
+
+WINDOW = 200  # rounds, as in Figure 3b of arXiv:2303.06530
+
+
+@dataclass(frozen=True, slots=True)
+class WindowMoments:
+    """What one client reported within the window."""
+
+    rounds: Tensor
+    vectors: Tensor  # a row for each of these rounds
+    variance: float | None = None  # summed over the entries of a vector
+
+
+Window = Mapping[ClientId, WindowMoments]
+
+
+def move_window(
+    window: Window, round_: int, new: Mapping[ClientId, Tensor], length: int = WINDOW
+) -> dict[ClientId, WindowMoments]:
+    """Return the window that ends with a round in which clients reported `new`.
+
+    An entry that is not a number stands for what a client did not report.
+    """
+    moved = {}
+    for client in sorted({*window, *new}):
+        seen = _move(window.get(client), round_ - length, round_, new.get(client))
+        if len(seen.rounds):
+            moved[client] = seen
+    return moved
+
+
+def mean_variance(window: Window) -> float | None:
+    """Return the variance within a client, in the mean over clients with two reports or more."""
+    found = [seen.variance for seen in window.values() if seen.variance is not None]
+    return fmean(found) if found else None
+
+
+def _move(
+    seen: WindowMoments | None, after: int, round_: int, vector: Tensor | None
+) -> WindowMoments:
+    if seen and vector is None and seen.rounds[0] > after:
+        return seen
+    rounds, vectors = [], []
+    if seen:
+        gone = int((seen.rounds <= after).sum())
+        rounds, vectors = [seen.rounds[gone:]], [seen.vectors[gone:]]
+    if vector is not None:
+        rounds, vectors = [*rounds, torch.tensor([round_])], [*vectors, vector[None]]
+    rows = torch.cat(vectors)
+    return WindowMoments(torch.cat(rounds), rows, _variance(rows))
+
+
+def _variance(rows: Tensor) -> float | None:
+    if len(rows) < 2:  # noqa: PLR2004 (one value has no variance)
+        return None
+    exact = rows.to(torch.float64, copy=True)
+    mean = Tensor.nanmean if exact.sum().isnan() else Tensor.mean  # the one takes thrice as long
+    exact -= mean(exact, 0)
+    return float(mean(exact.square_(), 0).nansum())
+
 
 Diagnostics: TypeAlias = dict[str, float | None]
 

@@ -7,13 +7,12 @@ from typing import TypeAlias
 from fednorm.core.messages import Batches
 from fednorm.core.task import Task
 from fednorm.data.federation import Federation
-from fednorm.engines import cohort, lockstep, meeting, simulate, workers
-from fednorm.engines.clients import ClientSource
-from fednorm.engines.conditions import NO_FAULTS, Faults
-from fednorm.engines.simulate import RoundResult, Start
+from fednorm.engines import barrier, loop, merged_batch, processes, stacked
+from fednorm.engines.base import NO_FAULTS, ClientSource, Faults
+from fednorm.engines.loop import RoundResult, Start
+from fednorm.engines.processes import rounds as rounds_in_processes
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.environment import count_cores
-from fednorm.experiment.memory import available_memory
+from fednorm.system import available_memory, count_cores
 
 Rounds: TypeAlias = Callable[[Start | None], Iterator[RoundResult]]
 _ROOM = 2_000_000_000  # bytes that clients may hold while they wait for each other
@@ -32,14 +31,14 @@ def choose(
 
     The choice depends on the experiment alone, never on the machine: engines differ in rounding.
     """
-    in_lockstep = lockstep.fits(task, clients, conditions)
+    in_lockstep = merged_batch.fits(task, clients, conditions)
     misfit = ""
     if experiment.engine == "merged":
         misfit = _misfit_in_lockstep(task, clients, fits=in_lockstep, ours=ours)
     elif experiment.engine == "stacked":
-        misfit = cohort.find_misfit(task, _first(clients))
+        misfit = stacked.find_misfit(task, _first(clients))
     elif experiment.engine == "processes" and not (
-        workers.fits(task) and experiment.device == "cpu"
+        processes.fits(task) and experiment.device == "cpu"
     ):
         misfit = (
             "engine 'processes' needs device 'cpu', a strategy without exchanges in mid-round, and "
@@ -54,14 +53,14 @@ def choose(
     if experiment.engine != "auto":
         return experiment.engine
     first = _first(clients)
-    small = cohort.choose_size(task, first) > 1
+    small = stacked.choose_size(task, first) > 1
     # One pass for all clients saves calls, which matters to small models, and exchanges. A user's
     # model may be random, or mix samples, where nobody can see it.
     if (small or task.strategy.exchanges) and ours and in_lockstep:
         return "merged"
-    if small and cohort.fits(task, first):
+    if small and stacked.fits(task, first):
         return "stacked"
-    return "barrier" if ours and meeting.fits(task) else "loop"
+    return "barrier" if ours and barrier.fits(task) else "loop"
 
 
 def _misfit_in_lockstep(task: Task, clients: Federation, *, fits: bool, ours: bool) -> str:
@@ -71,16 +70,16 @@ def _misfit_in_lockstep(task: Task, clients: Federation, *, fits: bool, ours: bo
             "are honest and answer, no personal tensors, no dropout layers, no clipped gradients, "
             "and all clients in every round if they have momentum"
         )
-    return "" if ours else lockstep.find_misfit(task, clients)
+    return "" if ours else merged_batch.find_misfit(task, clients)
 
 
 def _misfit_in_meeting(task: Task, clients: Federation, *, ours: bool) -> str:
-    if not meeting.fits(task):
+    if not barrier.fits(task):
         return (
             "engine 'barrier' is for strategies with exchanges in mid-round ('fedtan'), in full "
             "precision and with device 'cpu'"
         )
-    return "" if ours else meeting.find_misfit(task, _first(clients))
+    return "" if ours else barrier.find_misfit(task, _first(clients))
 
 
 def _first(clients: ClientSource) -> Sequence[Batches]:
@@ -100,16 +99,16 @@ def ready(
     first = _first(clients)
     processes = min(processes, len(first))
     if name == "merged":
-        return partial(lockstep.rounds, task, clients, experiment.rounds)
-    size = max(2, cohort.choose_size(task, first)) if name == "stacked" else 1
+        return partial(merged_batch.rounds, task, clients, experiment.rounds)
+    size = max(2, stacked.choose_size(task, first)) if name == "stacked" else 1
     if name == "barrier":
-        together = meeting.BarrierTrainer(task, _room(), conditions.byzantine)
-        engine = partial(simulate.rounds, train=together.train)
+        together = barrier.BarrierTrainer(task, _room(), conditions.byzantine)
+        engine = partial(loop.rounds, train=together.train)
     elif processes > 1:
-        engine = partial(workers.rounds, processes=processes, cohort=size)
+        engine = partial(rounds_in_processes, processes=processes, cohort=size)
     else:
-        cohorts = cohort.StackedTrainer(task, size, conditions.byzantine)
-        engine = partial(simulate.rounds, train=cohorts.train_all if size > 1 else None)
+        cohorts = stacked.StackedTrainer(task, size, conditions.byzantine)
+        engine = partial(loop.rounds, train=cohorts.train_all if size > 1 else None)
     return partial(engine, task, clients, experiment.rounds, conditions=conditions)
 
 
@@ -119,7 +118,7 @@ def _room() -> int:
     return _ROOM if free is None else min(_ROOM, free // 8)
 
 
-def processes(
+def count_processes(
     name: str, experiment: Experiment, clients: Federation, *, free: int, step: float
 ) -> int:
     """Return how many processes a run with this engine should use of those that are free.

@@ -9,15 +9,12 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from fednorm.core.registry import UnknownNameError, unknown
+from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.experiment.config import Experiment, list_entry_fields
-from fednorm.experiment.entry import OWN_SETTINGS
+from fednorm.experiment.specs import OWN_SETTINGS
+from fednorm.registry import unknown
 
 _CHOICES = re.compile(r",(?![^(]*\))")  # commas, but not those inside brackets
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be run; the message says what to change."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -13,32 +13,30 @@ from torch import nn
 
 from fednorm.attacks import World
 from fednorm.core.messages import Batches, ClientState, upload_bytes
-from fednorm.core.round import NonFiniteLossError, broadcast, client_round
+from fednorm.core.round import broadcast, client_round
 from fednorm.core.task import Task, export
 from fednorm.core.types import ClientId
 from fednorm.data import Dataset, load
 from fednorm.data.federation import Federation, federation
 from fednorm.data.sampling import Plan
-from fednorm.engines import simulate, workers
-from fednorm.engines.adapt import adapt_statistics
-from fednorm.engines.centralized import MergedClients
-from fednorm.engines.clients import ClientSource
-from fednorm.engines.conditions import NO_FAULTS, Faults
-from fednorm.engines.evaluate import is_personal
-from fednorm.engines.kept import count_bytes
-from fednorm.engines.poisoned import PoisonedClients
-from fednorm.engines.simulate import RoundResult, Start
-from fednorm.experiment import adversity, engine
+from fednorm.engines import loop, processes
+from fednorm.engines.base import NO_FAULTS, ClientSource, Faults, PoisonedClients
+from fednorm.engines.client_state import count_bytes
+from fednorm.engines.evaluation import is_personal
+from fednorm.engines.evaluation_statistics import adapt_statistics
+from fednorm.engines.loop import RoundResult, Start
+from fednorm.engines.merged_batch import MergedClients
+from fednorm.errors import ConfigError, NonFiniteLossError
+from fednorm.experiment import engine, threat_model
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.entry import Spec, StrategySpec
-from fednorm.experiment.environment import has_bfloat16
-from fednorm.experiment.load import ConfigError
+from fednorm.experiment.specs import Spec, StrategySpec
 from fednorm.models import MODELS, build
 from fednorm.nn.copies import copy_model
 from fednorm.nn.forward_probe import note_single_values
+from fednorm.system import has_bfloat16
 
 if TYPE_CHECKING:
-    from fednorm.experiment.flower import Remote
+    from fednorm.experiment.flower.nodes import Remote
 
 log = logging.getLogger("fednorm")
 
@@ -71,9 +69,9 @@ class PreparedRun:
 
     def count_workers(self, free: int) -> int:
         """Return how many of the free processes the run would use for its clients."""
-        if self.entry.centralized or self.remote or not workers.fits(self.task):
+        if self.entry.centralized or self.remote or not processes.fits(self.task):
             return 1
-        return engine.processes(
+        return engine.count_processes(
             self.engine, self.experiment, self.federation, free=free, step=self.step
         )
 
@@ -87,7 +85,7 @@ class PreparedRun:
         """Run the rounds, or those that are left."""
         task, experiment = self.task, self.experiment
         if self.entry.centralized:
-            return simulate.rounds(task, self.clients, experiment.rounds, start)
+            return loop.rounds(task, self.clients, experiment.rounds, start)
         if self.remote:
             return self.remote.rounds(task, self.clients, experiment.rounds, start, self.conditions)
         run = engine.ready(
@@ -173,7 +171,7 @@ def build_run(
         unseen=experiment.unseen_clients,
     )
     strategy = experiment.make_strategy(entry)
-    aggregate, aggregate_statistics = adversity.make_aggregators(experiment)
+    aggregate, aggregate_statistics = threat_model.make_aggregators(experiment)
     if experiment.precision == "bf16" and device.type == "cpu" and not has_bfloat16():
         _warn_of_slow_bfloat16()
     task = Task.build(
@@ -190,8 +188,8 @@ def build_run(
             f"{entry.strategy!r} keeps tensors on its clients, and a centralized run has none; "
             "choose a strategy that shares everything."
         )
-    conditions = adversity.make_faults(experiment, task, clients, seed)
-    world = adversity.make_world(conditions, data)
+    conditions = threat_model.make_faults(experiment, task, clients, seed)
+    world = threat_model.make_world(conditions, data)
     source: ClientSource = MergedClients(clients) if entry.centralized else clients
     if conditions.adversary and world:
         source = PoisonedClients(clients, conditions.adversary, world)
@@ -215,7 +213,7 @@ def _warn_of_slow_bfloat16() -> None:  # once, not for every run
 
 def _make_remote(experiment: Experiment, entry: StrategySpec, seed: int, task: Task) -> "Remote":
     try:
-        from fednorm.experiment.flower import make_remote  # noqa: PLC0415 (Flower is an extra)
+        from fednorm.experiment.flower.nodes import make_remote  # noqa: PLC0415 (Flower is an extra)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "flwr":
             raise

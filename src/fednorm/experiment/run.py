@@ -8,21 +8,23 @@ from typing import Protocol
 
 from fednorm.attacks import Backdoor
 from fednorm.core.messages import Batches, ClientState, RejectedReply, ServerState
-from fednorm.core.round import NonFiniteLossError, NoUsableReplyError
 from fednorm.core.task import export
 from fednorm.core.types import ClientId
 from fednorm.data import Dataset
 from fednorm.data.federation import Federation
 from fednorm.data.transforms import Batch
-from fednorm.engines.adapt import initial_client_state
-from fednorm.engines.evaluate import Score, is_personal, score, score_clients, score_global
-from fednorm.engines.simulate import RoundResult, Start
-from fednorm.engines.survey import Transport, calibrate_for_test
+from fednorm.engines.evaluation import Score, is_personal, score, score_clients, score_global
+from fednorm.engines.evaluation_statistics import (
+    Transport,
+    calibrate_for_test,
+    initial_client_state,
+)
+from fednorm.engines.loop import RoundResult, Start
+from fednorm.errors import NonFiniteLossError, NoUsableReplyError
 from fednorm.experiment.checkpoint import Checkpoint
 from fednorm.experiment.diagnostics import Diagnosis, Diagnostics
 from fednorm.experiment.prepare import PreparedRun
-from fednorm.experiment.result import Evaluation, RunResult, Status
-from fednorm.experiment.tally import RunRecorder
+from fednorm.experiment.results import Evaluation, RunRecorder, RunResult, Status
 
 log = logging.getLogger("fednorm")
 

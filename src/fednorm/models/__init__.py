@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from fednorm.core.own import call_user_function
-from fednorm.core.registry import create
 from fednorm.models.base import Model
 from fednorm.models.deeplabv3plus import DeepLabV3Plus
 from fednorm.models.fbn_cnn import FbnCnn
@@ -15,6 +13,7 @@ from fednorm.models.lenet import LeNet
 from fednorm.models.mobilenet_v2 import MobileNetV2
 from fednorm.models.resnet import ResNet, ResNet18, ResNet20, ResNet50
 from fednorm.models.small import Cnn, Mlp, TutorialCnn
+from fednorm.registry import call_user_function, create
 
 __all__ = ["MODELS", "Model", "build"]
 

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from fednorm.core.registry import param
 from fednorm.models.base import check_choice, check_image_shape
 from fednorm.models.blocks import add_norm, conv, dilate, he_initialise
 from fednorm.models.mobilenet_v2 import build_mobilenet_features
 from fednorm.models.resnet import build_resnet50_trunk
+from fednorm.registry import param
 
 WIDTH = 256
 LOW_WIDTH = 48

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fednorm.core.registry import param
 from fednorm.models.base import check_image_shape
+from fednorm.registry import param
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fednorm.core.registry import param
 from fednorm.models.base import STEM_HELP, Stem, check_stem, choose_stem
 from fednorm.models.blocks import add_norm, conv, he_initialise
+from fednorm.registry import param
 
 # Expansion of a block, channels that leave it, blocks in the stage, stride of the first.
 STAGES = (

@@ -10,7 +10,6 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fednorm.core.registry import param
 from fednorm.models.base import (
     STEM_HELP,
     Stem,
@@ -20,6 +19,7 @@ from fednorm.models.base import (
     choose_stem,
 )
 from fednorm.models.blocks import BasicBlock, Bottleneck, add_classifier, build_stages, build_stem
+from fednorm.registry import param
 
 IMAGENET_WIDTHS = (64, 128, 256, 512)
 CIFAR_WIDTHS = (16, 32, 64)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fednorm.core.registry import param
 from fednorm.models.base import check_image_shape, check_widths
+from fednorm.registry import param
 
 
 @dataclass(frozen=True, slots=True)

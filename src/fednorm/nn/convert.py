@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednorm.core.strategy import Conversion, Replacement
+from fednorm.errors import ConversionError
 from fednorm.nn.batch_norm import (
     FedBatchNorm,
     FedBatchNorm1d,
@@ -22,7 +23,6 @@ from fednorm.nn.batch_norm import (
 )
 from fednorm.nn.copies import copy_model, move_hooks
 from fednorm.nn.custom_layers import restore_subclass, strip_subclass
-from fednorm.nn.errors import ConversionError
 from fednorm.nn.module_refs import list_skipped_layers, replace_references
 
 __all__ = [
@@ -158,8 +158,8 @@ def to_sample_norm(model: nn.Module, groups: int | None, *, round_down: bool = F
     Args:
         model: the model.
         groups: groups of channels; None stands for one group per channel.
-        round_down: where `groups` does not divide a layer's channels, take the largest smaller number
-            that does, instead of refusing; the report says so.
+        round_down: where `groups` does not divide a layer's channels, take the largest smaller
+            number that does, instead of refusing; the report says so.
     """
     fitted: dict[str, str] = {}
 

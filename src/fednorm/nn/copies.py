@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from fednorm.nn.errors import ConversionError
+from fednorm.errors import ConversionError
 
 
 def copy_model(model: nn.Module) -> nn.Module:

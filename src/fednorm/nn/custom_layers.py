@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
+from fednorm.errors import ConversionError
 from fednorm.nn.batch_norm import FedBatchNorm
-from fednorm.nn.errors import ConversionError
 from fednorm.nn.forward_probe import calls_super_once, ends_in_activation
 
 _Class: TypeAlias = type[nn.Module]

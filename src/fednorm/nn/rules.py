@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from fednorm.core.aggregator import weighted_mean
+from fednorm.core.aggregation import weighted_mean
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -27,6 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fednorm.core.layer import RoundContext
 from fednorm.core.moments import Moments, exact_values
 from fednorm.core.strategy import Conversion
+from fednorm.errors import ConversionError
 from fednorm.nn import convert
 from fednorm.nn.batch_norm import (
     FedBatchNorm,
@@ -36,7 +37,6 @@ from fednorm.nn.batch_norm import (
     FedSyncBatchNorm,
     LayerRecorder,
 )
-from fednorm.nn.errors import ConversionError
 
 _Pair: TypeAlias = tuple[Tensor, Tensor]  # mean and variance
 _PARTS = 3  # instance, layer, batch: in this order in the mixing weights

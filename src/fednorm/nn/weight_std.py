@@ -20,8 +20,8 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils import parametrize
 
 from fednorm.core.strategy import Conversion, Replacement
+from fednorm.errors import ConversionError
 from fednorm.nn.copies import copy_model
-from fednorm.nn.errors import ConversionError
 
 # γ of Brock et al.: the standard deviation of ReLU(x) for a standard normal x, inverted.
 RELU_GAMMA = math.sqrt(2 / (1 - 1 / math.pi))

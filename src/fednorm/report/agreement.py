@@ -6,8 +6,7 @@ from itertools import combinations
 from math import sqrt
 from typing import Any, Literal, TypeAlias
 
-from fednorm.experiment.result import Summary
-from fednorm.experiment.story import PanelResult
+from fednorm.experiment.results import PanelResult, Summary
 from fednorm.report.format import keep_finite
 from fednorm.report.verdict import all_diverged
 

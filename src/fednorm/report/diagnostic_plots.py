@@ -6,7 +6,7 @@ from math import ceil
 
 from matplotlib.figure import Figure
 
-from fednorm.experiment.result import Comparison, RunResult
+from fednorm.experiment.results import Comparison, RunResult
 from fednorm.report.curves import draw_curve
 from fednorm.report.format import keep_finite
 from fednorm.report.series import Curve, summarize_rounds

@@ -21,8 +21,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fednorm.experiment.result import Comparison
-from fednorm.experiment.story import FigureResult, PanelResult
+from fednorm.experiment.results import Comparison, FigureResult, PanelResult
 from fednorm.report.format import format_points, keep_finite
 from fednorm.report.styles import render_svg
 

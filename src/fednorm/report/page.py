@@ -11,8 +11,7 @@ from hashlib import sha256
 from html import escape
 from importlib.resources import files
 
-from fednorm.experiment.result import RunResult
-from fednorm.experiment.story import FigureResult, PanelResult
+from fednorm.experiment.results import FigureResult, PanelResult, RunResult
 from fednorm.report.agreement import RULE, compare_published
 from fednorm.report.curves import NARROW, WIDE, render_panel
 from fednorm.report.diagnostic_plots import (

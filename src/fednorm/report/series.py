@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, TypeAlias
 
-from fednorm.experiment.result import RunResult, Summary
-from fednorm.experiment.story import FigureResult, PanelResult
+from fednorm.experiment.results import FigureResult, PanelResult, RunResult, Summary
 from fednorm.report.format import keep_finite
 from fednorm.report.styles import Style, choose_styles
 

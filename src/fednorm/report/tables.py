@@ -15,8 +15,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fednorm.experiment.result import Comparison, RunResult, Summary
-from fednorm.experiment.story import FigureResult, PanelResult
+from fednorm.experiment.results import Comparison, FigureResult, PanelResult, RunResult, Summary
 from fednorm.report.agreement import Agreement, Row, compare_published
 from fednorm.report.format import (
     MISSING,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fednorm.experiment.result import Comparison, RunResult, Summary
+from fednorm.experiment.results import Comparison, RunResult, Summary
 from fednorm.report.format import format_mean, format_percent, keep_finite
 from fednorm.report.styles import find_known_name
 

@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fednorm.experiment.result import SCHEMA, Comparison, replace_nan
-from fednorm.experiment.story import FigureResult, PanelResult
+from fednorm.experiment.results import SCHEMA, Comparison, FigureResult, PanelResult, replace_nan
 from fednorm.report.agreement import compare_published
 from fednorm.report.curves import draw_figure
 from fednorm.report.format import describe_setting

@@ -5,8 +5,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fednorm.core.registry import unknown
-from fednorm.experiment.load import ConfigError, read_toml
+from fednorm.errors import ConfigError
+from fednorm.experiment.load import read_toml
+from fednorm.registry import unknown
 
 
 class PanelSpec(BaseModel):

@@ -23,10 +23,10 @@ from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.data.dataset import random_generator
 from fednorm.data.datasets.synthetic import Ring
-from fednorm.engines import lockstep, simulate
-from fednorm.engines.centralized import MergedClients
-from fednorm.experiment.environment import describe_environment, limit_threads
+from fednorm.engines import loop, merged_batch
+from fednorm.engines.merged_batch import MergedClients
 from fednorm.strategies import create_strategy
+from fednorm.system import describe_environment, limit_threads
 
 TAG = 401
 
@@ -201,10 +201,10 @@ def normalize(method: str, draws: Draws) -> Normalised:
     chosen = create_strategy("naive" if central else method)
     task = Task.build(layer, chosen, DSGD(), rounds=rounds, loss=looking)
     if central:
-        *_, last = simulate.rounds(task, MergedClients(draws), rounds)
+        *_, last = loop.rounds(task, MergedClients(draws), rounds)
         points = torch.stack(looking.seen)
     else:
-        *_, last = lockstep.rounds(task, draws, rounds)
+        *_, last = merged_batch.rounds(task, draws, rounds)
         interleaved = torch.stack(looking.seen).view(rounds, POINTS, CLIENTS, -1)
         points = interleaved.transpose(1, 2).reshape(rounds, CLIENTS * POINTS, -1)
     (running,) = last.state.running.values()

@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fednorm.experiment.compare import run_comparison
+from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.config import Experiment
+from fednorm.experiment.results import FigureResult, PanelResult
 from fednorm.experiment.run import OnRound
-from fednorm.experiment.story import FigureResult, PanelResult
 from fednorm.reproduce.figure import Figure, PanelSpec, find_figure
 from fednorm.reproduce.scale import Scale, describe_cuts, scale_figure
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from fednorm.data.partition import rename
+from fednorm.errors import ConfigError
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.load import ConfigError, build_experiment, override_settings
+from fednorm.experiment.load import build_experiment, override_settings
 from fednorm.reproduce.figure import Figure, PanelSpec
 
 Scale: TypeAlias = Literal["full", "short", "smoke"]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fednorm.core.registry import create
+from fednorm.registry import create
 from fednorm.strategies.base import Strategy
 from fednorm.strategies.brn import BRN
 from fednorm.strategies.dualbn import DualBN

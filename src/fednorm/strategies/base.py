@@ -10,12 +10,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fednorm.core.layer import Calibration, NormLayer, NormRule, Statistics
 from fednorm.core.merge import average, ema_update, pool_statistics
 from fednorm.core.messages import Broadcast, RunningStats, ServerState
-from fednorm.core.registry import param
 from fednorm.core.strategy import Conversion, MergeInput
 from fednorm.core.types import Clip, Kind, Role, Tensors
 from fednorm.nn import rules
 from fednorm.nn.convert import to_fed_batch_norm
 from fednorm.nn.weight_std import standardize
+from fednorm.registry import param
 
 SHARED: Mapping[Kind, Role] = {
     Kind.AFFINE: Role.SHARED,

@@ -27,11 +27,11 @@ from torch import nn
 from fednorm.core.layer import NormRule
 from fednorm.core.merge import ema_update, find_rate
 from fednorm.core.messages import Broadcast, RunningStats
-from fednorm.core.registry import param
 from fednorm.core.strategy import Conversion, MergeInput
 from fednorm.nn import rules
 from fednorm.nn.convert import to_fed_batch_norm
 from fednorm.nn.dual_norm import BackwardMeans, add_backward_means, normalize_dual
+from fednorm.registry import param
 from fednorm.strategies.base import Strategy, require_batch_norm, standardize_weights
 
 

@@ -20,8 +20,8 @@ from typing import ClassVar
 
 from fednorm.core.layer import NormRule, Statistics
 from fednorm.core.messages import Broadcast
-from fednorm.core.registry import param
 from fednorm.nn import rules
+from fednorm.registry import param
 from fednorm.strategies.base import SharedStatisticsStrategy
 
 

@@ -29,14 +29,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fednorm.core.aggregator import Aggregator, is_weighted_mean
+from fednorm.core.aggregation import Aggregator, is_weighted_mean
 from fednorm.core.layer import NormRule
 from fednorm.core.merge import ema_update
 from fednorm.core.messages import Broadcast, RunningStats
 from fednorm.core.moments import Moments, pool
-from fednorm.core.registry import param
 from fednorm.core.strategy import MergeInput
 from fednorm.nn import rules
+from fednorm.registry import param
 from fednorm.strategies.base import BatchNormStrategy
 
 _EPS = 1e-5  # as BatchNorm adds to a variance: smaller differences are invisible to it

@@ -18,9 +18,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fednorm.core.registry import param
 from fednorm.core.strategy import Conversion, Replacement
 from fednorm.nn.convert import ConversionError
+from fednorm.registry import param
 from fednorm.strategies.base import Strategy
 
 

@@ -26,8 +26,8 @@ from typing import ClassVar
 
 from fednorm.core.layer import NormRule, Statistics
 from fednorm.core.messages import Broadcast
-from fednorm.core.registry import param
 from fednorm.nn.sync_norm import make_sync_rule
+from fednorm.registry import param
 from fednorm.strategies.base import SharedStatisticsStrategy
 
 

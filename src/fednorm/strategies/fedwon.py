@@ -29,11 +29,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fednorm.core.registry import param
 from fednorm.core.strategy import Conversion
 from fednorm.core.types import Clip
 from fednorm.nn.convert import remove
 from fednorm.nn.weight_std import StandardizedConv, standardize
+from fednorm.registry import param
 from fednorm.strategies.base import Strategy, require_batch_norm
 
 EPS = 1e-4

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from fednorm.core.layer import NormRule
 from fednorm.core.messages import Broadcast, RunningStats, ServerState
-from fednorm.core.registry import param
 from fednorm.core.types import Tensors
 from fednorm.nn import rules
+from fednorm.registry import param
 from fednorm.strategies.base import SharedStatisticsStrategy
 
 

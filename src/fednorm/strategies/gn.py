@@ -14,9 +14,9 @@ from typing import ClassVar
 
 from torch import nn
 
-from fednorm.core.registry import param
 from fednorm.core.strategy import Conversion
 from fednorm.nn.convert import to_sample_norm
+from fednorm.registry import param
 from fednorm.strategies.base import Strategy, require_batch_norm
 
 

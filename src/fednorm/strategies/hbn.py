@@ -33,7 +33,6 @@ from torch import nn
 from fednorm.core.layer import Calibration, NormRule
 from fednorm.core.merge import pool_statistics
 from fednorm.core.messages import Broadcast, RunningStats
-from fednorm.core.registry import param
 from fednorm.core.strategy import Conversion, MergeInput
 from fednorm.core.types import Kind, Role
 from fednorm.nn.hybrid_norm import (
@@ -43,6 +42,7 @@ from fednorm.nn.hybrid_norm import (
     normalize_hybrid_calibrated,
     normalize_hybrid_measured,
 )
+from fednorm.registry import param
 from fednorm.strategies.base import Strategy, require_batch_norm
 
 

@@ -25,10 +25,10 @@ from torch import nn
 from fednorm.core.layer import Calibration, NormRule, Statistics
 from fednorm.core.merge import average_weighted
 from fednorm.core.messages import Broadcast, RunningStats
-from fednorm.core.registry import param
 from fednorm.core.strategy import Conversion, MergeInput
 from fednorm.nn import rules
 from fednorm.nn.convert import to_fed_batch_norm
+from fednorm.registry import param
 from fednorm.strategies.base import Strategy, require_batch_norm
 
 

@@ -12,7 +12,6 @@ from typing import ClassVar
 import numpy as np
 from PIL import Image
 
-from fednorm.core.registry import param
 from fednorm.data.image_files import (
     Decode,
     Decoder,
@@ -27,6 +26,7 @@ from fednorm.data.image_files import (
 )
 from fednorm.data.sources import MissingDataError
 from fednorm.data.transforms import IGNORED, Look
+from fednorm.registry import param
 
 # The id of each benchmark class, road to bicycle, in the files of labels.
 LABELS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)

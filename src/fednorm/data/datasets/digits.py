@@ -11,8 +11,8 @@ from importlib.resources import files
 import numpy as np
 import torch
 
-from fednorm.core.registry import param
 from fednorm.data.dataset import Dataset, random_generator
+from fednorm.registry import param
 
 SAMPLES = 1797
 DARKEST = 16

@@ -14,7 +14,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from fednorm.core.registry import param
 from fednorm.data.cache import (
     Arrays,
     DamagedDataError,
@@ -27,6 +26,7 @@ from fednorm.data.dataset import Dataset, random_generator
 from fednorm.data.image_dataset import ImageDataset, check_share, make_dataset, split
 from fednorm.data.progress_bar import show_progress
 from fednorm.data.sources import MissingDataError
+from fednorm.registry import param
 
 TAG = 107
 CLASSES, SIDE = 62, 28

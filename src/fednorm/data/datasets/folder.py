@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from fednorm.core.registry import param, unknown
 from fednorm.data.dataset import random_generator
 from fednorm.data.image_dataset import check_share, hold_out
 from fednorm.data.image_files import (
@@ -25,6 +24,7 @@ from fednorm.data.image_files import (
 )
 from fednorm.data.sources import MissingDataError
 from fednorm.data.transforms import Look
+from fednorm.registry import param, unknown
 
 TAG = 105
 GREY, COLOUR = 1, 3

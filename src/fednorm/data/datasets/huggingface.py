@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from fednorm.core.registry import param, unknown
 from fednorm.data.cache import get_decoded_home, load_or_create, save
 from fednorm.data.dataset import Dataset, random_generator
 from fednorm.data.image_dataset import ImageDataset, check_share, make_dataset, split
 from fednorm.data.image_files import to_array
 from fednorm.data.progress_bar import show_progress
 from fednorm.data.sources import MissingDataError
+from fednorm.registry import param, unknown
 
 TAG = 109
 TEST_PARTS = ("test", "validation", "valid", "val")

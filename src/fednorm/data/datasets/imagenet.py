@@ -9,7 +9,6 @@ is cut out; the usual evaluation resizes to 256 and cuts 224 out.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fednorm.core.registry import param
 from fednorm.data.image_files import (
     Decoder,
     ImageFileDataset,
@@ -19,6 +18,7 @@ from fednorm.data.image_files import (
     list_folders,
     scan_classes,
 )
+from fednorm.registry import param
 
 
 @dataclass(frozen=True, slots=True)

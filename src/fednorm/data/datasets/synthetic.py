@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from fednorm.core.registry import param
 from fednorm.data.dataset import Dataset, random_generator
 from fednorm.data.transforms import IGNORED, Look
+from fednorm.registry import param
 
 RING_TAG, SCENES_TAG = 102, 103
 BLOCK, BRIGHTNESS = 3, 2.0  # of a pattern

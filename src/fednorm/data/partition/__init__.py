@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fednorm.core.registry import create, find
 from fednorm.data.partition.base import (
     Indices,
     Partition,
@@ -23,6 +22,7 @@ from fednorm.data.partition.iid import Iid
 from fednorm.data.partition.natural import Natural
 from fednorm.data.partition.shards import Shards
 from fednorm.data.partition.test_split import match_groups, match_test
+from fednorm.registry import create, find
 
 __all__ = [
     "PARTITIONS",

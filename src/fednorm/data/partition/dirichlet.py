@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fednorm.core.registry import param
 from fednorm.data.partition.base import (
     Indices,
     Partition,
@@ -17,6 +16,7 @@ from fednorm.data.partition.base import (
     divide_evenly,
     shuffle_by_label,
 )
+from fednorm.registry import param
 
 TRIES = 1000
 

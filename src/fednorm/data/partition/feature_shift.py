@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from fednorm.core.registry import param, unknown
 from fednorm.data.partition.base import Indices, Partition
 from fednorm.data.partition.iid import Iid
+from fednorm.registry import param, unknown
 
 IMAGE_AXES = 4
 DEGREES = 30.0

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fednorm.core.registry import param
 from fednorm.data.partition.base import Indices, Partition, cut, divide_evenly, sort_by_label
+from fednorm.registry import param
 
 
 @dataclass(frozen=True, slots=True)

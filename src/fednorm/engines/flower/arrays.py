@@ -8,12 +8,9 @@ from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
 from fednorm.core.types import Tensors
+from fednorm.errors import WireError
 
 _NUMPY = "numpy.ndarray"
-
-
-class WireError(ValueError):
-    """A message that cannot be read; the text says what was expected and what came."""
 
 
 def to_array_record(tensors: Tensors) -> ArrayRecord:

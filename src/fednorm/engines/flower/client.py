@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from fednorm.algorithms import algorithm
 from fednorm.algorithms.base import parameter_groups as groups_of
 from fednorm.core.algorithm import LocalResult
+from fednorm.core.calibration import client_calibration
 from fednorm.core.layer import RoundContext
 from fednorm.core.messages import Batches, Broadcast, ClientState, LayerStats
 from fednorm.core.round import make_reply, start_round
-from fednorm.core.survey import client_calibration
 from fednorm.core.task import Task, load_state, snapshot
 from fednorm.core.types import Clip
 from fednorm.engines.flower import wire

@@ -16,11 +16,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
+from fednorm.errors import SimulationError
+
 _LOOK = 0.2  # seconds
-
-
-class SimulationError(OSError):
-    """A simulation runtime that did not start."""
 
 
 @contextmanager

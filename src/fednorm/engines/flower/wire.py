@@ -24,13 +24,8 @@ from fednorm.core.messages import (
 )
 from fednorm.core.moments import Moments
 from fednorm.core.types import ClientId, Tensors
-from fednorm.engines.flower.arrays import (
-    WireError,
-    expect,
-    match_tensors,
-    to_array_record,
-    to_tensors,
-)
+from fednorm.engines.flower.arrays import expect, match_tensors, to_array_record, to_tensors
+from fednorm.errors import WireError
 
 WEIGHTS, METRICS = "arrays", "metrics"  # as in Flower's own examples
 EXAMPLES = "num-examples"

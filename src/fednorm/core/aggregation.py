@@ -1,0 +1,131 @@
+"""The interface of an aggregator, and the weighted mean that everything starts from."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeGuard, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from fednorm.core.types import Tensors
+
+
+class Aggregator(Protocol):
+    """Combines the clients' values of one tensor: `[clients, *shape]` becomes `[*shape]`."""
+
+    def __call__(self, values: Tensor, weights: Tensor) -> Tensor:
+        """Aggregate over the first axis; a robust rule ignores the client-reported weights."""
+        ...
+
+
+@runtime_checkable
+class RobustAggregator(Aggregator, Protocol):
+    """An aggregator that withstands a number of Byzantine clients, and trusts no single one."""
+
+    def check(self, n: int) -> None:
+        """Raise ValueError unless so many clients are enough."""
+        ...
+
+    def without(self, faulty: int) -> Aggregator:
+        """Return the rule for the replies that are left after so many were found faulty."""
+        ...
+
+
+def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
+    """Return the mean over clients, each weighing as much as its weight says.
+
+    >>> weighted_mean(torch.tensor([[1.0], [4.0]]), torch.tensor([2.0, 1.0]))
+    tensor([2.])
+    """
+    if len(values) == 1:
+        return values[0]
+    share = (weights / weights.sum()).to(values)
+    mean: Tensor = torch.tensordot(share, values, dims=1)
+    return mean
+
+
+def is_weighted_mean(aggregate: Aggregator) -> bool:
+    """Return whether an aggregator believes what clients say of their own weight.
+
+    Only the weighted mean does; with any other rule, counts and counters are doubted too.
+    """
+    return aggregate is weighted_mean
+
+
+def is_robust(aggregate: Aggregator) -> TypeGuard[RobustAggregator]:
+    """Return whether an aggregator withstands Byzantine clients."""
+    # In this order: to look for the parts of an interface takes longer than a small mean.
+    return not is_weighted_mean(aggregate) and isinstance(aggregate, RobustAggregator)
+
+
+def has_quorum(aggregate: Aggregator, n: int) -> bool:
+    """Return whether so many clients are enough for a rule."""
+    try:
+        if is_robust(aggregate):
+            aggregate.check(n)
+    except ValueError:
+        return False
+    return n > 0
+
+
+def reduce_byzantine_budget(aggregate: Aggregator, faulty: int) -> Aggregator:
+    """Return the rule for what is left: liars that gave themselves away are gone."""
+    return aggregate.without(faulty) if is_robust(aggregate) else aggregate
+
+
+def combine_tensors(
+    parts: Sequence[Tensors], examples: Sequence[int], aggregate: Aggregator
+) -> dict[str, Tensor]:
+    """Combine the clients' tensors by name; one that some clients lack, over those that have it.
+
+    A robust rule leaves out what too few clients sent.
+    """
+    if len(parts) == 1 and is_weighted_mean(aggregate):
+        return dict(parts[0])
+    merged: dict[str, Tensor] = {}
+    names = dict.fromkeys(name for part in parts for name in part)
+    groups: dict[tuple[torch.dtype, tuple[int, ...]], list[str]] = {}
+    for name in names:
+        having = tuple(i for i, part in enumerate(parts) if name in part)
+        groups.setdefault((parts[having[0]][name].dtype, having), []).append(name)
+    for (dtype, having), alike in groups.items():
+        if not has_quorum(aggregate, len(having)):
+            continue
+        senders = [parts[i] for i in having]
+        weights = torch.tensor([examples[i] for i in having], dtype=torch.float64)
+        if not dtype.is_floating_point:
+            merged |= {name: _whole(_stack(senders, name), aggregate) for name in alike}
+        elif is_weighted_mean(aggregate):
+            merged |= {name: aggregate(_stack(senders, name), weights) for name in alike}
+        else:
+            merged |= _combine_as_one_vector(senders, alike, weights, aggregate)
+    return {name: merged[name] for name in names if name in merged}
+
+
+def _stack(parts: Sequence[Tensors], name: str) -> Tensor:
+    return torch.stack([part[name] for part in parts])
+
+
+def _combine_as_one_vector(
+    parts: Sequence[Tensors], names: Sequence[str], weights: Tensor, aggregate: Aggregator
+) -> Mapping[str, Tensor]:
+    shapes = [parts[0][name].shape for name in names]
+    sizes = [shape.numel() for shape in shapes]
+    rows = parts[0][names[0]].new_empty(len(parts), sum(sizes))
+    for row, part in zip(rows, parts, strict=True):
+        torch.cat([part[name].flatten() for name in names], out=row)
+    pieces = torch.split(aggregate(rows, weights), sizes)
+    return {
+        # Copied: each tensor can be kept or saved by itself.
+        name: piece.view(shape).clone()
+        for name, piece, shape in zip(names, pieces, shapes, strict=True)
+    }
+
+
+def _whole(values: Tensor, aggregate: Aggregator) -> Tensor:
+    """Combine integers, which are indices and counters: an average of them means nothing.
+
+    It is the maximum, or the median for a robust rule, which liars cannot move at will.
+    """
+    if is_weighted_mean(aggregate):
+        return values.amax(0)
+    return values.sort(0).values[(len(values) - 1) // 2]

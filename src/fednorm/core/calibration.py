@@ -1,0 +1,82 @@
+"""A survey: the clients' statistics measured in a pass over their data, without training."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fednorm.core.aggregation import has_quorum, reduce_byzantine_budget
+from fednorm.core.layer import NormRule, RoundContext
+from fednorm.core.messages import (
+    Batches,
+    Broadcast,
+    ClientState,
+    LayerStats,
+    RejectedReply,
+    RunningStats,
+    ServerState,
+)
+from fednorm.core.strategy import MergeInput
+from fednorm.core.task import Task, isolated_rng, load_state, select_reporting, start_training
+from fednorm.core.types import ClientId
+from fednorm.core.validation import find_statistics_fault
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationReply:
+    """What one client's layers saw."""
+
+    client: ClientId
+    examples: int
+    stats: Mapping[str, LayerStats]
+
+
+@torch.no_grad()
+def client_calibration(
+    task: Task, received: Broadcast, client_state: ClientState, batches: Batches, rule: NormRule
+) -> CalibrationReply:
+    """Send a client's batches through the received model; labels are not looked at."""
+    load_state(task, received, client_state)
+    start_training(task)
+    session = RoundContext()
+    for path, layer in task.layout.norms.items():
+        layer.start_round(rule, session, path)
+    with isolated_rng(batches.seed, task.model):
+        for x, _ in batches.steps:
+            session.samples = len(x)
+            task.model(x)
+    reports = {path: layer.report("pool") for path, layer in task.layout.sharing.items()}
+    stats = {path: report for path, report in reports.items() if report is not None}
+    return CalibrationReply(batches.client, batches.examples, stats)
+
+
+def server_calibration(
+    task: Task, state: ServerState, surveyed: Sequence[CalibrationReply]
+) -> ServerState:
+    """Let the strategy adopt what all clients saw; a faulty answer is rejected by name."""
+    good, rejected = [], []
+    may_report = select_reporting(task, state)
+    for one in sorted(surveyed, key=lambda s: s.client):
+        if found := find_statistics_fault(one.stats, one.examples, may_report):
+            rejected.append(RejectedReply(one.client, reason=found[1], where=found[0]))
+        else:
+            good.append(one)
+    statistics = reduce_byzantine_budget(task.statistics_aggregator, len(rejected))
+    task = replace(task, statistics_aggregator=statistics)
+    running = {path: _adopt_layer(task, state, path, good) for path in state.running}
+    return replace(state, running=running, rejected=tuple(rejected))
+
+
+def _adopt_layer(
+    task: Task, state: ServerState, path: str, surveyed: Sequence[CalibrationReply]
+) -> RunningStats:
+    heard = [s for s in surveyed if path in s.stats and s.stats[path].moments.count > 0]
+    if not has_quorum(task.statistics_aggregator, len(heard)):
+        return state.running[path]
+    merge = MergeInput(
+        reports=[s.stats[path].with_weight(s.examples) for s in heard],
+        examples=[s.examples for s in heard],
+        aggregator=task.statistics_aggregator,
+        layer=task.layout.sharing[path],
+    )
+    return task.strategy.adopt(state.running[path], merge)

@@ -1,0 +1,131 @@
+"""Asks clients for the statistics of their data under the shared weights."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from fednorm.attacks import Adversary, apply_attack
+from fednorm.core.calibration import CalibrationReply, client_calibration, server_calibration
+from fednorm.core.layer import RoundContext
+from fednorm.core.messages import (
+    Batches,
+    Broadcast,
+    ClientState,
+    RejectedReply,
+    RunningStats,
+    ServerState,
+    download_bytes,
+    report_bytes,
+)
+from fednorm.core.round import broadcast
+from fednorm.core.task import Task, isolated_rng, start_training
+from fednorm.core.types import ClientId
+from fednorm.engines.base import ClientSource
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationCost:
+    """What a survey cost: exchanges, and bytes of one client."""
+
+    exchanges: int
+    bytes_up: float
+    bytes_down: float
+    rejected: tuple[RejectedReply, ...] = ()  # answers that were not used
+
+
+# Lets clients that are elsewhere, with memories of their own, survey their data.
+Ask: TypeAlias = Callable[[Task, Broadcast, Sequence[ClientId]], list[CalibrationReply]]
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """How answers come to the server: who falsifies them, and whether clients are elsewhere."""
+
+    adversary: Adversary | None = None
+    ask: Ask | None = None
+
+
+DIRECT = Transport()
+
+
+def calibrate_clients(
+    task: Task,
+    state: ServerState,
+    client_states: Mapping[ClientId, ClientState],
+    clients: ClientSource,
+    asked: Sequence[ClientId],
+    way: Transport = DIRECT,
+) -> tuple[ServerState, CalibrationCost]:
+    """Survey all data of the asked clients and let the strategy adopt the result."""
+    received, rule = broadcast(task, state), task.strategy.calibration_rule()
+    if way.ask:
+        own = way.ask(task, received, asked)
+    else:
+        own = [
+            client_calibration(
+                task, received, client_states.get(c, ClientState()), clients.all_batches(c), rule
+            )
+            for c in asked
+        ]
+    answers = apply_attack(own, way.adversary, received.round, survey=True)
+    after = server_calibration(task, state, answers)
+    size = fmean(report_bytes(answer.stats) for answer in answers) if answers else 0.0
+    return after, CalibrationCost(1, size, download_bytes(received), after.rejected)
+
+
+def calibrate_for_test(
+    task: Task,
+    state: ServerState,
+    client_states: Mapping[ClientId, ClientState],
+    clients: ClientSource,
+    way: Transport = DIRECT,
+) -> ServerState:
+    """Return the state that is tested: strategies may ask all clients before an evaluation."""
+    if task.strategy.calibration != "evaluation":
+        return state
+    return calibrate_clients(task, state, client_states, clients, clients.all(), way)[0]
+
+
+@torch.no_grad()
+def adapt_statistics(task: Task, batches: Batches, share: float) -> None:
+    """Mix `share` of a client's own statistics into those of the workspace model.
+
+    The model must hold the client's weights, as after `export`, and is left ready for evaluation.
+    While its data pass, the model normalises by the batch, so that the statistics of a layer belong
+    to the statistics of the layers before it. Layers that the user froze keep theirs.
+    """
+    layers = {path: m for path, m in task.layout.norms.items() if m.read_running() is not None}
+    rule = task.strategy.adaptation_rule()
+    for path, layer in layers.items():
+        layer.start_round(rule, RoundContext(), path)
+    start_training(task)
+    with isolated_rng(batches.seed, task.model):
+        for x, _ in batches.steps:
+            task.model(x)
+    task.model.eval()
+    for layer in layers.values():
+        old, report = layer.read_running(), layer.report("pool")
+        if old is None or report is None or not report.moments.var.numel():
+            continue
+        own = report.moments
+        mean = torch.lerp(old.mean, own.mean, share)
+        var = torch.lerp(old.var, own.unbiased_var, share)
+        layer.load_running(RunningStats(mean, var, old.num_batches))
+
+
+def initial_client_state(client_states: Mapping[ClientId, ClientState]) -> ClientState:
+    """Return what a client without a memory starts from: the mean of those that have one."""
+    kept = (client_states[client].tensors for client in sorted(client_states))
+    known = [tensors for tensors in kept if tensors]  # one that diverged may have none
+    if not known:
+        return ClientState()
+    return ClientState(tensors={name: _mean(m[name] for m in known) for name in known[0]})
+
+
+def _mean(values: Iterable[Tensor]) -> Tensor:
+    stacked = torch.stack(list(values))
+    return stacked.mean(0) if stacked.is_floating_point() else stacked.amax(0)

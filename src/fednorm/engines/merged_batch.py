@@ -1,0 +1,193 @@
+"""One-step rounds: one forward and backward pass for all clients.
+
+When every client takes one step from the same weights, and the server takes a weighted mean, the
+clients can stand in one batch: the gradient of its mean loss is the mean of their gradients, and
+pooled moments are the moments of the whole. Only a layer that normalises by each client's own
+batch must know where one client ends and the next begins.
+
+Equal to the loop within rounding. Where it does not apply, `fits` says so. It cannot see whether a
+model treats each sample by itself: `find_misfit` tries.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import zip_longest
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from fednorm.algorithms.dsgd import DSGD
+from fednorm.core.aggregation import combine_tensors, weighted_mean
+from fednorm.core.messages import Batches, ClientState
+from fednorm.core.round import broadcast, client_round
+from fednorm.core.task import Task
+from fednorm.core.types import ClientId
+from fednorm.data.federation import Federation, interleave_batches
+from fednorm.engines import trial
+from fednorm.engines.base import NO_FAULTS, ClientSource, Faults
+from fednorm.engines.loop import RoundResult, Start
+from fednorm.engines.loop import rounds as rounds_in_turn
+from fednorm.errors import NonFiniteLossError
+from fednorm.nn import rules
+
+
+@dataclass(frozen=True, slots=True)
+class MergedClients:
+    """All clients of a federation as one machine."""
+
+    clients: ClientSource
+
+    def all(self) -> list[ClientId]:
+        """Return the only client."""
+        return [0]
+
+    def participants(self, round_: int) -> list[ClientId]:  # noqa: ARG002 (protocol)
+        """Return the only client."""
+        return [0]
+
+    def batches(self, client: ClientId, round_: int) -> Batches:  # noqa: ARG002 (protocol)
+        """Return the merged batches of the clients that would take part in the round."""
+        return merge_batches(
+            [self.clients.batches(c, round_) for c in self.clients.participants(round_)]
+        )
+
+    def all_batches(self, client: ClientId) -> Batches:  # noqa: ARG002 (protocol)
+        """Return all data once."""
+        return merge_batches([self.clients.all_batches(c) for c in self.clients.all()])
+
+
+@dataclass(frozen=True, slots=True)
+class MergedSteps:
+    """Step s holds the samples of step s of every client that has one."""
+
+    parts: Sequence[Iterable[tuple[Tensor, Tensor]]]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for batches in zip_longest(*self.parts):
+            present = [batch for batch in batches if batch is not None]
+            yield torch.cat([x for x, _ in present]), torch.cat([y for _, y in present])
+
+
+def merge_batches(parts: Sequence[Batches]) -> Batches:
+    """Return the batches of several clients as those of one."""
+    return Batches(
+        0,
+        MergedSteps([part.steps for part in parts]),
+        sum(part.examples for part in parts),
+        seed=parts[0].seed,
+        all_data=MergedSteps([part.all_steps for part in parts]),
+    )
+
+
+_RANDOM = (_DropoutNd, nn.RReLU)
+
+
+def fits(task: Task, clients: Federation, conditions: Faults = NO_FAULTS) -> bool:
+    """Return whether a run can be made in lockstep.
+
+    It cannot where clients lie or vanish, or where a robust rule looks at each of them: lockstep
+    has one reply of all clients together.
+    """
+    aggregators = (task.aggregator, task.statistics_aggregator)
+    momentum = isinstance(task.algorithm, DSGD) and task.algorithm.momentum > 0
+    return (
+        task.strategy.mergeable_batches
+        and conditions.faultless
+        and isinstance(task.algorithm, DSGD)
+        and all(aggregator is weighted_mean for aggregator in aggregators)
+        and not task.layout.personal
+        and not task.clips  # a mean of clipped gradients is not the clipped mean
+        and not task.layout.buffers  # each client would change them by itself
+        and not is_random(task.model)  # each its own draws
+        and task.loss is nn.functional.cross_entropy  # a mean over samples
+        # The mean of the clients' momenta follows the mean gradient only if nobody is ever absent.
+        and not (momentum and clients.participation < 1)
+        and not clients.data.segmentation  # a mean over pixels that have a label
+        and _statistics_fit(task)
+    )
+
+
+def find_misfit(task: Task, clients: ClientSource) -> str:
+    """Return why lockstep does not train a model as the loop does, or nothing; by trying two.
+
+    Clients with batches of one size stand otherwise in the batch of all than others do, so that
+    both are tried where there are both.
+    """
+    alike: dict[int, list[ClientId]] = {}
+    for client in clients.all():
+        length = _with_batch_size(clients.batches(client, 1)).batch_sizes[0]
+        alike.setdefault(length, []).append(client)
+    of_one_size = next((group[:2] for group in alike.values() if len(group) > 1), [])
+    of_two_sizes = [group[0] for group in alike.values()][:2]
+    for pair in (pair for pair in (of_one_size, of_two_sizes) if len(pair) > 1):
+        compare = partial(_compare, trial.FewClients(clients, pair))
+        if found := trial.find_misfit("merged", pair, task, compare):
+            return found
+    return ""
+
+
+def _compare(clients: ClientSource, task: Task) -> trial.Gap:
+    alone, together = next(rounds_in_turn(task, clients, 1)), next(rounds(task, clients, 1))
+    return trial.find_gap(_collect_numbers(alone), _collect_numbers(together))
+
+
+def _collect_numbers(result: RoundResult) -> dict[str, Tensor]:
+    updates, examples = [r.update for r in result.replies], [r.examples for r in result.replies]
+    update = combine_tensors(updates, examples, weighted_mean)
+    return trial.collect_round_numbers(update, result.state.running, result.train_loss)
+
+
+def is_random(model: nn.Module) -> bool:
+    """Return whether a model draws random numbers when it trains."""
+    return any(isinstance(module, _RANDOM) for module in model.modules())
+
+
+def _statistics_fit(task: Task) -> bool:
+    """Moments of the whole are pooled moments; an average needs each client's own."""
+    if task.strategy.statistics == "pool" or not task.layout.sharing:
+        return True
+    return task.strategy.rule(broadcast(task, task.initial_state)) is rules.batch_stats
+
+
+class InterleavedClients(MergedClients):
+    """All clients of a round as one, in a batch that knows whose samples are whose."""
+
+    def batches(self, client: ClientId, round_: int) -> Batches:  # noqa: ARG002 (protocol)
+        """Return the batches of all clients that take part, side by side."""
+        drawn = [self.clients.batches(c, round_) for c in self.clients.participants(round_)]
+        parts = [_with_batch_size(part) for part in drawn]
+        steps, sizes = [part.steps for part in parts], tuple(part.batch_sizes[0] for part in parts)
+        if len(set(sizes)) == 1:
+            step = next(interleave_batches(steps))
+        else:
+            only = [next(iter(own)) for own in steps]
+            step = torch.cat([x for x, _ in only]), torch.cat([y for _, y in only])
+        return replace(
+            merge_batches(parts), steps=[step], client_sizes=sizes if len(parts) > 1 else ()
+        )
+
+
+def _with_batch_size(part: Batches) -> Batches:
+    """Return a client's batches with known lengths; where they are not, the first is looked at."""
+    if part.batch_sizes:
+        return part
+    first = next(iter(part.steps))
+    return replace(part, steps=[first], batch_sizes=(len(first[1]),))
+
+
+def rounds(
+    task: Task, clients: ClientSource, count: int, start: Start | None = None
+) -> Iterator[RoundResult]:
+    """Run federated rounds in lockstep, up to round `count`."""
+    state = start.state if start else task.initial_state
+    try:
+        for result in rounds_in_turn(task, InterleavedClients(clients), count, start):
+            state = result.state
+            yield result
+    except NonFiniteLossError:
+        received = broadcast(task, state)
+        for client in clients.participants(received.round):  # to say whose loss it was
+            client_round(task, received, ClientState(), clients.batches(client, received.round))
+        raise

@@ -1,0 +1,295 @@
+"""Small models: several clients with weights of their own in one set of tensor operations.
+
+For a small model the cost of a step is the cost of calling its operations, not of their arithmetic.
+A cohort is a few clients side by side in a wide model (`nn/stacked_model.py`), trained by the very
+`client_round` that trains one: the update of each is its part of the wide update. Equal to the
+loop within rounding. Where it does not apply, `fits` says so, after trying.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fednorm.core.exchange import Replay
+from fednorm.core.layout import find_layout
+from fednorm.core.messages import Batches, Broadcast, ClientState, LayerStats, Reply, RunningStats
+from fednorm.core.moments import Moments
+from fednorm.core.round import broadcast, client_round
+from fednorm.core.task import Task
+from fednorm.core.types import ClientId, Tensors
+from fednorm.data.federation import interleave_batches
+from fednorm.engines import trial
+from fednorm.engines.base import train_client
+from fednorm.engines.merged_batch import is_random
+from fednorm.errors import NonFiniteLossError
+from fednorm.nn.stacked_model import count_activations, repeat_for_clients, widen
+
+ClientResults = list[tuple[Reply, ClientState]]
+# Measured on a CPU: above so many values that a client's step puts out, nothing is gained.
+_SMALL = 2_000_000
+_TOGETHER = 10_000_000  # values of a whole cohort
+_LARGEST = 16  # clients of a cohort
+
+
+@dataclass
+class _MeanLosses:
+    """The loss of a wide model: the sum over clients, each of which is remembered."""
+
+    clients: int
+    steps: list[Tensor] = field(default_factory=list)
+
+    def __call__(self, output: Tensor, y: Tensor) -> Tensor:
+        rows = output.reshape(y.numel(), -1)
+        each = functional.cross_entropy(rows, y.flatten(), reduction="none").view(y.shape).mean(0)
+        self.steps.append(each.detach())
+        return each.sum()
+
+
+class StackedClients:
+    """A wide model for a fixed number of clients."""
+
+    def __init__(self, task: Task, count: int) -> None:
+        self.count, self.losses = count, _MeanLosses(count)
+        model = widen(task.model, count)
+        last = _is_channels_last(task.model)
+        self.memory_format = torch.channels_last if last else torch.contiguous_format
+        model = model.to(memory_format=self.memory_format)  # type: ignore[call-overload]
+        wide = find_layout(model, task.strategy.role)
+        self.task = replace(task, model=model, layout=wide, loss=self.losses)
+        self.initial = task.initial_client_state
+
+    def train(
+        self,
+        received: Broadcast,
+        client_states: Mapping[ClientId, ClientState],
+        group: Sequence[Batches],
+    ) -> ClientResults:
+        """Train clients whose batches and memories have the same shapes."""
+        kept = [client_states.get(own.client, ClientState()) for own in group]
+        self.losses.steps.clear()
+        # The clients' examples differ, so that the number stays open (0), unless the algorithm
+        # counts the batch itself, which is the same for all.
+        side = Batches(
+            group[0].client,
+            _JoinedSteps([own.steps for own in group], self.memory_format),
+            examples=0,
+            all_data=_JoinedSteps([own.all_steps for own in group], self.memory_format),
+        )
+        reply, client_state = client_round(
+            self.task, _make_stacked(received, self.count), self._memory(kept), side, Replay({})
+        )
+        losses = torch.stack(self.losses.steps).mean(0).tolist()
+        return [
+            (self._reply(reply, i, own, losses[i]), self._kept(client_state, i))
+            for i, own in enumerate(group)
+        ]
+
+    def _memory(self, kept: Sequence[ClientState]) -> ClientState:
+        tensors = [client_state.tensors or self.initial.tensors for client_state in kept]
+        return ClientState(
+            _join_states(tensors), _join_states([client_state.optimizer for client_state in kept])
+        )
+
+    def _kept(self, client_state: ClientState, i: int) -> ClientState:
+        # Copied: what one client keeps must not keep the rest of its cohort in memory.
+        tensors, optimizer = (
+            self._part(client_state.tensors, i),
+            self._part(client_state.optimizer, i),
+        )
+        return ClientState(
+            {name: t.clone() for name, t in tensors.items()},
+            {name: t.clone() for name, t in optimizer.items()},
+        )
+
+    def _reply(self, reply: Reply, i: int, own: Batches, loss: float) -> Reply:
+        return replace(
+            reply,
+            client=own.client,
+            examples=reply.examples or own.examples,
+            update=self._part(reply.update, i),
+            momentum=self._part(reply.momentum, i),
+            stats={path: self._report(report, i) for path, report in reply.stats.items()},
+            metrics={**reply.metrics, "loss": loss},
+        )
+
+    def _part(self, tensors: Tensors, i: int) -> dict[str, Tensor]:
+        return {
+            name: t.view(self.count, -1, *t.shape[1:])[i] if t.dim() else t
+            for name, t in tensors.items()
+        }
+
+    def _report(self, report: LayerStats, i: int) -> LayerStats:
+        first, *more = (self._moments(wide, i) for wide in report.calls)
+        return replace(report, moments=first, more=tuple(more))
+
+    def _moments(self, wide: Moments, i: int) -> Moments:
+        mean, var = (
+            t.view(*t.shape[:-1], self.count, -1)[..., i, :] for t in (wide.mean, wide.var)
+        )
+        return Moments(wide.count, mean, var)
+
+
+def _make_stacked(received: Broadcast, count: int) -> Broadcast:
+    return replace(
+        received,
+        weights={name: repeat_for_clients(t, count) for name, t in received.weights.items()},
+        momentum={name: repeat_for_clients(t, count) for name, t in received.momentum.items()},
+        running={
+            path: RunningStats(
+                repeat_for_clients(r.mean, count, -1),
+                repeat_for_clients(r.var, count, -1),
+                r.num_batches,
+            )
+            for path, r in received.running.items()
+        },
+    )
+
+
+def _join_states(parts: Sequence[Tensors]) -> dict[str, Tensor]:
+    first = parts[0]
+    return {
+        name: torch.cat([part[name] for part in parts]) if first[name].dim() else first[name]
+        for name in first
+    }
+
+
+@dataclass(frozen=True)
+class _JoinedSteps:
+    """The batches of several clients side by side; labels are `[batch, clients]`."""
+
+    parts: Sequence[Iterable[tuple[Tensor, Tensor]]]
+    memory_format: torch.memory_format
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        count = len(self.parts)
+        for x, y in interleave_batches(self.parts):
+            wide = x.reshape(len(x) // count, -1, *x.shape[2:])
+            last = self.memory_format if wide.dim() == 4 else torch.contiguous_format  # noqa: PLR2004
+            yield wide.contiguous(memory_format=last), y.view(-1, count, *y.shape[1:])
+
+
+def _is_channels_last(model: nn.Module) -> bool:
+    """Return whether a model's channels lie side by side; of one channel nobody can tell."""
+    return any(
+        p.dim() == 4  # noqa: PLR2004
+        and p.is_contiguous(memory_format=torch.channels_last)
+        and not p.is_contiguous()
+        for p in model.parameters()
+    )
+
+
+class StackedTrainer:
+    """Trains the clients of a round in cohorts of at most `size`."""
+
+    def __init__(self, task: Task, size: int, byzantine: Collection[ClientId] = ()) -> None:
+        self.task, self.size, self.byzantine = task, size, byzantine
+        self.wide: dict[int, StackedClients] = {}
+
+    def groups(
+        self, batches: Sequence[Batches], client_states: Mapping[ClientId, ClientState]
+    ) -> list[list[Batches]]:
+        """Return the cohorts of a round: clients that are alike, in groups of about one size."""
+        alike: dict[object, list[Batches]] = {}
+        for own in batches:
+            shape = _describe_shape(self.task, own, client_states.get(own.client, ClientState()))
+            alike.setdefault(shape, []).append(own)
+        return [group for same in alike.values() for group in _cut(same, self.size)]
+
+    def train(
+        self,
+        received: Broadcast,
+        client_states: Mapping[ClientId, ClientState],
+        group: Sequence[Batches],
+    ) -> ClientResults:
+        """Train one cohort."""
+        if len(group) > 1:
+            if len(group) not in self.wide:
+                self.wide[len(group)] = StackedClients(self.task, len(group))
+            try:
+                return self.wide[len(group)].train(received, client_states, group)
+            except NonFiniteLossError:
+                pass  # whose loss it is shows when they train one by one
+        return [
+            train_client(self.task, received, client_state, own, Replay({}), self.byzantine)
+            for own, client_state in (
+                (own, client_states.get(own.client, ClientState())) for own in group
+            )
+        ]
+
+    def train_all(
+        self,
+        task: Task,
+        received: Broadcast,
+        client_states: Mapping[ClientId, ClientState],
+        batches: Sequence[Batches],
+    ) -> tuple[ClientResults, dict[str, Tensor]]:
+        """Train the clients of a round, cohort after cohort."""
+        del task
+        results = [
+            result
+            for group in self.groups(batches, client_states)
+            for result in self.train(received, client_states, group)
+        ]
+        return results, {}
+
+
+def _describe_shape(task: Task, own: Batches, client_state: ClientState) -> object:
+    """Return what clients of one cohort must have in common."""
+    tensors = [*client_state.tensors.items(), *client_state.optimizer.items()]
+    counters = tuple((name, t.item()) for name, t in tensors if not t.dim())
+    known = own.batch_sizes or own.client  # nobody is like a client of whom nothing is known
+    measured = own.examples if task.strategy.measures else None  # all data pass, side by side
+    return known, measured, tuple(client_state.tensors), tuple(client_state.optimizer), counters
+
+
+def _cut(same: list[Batches], size: int) -> Iterable[list[Batches]]:
+    """Cut clients into groups of at most `size`, each of which has one at least."""
+    parts = -(-len(same) // size)
+    if parts > 1:  # so that two processes come out even, if there are clients enough
+        parts = min(parts + parts % 2, len(same))
+    return (same[i * len(same) // parts : (i + 1) * len(same) // parts] for i in range(parts))
+
+
+def choose_size(task: Task, batches: Sequence[Batches]) -> int:
+    """Return how many clients a cohort should have: 1 for a model that is not small."""
+    x, _ = next(iter(batches[0].steps))
+    values = max(1, count_activations(task.model, x))
+    return min(_LARGEST, _TOGETHER // values, len(batches)) if values <= _SMALL else 1
+
+
+def fits(task: Task, batches: Sequence[Batches]) -> bool:
+    """Return whether cohorts train these clients as the loop does; found out by trying two."""
+    return not find_misfit(task, batches)
+
+
+def find_misfit(task: Task, batches: Sequence[Batches]) -> str:
+    """Return why cohorts do not train these clients as the loop does, or nothing if they do."""
+    groups = StackedTrainer(task, len(batches)).groups(batches, {})
+    alike = max(groups, key=len, default=[])
+    if (
+        task.strategy.exchanges
+        or task.loss is not functional.cross_entropy
+        or task.layout.buffers
+        or is_random(task.model)
+        or len(alike) < 2  # noqa: PLR2004
+    ):
+        return (
+            "engine 'stacked' needs at least two clients a round whose batches are alike, a model "
+            "of convolutions, linear and normalization layers without dropout, and a strategy "
+            "without exchanges in mid-round"
+        )
+    # From the second step on the clients' weights differ.
+    pair = [trial.take_first_steps(own, 2) for own in alike[:2]]
+    compare = partial(_compare, pair)
+    return trial.find_misfit("stacked", [own.client for own in pair], task, compare)
+
+
+def _compare(pair: Sequence[Batches], task: Task) -> trial.Gap:
+    received = broadcast(task, task.initial_state)
+    together = StackedClients(task, len(pair)).train(received, {}, pair)
+    alone = [client_round(task, received, ClientState(), own, Replay({})) for own in pair]
+    return trial.find_gap(trial.collect_numbers(alone), trial.collect_numbers(together))

@@ -1,0 +1,78 @@
+"""Every error that fednorm raises on purpose; `FednormError` catches them all.
+
+An error that also is a mistake in a value derives from `ValueError` or `TypeError` as well, so that
+code which knows nothing of fednorm can catch it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class FednormError(Exception):
+    """Base of all errors of this package; the command line prints its message.
+
+    >>> issubclass(ConfigError, FednormError)
+    True
+    """
+
+
+class ConfigError(FednormError, ValueError):
+    """A configuration that cannot be run; the message says what to change."""
+
+
+class UnknownNameError(FednormError, ValueError):
+    """A name that is not in its registry; the message lists the nearest known ones."""
+
+
+class ConversionError(FednormError, TypeError):
+    """A layer that cannot be converted; the message names it."""
+
+
+class WireError(FednormError, ValueError):
+    """A message that cannot be read; the text says what was expected and what came."""
+
+
+class NonFiniteLossError(FednormError):
+    """A client's loss became NaN or infinite."""
+
+    def __init__(self, client: int, round_: int, loss: float) -> None:
+        super().__init__(
+            f"the loss is {loss} in round {round_} at client {client}; "
+            "lower the learning rate, or choose another strategy."
+        )
+        self.client, self.round, self.loss = client, round_, loss
+
+    def __reduce__(self) -> tuple[type, tuple[int, int, float]]:
+        """Make the exception picklable."""
+        return type(self), (self.client, self.round, self.loss)
+
+
+class NoUsableReplyError(FednormError):
+    """A round with fewer usable replies than it needs."""
+
+    def __init__(self, round_: int, rejected: Sequence[Any], *, good: int = 0) -> None:
+        reasons = "; ".join(f"client {r.client}: {r.reason}" for r in rejected)
+        few = f"only {good} usable repl{'y' if good == 1 else 'ies'}, fewer than it needs"
+        why = reasons or ("no other arrived" if good else "none arrived")
+        super().__init__(f"round {round_} has {few if good else 'no usable reply'} ({why}).")
+        self.round, self.rejected, self.good = round_, tuple(rejected), good
+
+
+class WorkerPoolError(FednormError):
+    """Worker processes that keep dying over the same clients."""
+
+
+class WorkerError(FednormError):
+    """Worker processes that keep dying over the same runs."""
+
+
+class DiskError(FednormError):
+    """A checkpoint that could not be written; the message says what is left."""
+
+
+class SimulationError(FednormError):
+    """A simulation runtime that did not start."""
+
+
+class NoNodesError(FednormError):
+    """A run for which no node appeared."""

@@ -1,0 +1,1 @@
+"""Experiments on Flower: nodes, the app that a SuperLink runs, and its submission."""

@@ -1,0 +1,91 @@
+"""An experiment as a Flower app: what a SuperLink runs; what SuperNodes run is in `flower.py`.
+
+The ServerApp makes the runs of the experiment one after the other with the nodes that are there,
+and says in lines of its log, as JSON, what came out; `submit.py` reads them. A trained model stays
+on the SuperLink's machine.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fednorm.core.task import export
+from fednorm.engines.loop import RoundResult
+from fednorm.errors import ConfigError
+from fednorm.experiment import checkpoint
+from fednorm.experiment.config import Experiment
+from fednorm.experiment.flower.nodes import use_grid
+from fednorm.experiment.prepare import PreparedRun, prepare
+from fednorm.experiment.results import RunRecorder, replace_nan
+from fednorm.experiment.run import Event, run
+from fednorm.experiment.specs import StrategySpec
+from fednorm.system import limit_threads
+
+MARK = "fednorm> "  # begins a line that is meant for the one who submitted the run
+
+
+server = ServerApp()
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    """Make all runs of the experiment."""
+    experiment = Experiment.model_validate_json(str(context.run_config["experiment"]))
+    folder = Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser() / "fednorm"
+    for entry in experiment.strategies:
+        for seed in experiment.seeds:
+            _make_run(experiment, entry, seed, grid, folder / str(context.run_id))
+
+
+def _make_run(
+    experiment: Experiment, entry: StrategySpec, seed: int, grid: Grid, folder: Path
+) -> None:
+    last = _LastRound()
+    try:
+        with limit_threads(experiment.threads):
+            prepared = prepare(experiment, entry, seed)
+            if prepared.remote:
+                prepared.remote.open = use_grid(grid)
+            result = run(prepared, _send_event, saves=last)
+    except (ConfigError, OSError) as error:
+        _send(error=str(error))
+        raise
+    if last.round:
+        _save_model(prepared, last.round, folder / f"{entry.folder}-seed{seed}.safetensors")
+    _send(result=replace_nan(asdict(result)))
+
+
+@dataclass
+class _LastRound:
+    """Holds the last round instead of saving it."""
+
+    round: RoundResult | None = None
+
+    def after(self, result: RoundResult, tally: RunRecorder) -> None:
+        del tally
+        self.round = result
+
+    def save(self, result: RoundResult, tally: RunRecorder) -> None:
+        self.after(result, tally)
+
+
+def _save_model(prepared: PreparedRun, result: RoundResult, path: Path) -> None:
+    model = export(prepared.task, result.tested or result.state).state_dict()
+    personal = prepared.task.layout.personal
+    path.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint.save_model(path, {k: v for k, v in model.items() if k not in personal})
+    _send(model=str(path), sha256=sha256(path.read_bytes()).hexdigest())
+
+
+def _send_event(event: Event) -> None:
+    _send(event=replace_nan(asdict(event)))
+
+
+def _send(**content: Any) -> None:
+    print(MARK + json.dumps(content), flush=True)  # noqa: T201 (Flower carries it to the user)

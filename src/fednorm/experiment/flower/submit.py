@@ -1,0 +1,194 @@
+"""Hands an experiment to a running SuperLink and brings its results back.
+
+What is sent is a Flower app of a few lines with the experiment as its configuration; fednorm itself
+must be installed on the SuperLink's and the SuperNodes' machines.
+"""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fednorm.core.messages import RejectedReply
+from fednorm.errors import ConfigError
+from fednorm.experiment.comparison import lock_folder, log
+from fednorm.experiment.config import Experiment
+from fednorm.experiment.results import Comparison, Evaluation, RunResult
+from fednorm.experiment.run import Event, OnRound
+from fednorm.experiment.run_folder import MetricsFile, open_folder, run_folder, save_run
+from fednorm.experiment.specs import StrategySpec
+from fednorm.system import describe_environment
+
+_MARK = "fednorm> "  # as in deploy.py, which needs Flower to be imported
+_SERVER = "from fednorm.experiment.flower.server_app import server as app\n\n__all__ = ['app']\n"
+_CLIENT = "from fednorm.experiment.flower.nodes import client as app\n\n__all__ = ['app']\n"
+_STARTED = re.compile(r"started run (\d+)")
+
+
+@dataclass(frozen=True)
+class SuperLink:
+    """Where to submit: `host:port`, and the certificate by which it is known."""
+
+    address: str
+    root_certificates: Path | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Return what Flower's own configuration says of it."""
+        if self.root_certificates is None:
+            return {"address": self.address, "insecure": True}
+        found = self.root_certificates.expanduser().resolve()
+        if not found.is_file():
+            raise ConfigError(f"there is no certificate {str(found)!r}.")
+        return {"address": self.address, "root-certificates": str(found)}
+
+
+def submit(
+    experiment: Experiment, superlink: SuperLink, folder: Path, on_round: OnRound
+) -> Comparison:
+    """Run an experiment on a SuperLink and record its results in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    results: list[RunResult] = []
+    with lock_folder(folder):
+        open_folder(folder, experiment)
+        for entry in experiment.strategies:
+            for seed in experiment.seeds:
+                before = run_folder(folder, entry, seed) / "metrics.jsonl"
+                before.unlink(missing_ok=True)
+        for said in _read_lines(experiment, superlink):
+            if "error" in said:
+                raise ConfigError(f"the SuperLink's side says: {said['error']}")
+            if "event" in said:
+                event = _read_event(said["event"])
+                _write_event(event, experiment, folder)
+                on_round(event)
+            if "model" in said:
+                log.info("model at the SuperLink: %s, SHA-256 %s", said["model"], said["sha256"])
+            if "result" in said:
+                results.append(_record_result(said["result"], experiment, folder))
+    expected = len(experiment.strategies) * len(experiment.seeds)
+    if len(results) < expected:
+        raise ConfigError(
+            f"the SuperLink made {len(results)} of {expected} runs; its log says why. Is fednorm "
+            "installed where it and its SuperNodes run?"
+        )
+    content = experiment.model_dump(mode="json", exclude_none=True)
+    return Comparison(content, describe_environment(), tuple(results))
+
+
+def _read_event(values: dict[str, Any]) -> Event:
+    found = values.pop("evaluation")
+    rejected = tuple(RejectedReply(**one) for one in values.pop("rejected"))
+    evaluation = None if found is None else Evaluation.from_json(found)
+    loss = values.pop("train_loss")
+    return Event(
+        **values,
+        train_loss=float("nan") if loss is None else loss,
+        rejected=rejected,
+        evaluation=evaluation,
+    )
+
+
+def _write_event(event: Event, experiment: Experiment, folder: Path) -> None:
+    """Write a round into the metrics of its run, as the simulator does."""
+    target = run_folder(folder, _find_spec(experiment, event.strategy), event.seed)
+    target.mkdir(parents=True, exist_ok=True)
+    metrics = MetricsFile(target / "metrics.jsonl")
+    metrics.write(event)
+    metrics.file.close()
+
+
+def _find_spec(experiment: Experiment, title: str) -> StrategySpec:
+    (entry,) = (e for e in experiment.strategies if e.title == title)
+    return entry
+
+
+def _record_result(values: dict[str, Any], experiment: Experiment, folder: Path) -> RunResult:
+    history = tuple(Evaluation.from_json(e) for e in values.pop("history"))
+    diagnostics = tuple(values.pop("diagnostics", ()))
+    result = RunResult(**values, history=history, diagnostics=diagnostics)
+    entry = _find_spec(experiment, result.strategy)
+    run_folder(folder, entry, result.seed).mkdir(parents=True, exist_ok=True)
+    save_run(folder, experiment, entry, result)
+    return result
+
+
+def _read_lines(experiment: Experiment, superlink: SuperLink) -> Iterator[dict[str, Any]]:
+    """Yield what the ServerApp says while it runs."""
+    with tempfile.TemporaryDirectory(prefix="fednorm-") as place:
+        home, app = Path(place, "home"), Path(place, "app")
+        _write_app(app, experiment)
+        home.mkdir()
+        found = {"superlink": {"default": "chosen", "chosen": superlink.settings()}}
+        (home / "config.toml").write_text(tomli_w.dumps(found), encoding="utf-8")
+        quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        env = {**quiet, **os.environ, "FLWR_HOME": str(home), "PYTHONUNBUFFERED": "1"}
+        yield from _stream([_find_flwr(), "run", str(app), "--stream"], env)
+
+
+def _find_flwr() -> str:
+    beside = Path(sys.executable).with_name("flwr")
+    if not beside.exists():
+        raise ConfigError(
+            "engine 'flower' needs Flower, which is not installed; pip install \"fednorm[flower]\"."
+        )
+    return str(beside)
+
+
+def _stream(command: list[str], env: dict[str, str]) -> Iterator[dict[str, Any]]:
+    number, last = None, ""
+    with subprocess.Popen(  # noqa: S603 (our own command)
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None, "it was asked for"  # noqa: S101
+        try:
+            for line in process.stdout:
+                if match := _STARTED.search(line):
+                    number = match[1]
+                if _MARK in line:
+                    yield json.loads(line.partition(_MARK)[2])
+                last = line.strip() or last
+        except BaseException:
+            process.terminate()
+            if number is not None:  # the SuperLink would go on without us
+                with contextlib.suppress(OSError, subprocess.SubprocessError):
+                    subprocess.run([command[0], "stop", number], env=env, check=False, timeout=30)  # noqa: S603
+            raise
+    if number is None:
+        raise ConfigError(f"the SuperLink did not take the run: {last}")
+
+
+def _write_app(folder: Path, experiment: Experiment) -> None:
+    """Write the app: its configuration is the experiment, its code an import."""
+    package = folder / "fednorm_run"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("", encoding="utf-8")
+    (package / "server.py").write_text(_SERVER, encoding="utf-8")
+    (package / "client.py").write_text(_CLIENT, encoding="utf-8")
+    chosen = experiment.model_copy(update={"engine": "flower"})
+    parts = {"serverapp": "fednorm_run.server:app", "clientapp": "fednorm_run.client:app"}
+    flwr = {
+        "app": {
+            "publisher": "fednorm",
+            "components": parts,
+            "config": {"experiment": chosen.model_dump_json()},
+        }
+    }
+    project = {
+        "name": "fednorm-run",
+        "version": "1.0.0",
+        "description": "An experiment of fednorm",
+        "license": "Apache-2.0",
+        "dependencies": [],  # fednorm is where the SuperLink and the SuperNodes are
+    }
+    build = {"requires": ["hatchling"], "build-backend": "hatchling.build"}
+    content = {"build-system": build, "project": project, "tool": {"flwr": flwr}}
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(content), encoding="utf-8")

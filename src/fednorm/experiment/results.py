@@ -1,0 +1,283 @@
+"""What a run and a comparison return: plain values, ready for a table, a plot or JSON."""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from math import isfinite, nan
+from statistics import fmean, pstdev
+from typing import Any, Literal, TypeAlias
+
+from fednorm.engines.loop import RoundResult
+from fednorm.experiment.diagnostics import Diagnostics, Window
+
+Status: TypeAlias = Literal["finished", "diverged", "stopped", "interrupted"]
+
+SCHEMA = 1
+_BY_ROUND = {"history", "diagnostics"}  # too much for results.json
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracies are fractions.
+
+    Where a strategy keeps personal parts there is no global model: `accuracy` is then the mean
+    over clients, each on its own test split or, with `evaluate = "global"`, on all test samples.
+    Clients that have not trained yet count as the others do, with the personal layers of newcomers.
+    """
+
+    round: int
+    accuracy: float
+    loss: float
+    train_loss: float
+    per_client: tuple[float, ...] | None = None
+    worst: float | None = None
+    weighted: float | None = None  # by the size of the clients' test splits
+    # Of personal models, where some clients have not trained yet: means of these and of the others.
+    trained: float | None = None
+    untrained: float | None = None
+    unseen: float | None = None  # mean over clients that never train
+    attack_success: float | None = None  # of a backdoor
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Evaluation":
+        """Return what was written as JSON, which has no NaN and no tuples."""
+        loss, clients = values["loss"], values["per_client"]
+        read = {**values, "loss": nan if loss is None else loss}
+        return cls(**{**read, "per_client": None if clients is None else tuple(clients)})
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One strategy with one seed."""
+
+    strategy: str  # the label: the name, or what the config calls it
+    seed: int
+    status: Status
+    history: tuple[Evaluation, ...]
+    rounds: int  # that were finished
+    exchanges_per_round: float
+    bytes_up_per_round: float  # of one client
+    bytes_down_per_round: float  # of one client
+    seconds: float
+    personal: bool = False  # accuracy is the mean over clients
+    rejected: int = 0  # replies that were not used
+    dropped_out: int = 0  # replies that did not arrive
+    retries: int = 0  # attempts at rounds that had too few good replies
+    error: str | None = None
+    diagnostics: tuple[dict[str, float | None], ...] = ()  # one for each round, if asked for
+    tested: int = 0  # test samples behind an accuracy
+    metric: str = "accuracy"  # what `accuracy` is: segmentation has "mean IoU" in its place
+
+    @property
+    def final(self) -> Evaluation | None:
+        """The last evaluation, or None if the run ended before the first."""
+        return self.history[-1] if self.history else None
+
+    @property
+    def best_accuracy(self) -> float | None:
+        """The highest accuracy of all evaluations."""
+        return max((e.accuracy for e in self.history), default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the run as it stands in results.json."""
+        record = {k: v for k, v in asdict(self).items() if k not in _BY_ROUND}
+        final = asdict(self.final) if self.final else {}
+        known = {k: v for k, v in final.items() if k != "round" and v is not None}
+        record["final"] = {"accuracy": None, "loss": None, **known}
+        return {**record, "best_accuracy": self.best_accuracy}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All seeds of one strategy; None where no run came to an evaluation."""
+
+    strategy: str
+    accuracy: float | None  # mean of the final accuracies
+    spread: float  # standard deviation over seeds
+    best: float | None  # mean of the best accuracies
+    worst_client: float | None  # mean over seeds
+    trained: float | None  # mean over seeds; of clients that have trained, where some have not
+    untrained: float | None  # mean over seeds; of clients that have not
+    attack_success: float | None  # mean over seeds
+    runs: tuple[RunResult, ...]
+
+    @property
+    def failures(self) -> tuple[RunResult, ...]:
+        """The runs that did not finish."""
+        return tuple(run for run in self.runs if run.status != "finished")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Strategies side by side."""
+
+    config: dict[str, Any]
+    environment: dict[str, str]
+    runs: tuple[RunResult, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of results.json."""
+        return {
+            "schema": SCHEMA,
+            "environment": self.environment,
+            "config": self.config,
+            "runs": [run.to_json() for run in self.runs],
+        }
+
+    @property
+    def tested_on(self) -> str:
+        """What clients' own models are tested on, in words."""
+        everywhere = self.config.get("evaluate") == "global"
+        return "all test samples" if everywhere else "its own test split"
+
+    @property
+    def metric(self) -> str:
+        """What the accuracies of the runs are, in words."""
+        return self.runs[0].metric if self.runs else "accuracy"
+
+    def summaries(self) -> list[Summary]:
+        """Return one summary for each strategy, in the order in which they were run."""
+        labels = dict.fromkeys(run.strategy for run in self.runs)
+        return [
+            _summarize(label, tuple(r for r in self.runs if r.strategy == label))
+            for label in labels
+        ]
+
+
+def replace_nan(value: Any) -> Any:
+    """Turn numbers that JSON cannot write into null."""
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: replace_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [replace_nan(item) for item in value]
+    return value
+
+
+def _summarize(label: str, runs: tuple[RunResult, ...]) -> Summary:
+    finals = [run.final for run in runs if run.final]
+    accuracies = [final.accuracy for final in finals if isfinite(final.accuracy)]
+    return Summary(
+        strategy=label,
+        accuracy=fmean(accuracies) if accuracies else None,
+        spread=pstdev(accuracies) if accuracies else 0.0,
+        best=fmean(r.best_accuracy or 0.0 for r in runs if r.history) if accuracies else None,
+        worst_client=_mean(final.worst for final in finals),
+        trained=_mean(final.trained for final in finals),
+        untrained=_mean(final.untrained for final in finals),
+        attack_success=_mean(final.attack_success for final in finals),
+        runs=runs,
+    )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+@dataclass
+class RunRecorder:
+    """What was measured so far."""
+
+    history: list[Evaluation] = field(default_factory=list)
+    exchanges: list[int] = field(default_factory=list)
+    upload: list[float] = field(default_factory=list)
+    download: list[float] = field(default_factory=list)
+    diagnostics: list[Diagnostics] = field(default_factory=list)
+    rejected: int = 0
+    dropped_out: int = 0
+    retries: int = 0
+    before: float = 0.0  # seconds, until the run was last begun
+    begun: float = field(default_factory=time.perf_counter)
+    window: Window = field(default_factory=dict)  # behind the diagnostics; tensors
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> "RunRecorder":
+        """Go on from what a checkpoint holds."""
+        history = [Evaluation.from_json(values) for values in record["history"]]
+        return cls(**{**record, "history": history})
+
+    def record(self) -> dict[str, Any]:
+        """Return what a checkpoint holds beside tensors: plain values."""
+        values = asdict(replace(self, window={}))
+        del values["begun"], values["window"]
+        return {**values, "before": self.seconds}
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken, with all its beginnings."""
+        return self.before + time.perf_counter() - self.begun
+
+    def add(
+        self,
+        result: RoundResult,
+        evaluation: Evaluation | None,
+        diagnostics: Diagnostics | None,
+        *,
+        sends: bool,
+    ) -> None:
+        """Add a round; one machine that holds everything sends nothing to anybody."""
+        self.exchanges.append(result.exchanges * sends)
+        self.upload.append(result.bytes_up * sends)
+        self.download.append(result.bytes_down * sends)
+        self.rejected += len(result.rejected)
+        self.dropped_out += result.dropped_out
+        self.retries += result.retries
+        if evaluation is not None:
+            self.history.append(evaluation)
+        if diagnostics is not None:
+            self.diagnostics.append(diagnostics)
+
+    def result(self, status: Status, error: str | None = None, **about: Any) -> RunResult:
+        """Return what there is; `about` says which run it is."""
+        return RunResult(
+            status=status,
+            history=tuple(self.history),
+            rounds=len(self.exchanges),
+            exchanges_per_round=_mean(self.exchanges) or 0.0,
+            bytes_up_per_round=_mean(self.upload) or 0.0,
+            bytes_down_per_round=_mean(self.download) or 0.0,
+            seconds=self.seconds,
+            rejected=self.rejected,
+            dropped_out=self.dropped_out,
+            retries=self.retries,
+            error=error,
+            diagnostics=tuple(self.diagnostics),
+            **about,
+        )
+
+
+@dataclass(frozen=True)
+class PanelResult:
+    """One part of a figure, or one column of a table: strategies in one setting."""
+
+    title: str  # such as "γ = 0"
+    comparison: Comparison
+    published: Mapping[str, float] = field(default_factory=dict)  # by label, in per cent
+    published_exchanges: Mapping[str, float] = field(default_factory=dict)  # a round, by label
+    published_std: Mapping[str, float] = field(default_factory=dict)  # of means, in points
+    best: bool = False  # published numbers are the best of a run, not the final ones
+
+
+@dataclass(frozen=True)
+class FigureResult:
+    """What a report page tells."""
+
+    title: str  # such as "FBN, Figure 3a"
+    question: str  # that the experiment answers
+    command: str  # that repeats it
+    panels: tuple[PanelResult, ...]
+    source: str = ""  # the paper
+    cuts: tuple[str, ...] = ()  # how the setting differs from the paper's, a sentence each
+    finals: str = ""  # what the panels differ in, if final values are drawn against it
+    curves: tuple[str, ...] | None = None  # titles of the panels whose curves are drawn; all
+    heat: tuple[str, str] | None = None  # methods whose difference is drawn panel by panel
+
+    @property
+    def curve_panels(self) -> tuple[PanelResult, ...]:
+        """The panels whose curves are drawn, in the order in which the paper shows them."""
+        if self.curves is None:
+            return self.panels
+        by_title = {panel.title: panel for panel in self.panels}
+        return tuple(by_title[title] for title in self.curves if title in by_title)

@@ -1,0 +1,150 @@
+"""Under what a result is made: versions, machine type, commit, cores and threads."""
+
+import ctypes
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from fednorm.errors import ConfigError
+
+_PACKAGES = ("fednorm", "torch", "numpy")
+
+
+def count_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def describe_environment() -> dict[str, str]:
+    """Return versions, platform and, in a checkout, the commit."""
+    versions = {package: version(package) for package in _PACKAGES}
+    return {
+        **versions,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}, {count_cores()} cores",
+        **_find_commit(),
+    }
+
+
+def _find_commit() -> dict[str, str]:
+    source = Path(__file__).parent
+    try:
+        command = ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=12"]
+        tracked = ["git", "-C", str(source), "ls-files", "--error-unmatch", Path(__file__).name]
+        subprocess.run(tracked, check=True, capture_output=True)  # noqa: S603 (fixed command)
+        found = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    return {"commit": found.stdout.strip()}
+
+
+def has_bfloat16() -> bool:
+    """Return whether the processor multiplies in bfloat16 by itself."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 (no other way)
+
+
+@contextmanager
+def limit_threads(count: int) -> Iterator[None]:
+    """Compute with so many threads, and leave the process as it was."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+_STATUS, _REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_AVAILABLE = Path("/proc/meminfo")
+_FORGET_PEAK = "5"
+_PROCESS = 400_000_000  # bytes of a worker that has loaded its libraries and nothing else
+_GIGABYTE = 1e9
+_KILOBYTE = 1024  # as Linux counts
+
+
+@dataclass
+class PeakMemory:
+    """The highest memory of this process within a block, beyond what it had before; in bytes."""
+
+    bytes: int | None = None
+
+
+@contextmanager
+def measure_peak() -> Iterator[PeakMemory]:
+    """Measure a block; the result is None where the system does not tell."""
+    found = PeakMemory()
+    before = _read_kilobytes(_STATUS, "VmRSS")
+    try:
+        _REFS.write_text(_FORGET_PEAK)
+    except OSError:
+        before = None
+    yield found
+    after = _read_kilobytes(_STATUS, "VmHWM")
+    if before is not None and after is not None:
+        found.bytes = _KILOBYTE * max(0, after - before)
+
+
+def _read_kilobytes(path: Path, key: str) -> int | None:
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{key}:")), None)
+
+
+def available_memory() -> int | None:
+    """Return how many bytes can be had without pushing others out."""
+    found = _read_kilobytes(_AVAILABLE, "MemAvailable")
+    return None if found is None else _KILOBYTE * found
+
+
+@dataclass
+class MemoryEstimate:
+    """What the strategies of a comparison need at most, each by itself."""
+
+    limit: int  # bytes of client states that are held in memory
+    step: int = 0  # bytes at the peak of a step, with the data
+    kept: int = 0  # bytes that all clients keep between rounds
+    news: int = 0  # bytes that the clients of a round send, and keep instead of what they kept
+    measured: bool = field(default=True)
+
+    def add(self, step: int | None, kept: int, news: int = 0) -> None:
+        """Add a strategy."""
+        self.measured = self.measured and step is not None
+        self.step, self.kept = max(self.step, step or 0), max(self.kept, kept)
+        self.news = max(self.news, news)
+
+    def check(self, workers: int) -> None:
+        """Refuse a comparison that would not fit, with the numbers."""
+        free = available_memory()
+        clients = min(self.kept, self.limit) + self.news
+        run = self.step + clients
+        total = run if workers == 1 else workers * (run + _PROCESS)
+        if not self.measured or free is None or total <= free:
+            return
+        at_once = f"{workers} processes at once" if workers > 1 else "a run"
+        raise ConfigError(
+            f"{at_once} would need {total / _GIGABYTE:.1f} GB of memory, but {free / _GIGABYTE:.1f}"
+            f" GB are available: {self.step / _GIGABYTE:.1f} GB for data, model and a step of each "
+            f"run, {clients / _GIGABYTE:.1f} GB for what its clients send and keep. Use fewer "
+            "--workers, smaller batches, fewer clients, or a strategy without personal layers."
+        )
+
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # names in malloc.h
+_SETTINGS = {_MMAP_THRESHOLD: 1 << 30, _TRIM_THRESHOLD: (1 << 31) - 1, _TOP_PAD: 1 << 28}  # bytes
+
+
+def keep_memory() -> bool:
+    """Let this process keep what it has; return whether that was possible and wanted."""
+    if os.environ.get("FEDNORM_ALLOCATOR") == "off" or platform.libc_ver()[0] != "glibc":
+        return False
+    library = ctypes.CDLL(None)
+    return all(library.mallopt(name, value) == 1 for name, value in _SETTINGS.items())
