@@ -47,11 +47,11 @@ class Population:
             steps,
             self.holds[client],
             seed=round_ * 100 + client,
-            all_data=self.everything(client).steps,
+            all_data=self.all_batches(client).steps,
             batch_sizes=lengths,
         )
 
-    def everything(self, client):
+    def all_batches(self, client):
         """All of a client's data, in batches of unequal sizes."""
         generator = torch.Generator().manual_seed(500_000 + client)
         left, size, steps = self.holds[client], 4 + client, []

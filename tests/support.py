@@ -20,7 +20,7 @@ def nested_model(seed=0):
 
 
 @dataclass(frozen=True)
-class Toy:
+class ToyClients:
     """Clients whose data differ in mean and scale; client i's batches have sizes[i] samples."""
 
     sizes: tuple[int, ...] = (5, 5, 5)
@@ -37,10 +37,10 @@ class Toy:
     def all(self):
         return list(range(self.clients))
 
-    def everything(self, client):
-        return Batches(client, self._everything(client), 3 * self.sizes[client])
+    def all_batches(self, client):
+        return Batches(client, self._all_batches(client), 3 * self.sizes[client])
 
-    def _everything(self, client):
+    def _all_batches(self, client):
         rounds = (101, 102, 103)
         return [self._batch(client, self._generator(client, round_)) for round_ in rounds]
 
@@ -61,7 +61,7 @@ class Toy:
             steps,
             size * self.steps,
             seed=round_ * 100 + client,
-            all_data=self._everything(client),
+            all_data=self._all_batches(client),
             batch_sizes=(size,) * self.steps,
         )
 

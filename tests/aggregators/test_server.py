@@ -14,7 +14,7 @@ from fednorm.core.aggregation import combine_tensors, is_weighted_mean, weighted
 from fednorm.core.merge import average, ema_update, pool_statistics
 from fednorm.core.messages import LayerStats, RunningStats
 from fednorm.core.strategy import MergeInput
-from support import Toy, task_of
+from support import ToyClients, task_of
 
 
 def reports(n=7, channels=4, seed=0):
@@ -91,7 +91,7 @@ def test_only_the_weighted_mean_trusts():
 
 @pytest.fixture
 def replies():
-    task, clients = task_of("fbn", algorithm("dsgd", lr=0.05)), Toy(sizes=(5,) * 6)
+    task, clients = task_of("fbn", algorithm("dsgd", lr=0.05)), ToyClients(sizes=(5,) * 6)
     received = broadcast(task, task.initial_state)
     return [client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in range(6)]
 

@@ -9,7 +9,7 @@ from torch import nn
 from fednorm.algorithms import algorithm
 from fednorm.algorithms.base import learning_rate
 from fednorm.engines.loop import rounds
-from support import CLASSES, Toy, last, nested_model, task_of
+from support import CLASSES, ToyClients, last, nested_model, task_of
 
 
 def model_states(result):
@@ -19,7 +19,7 @@ def model_states(result):
 @pytest.mark.parametrize("state", ["reset", "local", "global"])
 def test_momentum_between_rounds_with_one_client(state):
     """Kept momentum makes rounds of 2 steps one long run; reset starts anew every round."""
-    clients = Toy(sizes=(5,), steps=2)
+    clients = ToyClients(sizes=(5,), steps=2)
     step = algorithm("fedavg", lr=0.05, momentum=0.9, weight_decay=1e-3, momentum_state=state)
     ours = last(task_of("ln", step), clients, 4)
     task = task_of("ln", step)
@@ -39,7 +39,7 @@ def test_momentum_between_rounds_with_one_client(state):
 
 
 def test_adam_starts_anew_in_every_round():
-    clients = Toy(sizes=(5,), steps=2)
+    clients = ToyClients(sizes=(5,), steps=2)
     ours = last(task_of("ln", algorithm("fedavg", lr=0.01, optimizer="adam")), clients, 3)
     model = task_of("ln", algorithm("fedavg")).model.train()
     for round_ in range(1, 4):
@@ -55,14 +55,14 @@ def test_adam_starts_anew_in_every_round():
 
 
 def test_global_momentum_is_the_weighted_mean_and_doubles_the_message():
-    clients = Toy(sizes=(2, 6), steps=2)
+    clients = ToyClients(sizes=(2, 6), steps=2)
     plain = algorithm("fedavg", lr=0.05, momentum=0.9)
     shared = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global")
     without, with_ = (last(task_of("none", step), clients, 2) for step in (plain, shared))
     assert with_.bytes_up - without.bytes_up == without.bytes_up - 8
     assert with_.bytes_down - without.bytes_down == without.bytes_down - 8
     one = [
-        last(task_of("none", shared), Toy(sizes=(2, 6), steps=2, absent={1: (c,)}), 1).state
+        last(task_of("none", shared), ToyClients(sizes=(2, 6), steps=2, absent={1: (c,)}), 1).state
         for c in (1, 0)
     ]
     both = last(task_of("none", shared), clients, 1).state
@@ -73,7 +73,7 @@ def test_global_momentum_is_the_weighted_mean_and_doubles_the_message():
 
 def test_local_momentum_stays_with_its_client():
     step = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
-    result = last(task_of("none", step), Toy(steps=2), 2)
+    result = last(task_of("none", step), ToyClients(steps=2), 2)
     assert not result.state.momentum
     name = next(iter(result.state.weights))
     assert not torch.equal(
@@ -82,7 +82,7 @@ def test_local_momentum_stays_with_its_client():
 
 
 def test_dsgd_mean_is_the_gradient_of_the_merged_batch():
-    clients = Toy(sizes=(1, 7, 3))
+    clients = ToyClients(sizes=(1, 7, 3))
     task = task_of("ln", algorithm("dsgd", lr=1.0, weight_decay=0.01))
     start = {n: p.detach().clone() for n, p in task.model.named_parameters()}
     after = last(task, clients, 1).state
@@ -97,11 +97,11 @@ def test_dsgd_mean_is_the_gradient_of_the_merged_batch():
 def test_dsgd_client_momentum_of_absent_clients_waits():
     step = algorithm("dsgd", lr=0.1, momentum=0.9)
     task = task_of("none", step)
-    one, two, three = rounds(task, Toy(absent={2: (0,)}), 3)
+    one, two, three = rounds(task, ToyClients(absent={2: (0,)}), 3)
     name = next(iter(one.state.weights))
     assert three.client_states[0].optimizer[name] is not None
     del two
-    again = list(rounds(task_of("none", step), Toy(absent={2: (0,)}), 2))
+    again = list(rounds(task_of("none", step), ToyClients(absent={2: (0,)}), 2))
     first = again[0].client_states[1].optimizer[name]
     assert torch.equal(
         again[1].client_states[0].optimizer[name], again[0].client_states[0].optimizer[name]
@@ -124,7 +124,7 @@ def test_schedules():
 def test_the_schedule_reaches_the_steps(name):
     """In the last quarter the weights move a hundred times less."""
     task = task_of("none", algorithm(name, lr=0.01, schedule="step"), count=8)
-    states = [task.initial_state] + [r.state for r in rounds(task, Toy(), 8)]
+    states = [task.initial_state] + [r.state for r in rounds(task, ToyClients(), 8)]
     moves = [
         sum(float((b.weights[n] - a.weights[n]).norm()) for n in a.weights)
         for a, b in pairwise(states)
@@ -151,7 +151,7 @@ def test_a_parameter_that_is_not_used_stays_where_it_is():
     model = nested_model()
     model.unused = nn.Parameter(torch.ones(3, dtype=torch.float64))
     for name in ("dsgd", "fedavg"):
-        state = last(task_of("fbn", algorithm(name, lr=0.1), model=model), Toy(), 2).state
+        state = last(task_of("fbn", algorithm(name, lr=0.1), model=model), ToyClients(), 2).state
         assert torch.equal(state.weights["unused"], torch.ones(3, dtype=torch.float64))
 
 
@@ -159,7 +159,7 @@ def test_a_parameter_without_gradient_is_shared_but_does_not_learn():
     model = nested_model()
     model.stem[0].weight.requires_grad_(requires_grad=False)
     for name in ("dsgd", "fedavg"):
-        state = last(task_of("fbn", algorithm(name, lr=0.1), model=model), Toy(), 2).state
+        state = last(task_of("fbn", algorithm(name, lr=0.1), model=model), ToyClients(), 2).state
         assert torch.equal(state.weights["stem.0.weight"], model.stem[0].weight)
 
 
@@ -170,6 +170,6 @@ def test_dsgd_where_all_that_learns_is_personal():
     for layer in (model[1], model[3]):
         layer.requires_grad_(requires_grad=False)
     task = task_of("fedbn", algorithm("dsgd", lr=0.1), model=model)
-    result = last(task, Toy(sizes=(4, 4)), 2)
+    result = last(task, ToyClients(sizes=(4, 4)), 2)
     assert not result.replies[0].update
     assert torch.equal(result.state.weights["1.weight"], model[1].weight)

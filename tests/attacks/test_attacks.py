@@ -20,7 +20,7 @@ from fednorm.attacks import (
 )
 from fednorm.attacks.alie import choose_z
 from fednorm.core.calibration import CalibrationReply
-from support import Toy, task_of
+from support import ToyClients, task_of
 
 LIARS = frozenset({1, 4})
 ON_MESSAGES = sorted(name for name, cls in ATTACKS.items() if not cls.on_data)
@@ -29,7 +29,7 @@ ON_MESSAGES = sorted(name for name, cls in ATTACKS.items() if not cls.on_data)
 @pytest.fixture(scope="module")
 def replies():
     task = task_of("fbn", algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global"))
-    clients = Toy(sizes=(5, 4, 6, 5, 3))
+    clients = ToyClients(sizes=(5, 4, 6, 5, 3))
     received = broadcast(task, task.initial_state)
     return [client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in range(5)]
 

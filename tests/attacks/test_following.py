@@ -20,7 +20,7 @@ from fednorm.core.task import Task
 from fednorm.engines.base import Faults
 from fednorm.engines.loop import rounds
 from fednorm.strategies import create_strategy
-from support import Toy, task_of
+from support import ToyClients, task_of
 
 N, CHANNELS, BETA = 10, 3, 0.1
 LIARS = [1, 4, 7]
@@ -216,7 +216,7 @@ def replies_of(name, *, steps=1, sizes=(5, 4, 6, 5, 3), **fields):
         for path, one in task.initial_state.running.items()
     }
     received = broadcast(task, replace(task.initial_state, running=running))
-    clients = Toy(sizes=sizes, steps=steps)
+    clients = ToyClients(sizes=sizes, steps=steps)
     own = [client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in range(5)]
     return own, received, find_following(task, received)
 

@@ -171,9 +171,9 @@ def test_list_and_show_cover_the_registry():
         assert name in listed
         shown = inside("show", "strategy", name).output
         assert "arXiv" in shown
-    everything = inside("list").output
+    all_batches = inside("list").output
     for word in ("strategies", "algorithms", "partitions", "data", "models", "fbn_cnn", "shards"):
-        assert word in everything
+        assert word in all_batches
     assert "freeze_round" in inside("show", "strategy", "fixbn").output
 
 

@@ -15,7 +15,7 @@ from fednorm.core.task import Task
 from fednorm.engines.base import Faults, PoisonedClients
 from fednorm.engines.loop import rounds
 from fednorm.strategies import create_strategy
-from support import CLASSES, SHAPE, Toy, nested_model
+from support import CLASSES, SHAPE, ToyClients, nested_model
 
 FILES = {"replacement": "model_replacement"}  # the paper's whole word
 every = pytest.mark.parametrize("name", sorted(ATTACKS))
@@ -44,7 +44,7 @@ def test_has_a_file_of_its_own_that_names_its_paper(name):
 
 
 def attacked_run(name, chosen, target, rule="nnm > trimmed_mean"):
-    clients = Toy(sizes=(4, 4, 4, 4, 4))
+    clients = ToyClients(sizes=(4, 4, 4, 4, 4))
     adversary = Adversary(attack(name), frozenset({3}), target, seed=0)
     source = clients
     if adversary.attack.on_data:

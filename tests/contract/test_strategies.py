@@ -15,7 +15,7 @@ from fednorm.core.task import export
 from fednorm.core.types import Role
 from fednorm.engines.evaluation import is_personal, score_clients, score_global
 from fednorm.strategies import STRATEGIES
-from support import Toy, last, nested_model, task_of
+from support import ToyClients, last, nested_model, task_of
 
 # No module can be named by a keyword of Python.
 FILES = {"in": "instance_norm"}
@@ -48,7 +48,7 @@ def test_has_a_file_of_its_own_that_names_its_paper(name):
 @algorithms
 def test_trains_and_stays_finite(name, step):
     task = task_of(name, step)
-    result = last(task, Toy(), 4)
+    result = last(task, ToyClients(), 4)
     assert result.state.round == 4
     assert not result.state.rejected
     moved = [
@@ -72,7 +72,7 @@ def test_every_tensor_of_the_model_has_a_role_and_a_place(name):
 @every
 @algorithms
 def test_a_round_is_a_pure_function(name, step):
-    task, clients = task_of(name, step), Toy()
+    task, clients = task_of(name, step), ToyClients()
     received = broadcast(task, task.initial_state)
     start = {k: v.clone() for k, v in received.weights.items()}
     first = client_round(task, received, ClientState(), clients.batches(0, 1))
@@ -91,7 +91,7 @@ def test_a_round_is_a_pure_function(name, step):
 
 @every
 def test_evaluation_depends_on_no_other_sample(name):
-    task, clients = task_of(name, algorithm("dsgd", lr=0.05)), Toy()
+    task, clients = task_of(name, algorithm("dsgd", lr=0.05)), ToyClients()
     result = last(task, clients, 3)
     model = export(task, result.state, result.client_states[0])
     assert not model.training
@@ -102,7 +102,7 @@ def test_evaluation_depends_on_no_other_sample(name):
 
 @every
 def test_is_tested_globally_or_per_client(name):
-    task, clients = task_of(name, algorithm("dsgd", lr=0.05)), Toy()
+    task, clients = task_of(name, algorithm("dsgd", lr=0.05)), ToyClients()
     result = last(task, clients, 2)
     scores = score_clients(task, result.state, result.client_states, clients, range(3))
     assert len(scores) == 3
@@ -114,7 +114,7 @@ def test_is_tested_globally_or_per_client(name):
 
 @every
 def test_message_sizes_are_those_of_the_tensors(name):
-    task, clients = task_of(name, algorithm("dsgd")), Toy()
+    task, clients = task_of(name, algorithm("dsgd")), ToyClients()
     received = broadcast(task, task.initial_state)
     reply, _ = client_round(task, received, ClientState(), clients.batches(0, 1))
     shared = sum(p.numel() * 8 for p in task.layout.shared.values())
@@ -130,7 +130,7 @@ def test_message_sizes_are_those_of_the_tensors(name):
 def test_a_batch_of_one_either_works_or_is_announced(name):
     task = task_of(name, algorithm("dsgd"))
     received = broadcast(task, task.initial_state)
-    batches = Toy(sizes=(1, 1)).batches(0, 1)
+    batches = ToyClients(sizes=(1, 1)).batches(0, 1)
     if not task.strategy.needs_batch_statistics:
         reply, _ = client_round(task, received, ClientState(), batches)
         assert all(torch.isfinite(t).all() for t in reply.update.values())
@@ -139,7 +139,7 @@ def test_a_batch_of_one_either_works_or_is_announced(name):
 @every
 def test_checkpoint_of_the_trained_model_loads_strictly(name):
     task = task_of(name, algorithm("dsgd", lr=0.05))
-    result = last(task, Toy(), 2)
+    result = last(task, ToyClients(), 2)
     saved = export(task, result.state, result.client_states[0]).state_dict()
     fresh = task.strategy.convert(nested_model(3)).model
     fresh.load_state_dict(saved, strict=True)

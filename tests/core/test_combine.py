@@ -10,7 +10,7 @@ from fednorm.aggregators import parse
 from fednorm.algorithms import algorithm
 from fednorm.core.aggregation import combine_tensors, weighted_mean
 from fednorm.errors import NoUsableReplyError
-from support import Toy, task_of
+from support import ToyClients, task_of
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def test_what_some_lack_is_combined_over_the_others_if_they_are_enough():
 @pytest.fixture
 def started():
     task = task_of("fbn", algorithm("dsgd", lr=0.05))
-    clients = Toy(sizes=(4, 4, 4, 4, 4))
+    clients = ToyClients(sizes=(4, 4, 4, 4, 4))
     received = broadcast(task, task.initial_state)
     replies = [
         client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in range(5)

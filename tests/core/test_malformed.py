@@ -11,14 +11,14 @@ from fednorm.algorithms import algorithm
 from fednorm.core.messages import LayerStats
 from fednorm.core.moments import Moments
 from fednorm.errors import NoUsableReplyError
-from support import Toy, task_of
+from support import ToyClients, task_of
 
 NAN, INF = float("nan"), float("inf")
 JUNK = [None, "much" * 500, [], {}, object(), True, 1j, b"", torch.zeros(2, 3), NAN, -1]
 
 
 def started(name, step, **fields):
-    task, clients = task_of(name, step, **fields), Toy()
+    task, clients = task_of(name, step, **fields), ToyClients()
     received = broadcast(task, task.initial_state)
     replies = [
         client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in range(3)

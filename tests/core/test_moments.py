@@ -44,14 +44,14 @@ def fold(parts):
 
 @given(samples())
 def test_merging_equals_numpy_on_all_data(parts):
-    everything = np.concatenate(parts)
+    all_batches = np.concatenate(parts)
     for merged in (fold([moments(p) for p in parts]), pool([moments(p) for p in parts])):
-        assert merged.count == len(everything)
-        if len(everything):
-            scale = max(1.0, np.abs(everything).max())
-            np.testing.assert_allclose(merged.mean, everything.mean(0), rtol=0, atol=1e-14 * scale)
+        assert merged.count == len(all_batches)
+        if len(all_batches):
+            scale = max(1.0, np.abs(all_batches).max())
+            np.testing.assert_allclose(merged.mean, all_batches.mean(0), rtol=0, atol=1e-14 * scale)
             np.testing.assert_allclose(
-                merged.var, everything.var(0), rtol=1e-6, atol=1e-20 * scale**2
+                merged.var, all_batches.var(0), rtol=1e-6, atol=1e-20 * scale**2
             )
 
 
@@ -80,8 +80,8 @@ def test_the_empty_summary_is_the_identity(parts):
 
 @given(samples())
 def test_a_plain_sum_of_the_additive_form_is_the_merge(parts):
-    everything = torch.from_numpy(np.concatenate(parts))
-    around = everything.mean(0) + 0.3 if len(everything) else torch.zeros(2).double()
+    all_batches = torch.from_numpy(np.concatenate(parts))
+    around = all_batches.mean(0) + 0.3 if len(all_batches) else torch.zeros(2).double()
     sums = [moments(p).sums(around) for p in parts]
     total = Moments.from_sums(*(sum(column) for column in zip(*sums, strict=True)), around)
     expected = pool([moments(p) for p in parts])

@@ -10,12 +10,12 @@ from fednorm.algorithms import algorithm
 from fednorm.core.exchange import PendingError, answer_exchange
 from fednorm.core.messages import LayerStats
 from fednorm.errors import NonFiniteLossError, NoUsableReplyError
-from support import Toy, task_of
+from support import ToyClients, task_of
 
 
 @pytest.fixture
 def started():
-    task, clients = task_of("fbn", algorithm("dsgd", lr=0.05)), Toy()
+    task, clients = task_of("fbn", algorithm("dsgd", lr=0.05)), ToyClients()
     received = broadcast(task, task.initial_state)
     replies = [
         client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in range(3)
@@ -89,7 +89,7 @@ def test_an_empty_client_counts_for_nothing(started):
 
 
 def test_a_loss_that_is_not_finite_names_round_and_client():
-    task, clients = task_of("fbn", algorithm("dsgd", lr=0.05)), Toy()
+    task, clients = task_of("fbn", algorithm("dsgd", lr=0.05)), ToyClients()
     batches = clients.batches(2, 1)
     broken = replace(batches, steps=[(x * float("inf"), y) for x, y in batches.steps])
     with pytest.raises(NonFiniteLossError, match="in round 1 at client 2"):

@@ -28,7 +28,7 @@ from fednorm.engines.loop import rounds
 from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.models import build
 from fednorm.strategies import STRATEGIES, create_strategy
-from support import CLASSES, SHAPE, Toy, nested_model
+from support import CLASSES, SHAPE, ToyClients, nested_model
 
 SMALL = {"clients": 5, "batches": 2, "dtype": "float64", "data": "digits"}
 STATIC = {"shape": SHAPE, "classes": CLASSES}
@@ -144,8 +144,8 @@ def test_state_is_counted_by_type(nested):
     assert state.statistics == state.affine == 8 * 2 * (4 * 3 + 6 * 3)
     assert state.counters == 8 * 6
     assert len(state.statistic_tensors) == 12
-    everything = sum(t.numel() * t.element_size() for t in nested_model().state_dict().values())
-    assert state.total == everything == state.weights + 2 * state.affine + state.counters
+    all_batches = sum(t.numel() * t.element_size() for t in nested_model().state_dict().values())
+    assert state.total == all_batches == state.weights + 2 * state.affine + state.counters
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
@@ -153,7 +153,7 @@ def test_costs_are_those_of_the_engine(nested, name):
     (cost,) = (c for c in nested.strategies if c.strategy == name)
     step = algorithm("dsgd", lr=0.05, momentum=0.9)
     task = Task.build(nested_model(), create_strategy(name), step, rounds=600)
-    clients = Toy(sizes=(5, 5, 5))
+    clients = ToyClients(sizes=(5, 5, 5))
     (result,) = rounds(task, clients, 1)
     assert cost.refused is None
     assert (cost.exchanges, cost.bytes_up, cost.bytes_down) == (

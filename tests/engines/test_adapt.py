@@ -10,7 +10,7 @@ from fednorm.core.messages import ClientState
 from fednorm.core.task import export
 from fednorm.engines.evaluation_statistics import adapt_statistics, initial_client_state
 from fednorm.errors import ConfigError
-from support import Toy, last, nested_model, task_of
+from support import ToyClients, last, nested_model, task_of
 
 STEP = algorithm("dsgd", lr=0.05)
 QUICK = {"rounds": 30, "clients": 5, "partition": "feature_shift=contrast"}
@@ -34,12 +34,12 @@ def local_statistics(weights, batches):
 
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_statistics_are_mixed_with_the_clients_own(share):
-    clients = Toy()
+    clients = ToyClients()
     task = task_of("fbn", STEP)
     state = last(task, clients, 3).state
     model = export(task, state)
-    own = local_statistics(model.state_dict(), clients.everything(1).steps)
-    adapt_statistics(task, clients.everything(1), share)
+    own = local_statistics(model.state_dict(), clients.all_batches(1).steps)
+    adapt_statistics(task, clients.all_batches(1), share)
     for path, running in state.running.items():
         mean, var = own[path]
         layer = model.get_submodule(path)
@@ -49,11 +49,11 @@ def test_statistics_are_mixed_with_the_clients_own(share):
 
 
 def test_adaptation_leaves_the_shared_state_alone():
-    clients, task = Toy(), task_of("naive", STEP)
+    clients, task = ToyClients(), task_of("naive", STEP)
     state = last(task, clients, 2).state
     before = {path: r.var.clone() for path, r in state.running.items()}
     export(task, state)
-    adapt_statistics(task, clients.everything(0), 0.5)
+    adapt_statistics(task, clients.all_batches(0), 0.5)
     for path, running in state.running.items():
         assert torch.equal(running.var, before[path])
     again = export(task, state)
@@ -61,7 +61,7 @@ def test_adaptation_leaves_the_shared_state_alone():
 
 
 def test_a_newcomer_starts_from_the_mean_of_the_trained():
-    result = last(task_of("fedbn", STEP), Toy(), 3)
+    result = last(task_of("fedbn", STEP), ToyClients(), 3)
     start = initial_client_state(result.client_states).tensors
     own = [result.client_states[c].tensors for c in range(3)]
     key = "blocks.1.downsample.1.running_mean"

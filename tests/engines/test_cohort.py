@@ -21,7 +21,7 @@ from fednorm.models import build as network
 from fednorm.nn.stacked_model import widen
 from fednorm.strategies import STRATEGIES
 from populations import Population
-from support import CLASSES, SHAPE, Toy, task_of
+from support import CLASSES, SHAPE, ToyClients, task_of
 
 LOCAL = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local", weight_decay=1e-3)
 ALGORITHMS = {
@@ -31,7 +31,7 @@ ALGORITHMS = {
     "dsgd": algorithm("dsgd", lr=0.05, momentum=0.9),
 }
 # Batches of two shapes, and clients that were away: some cohorts are cut short.
-CLIENTS = Toy(sizes=(4, 6, 4, 4, 6, 4), steps=2, absent={2: (1, 3), 3: (0,)})
+CLIENTS = ToyClients(sizes=(4, 6, 4, 4, 6, 4), steps=2, absent={2: (1, 3), 3: (0,)})
 ALONE = {"fedtan", "switchnorm", "fixup", "fedfn"}  # exchanges, or layers over all channels
 
 
@@ -180,7 +180,7 @@ def test_a_model_that_mixes_its_clients_is_noticed(made):
 
 
 def test_large_models_train_alone():
-    data = Toy(sizes=(20, 20), shape=(3, 32, 32))
+    data = ToyClients(sizes=(20, 20), shape=(3, 32, 32))
     small, large = (network(name, data.shape, 4, 0).double() for name in ("mlp", "resnet20"))
     assert stacked.choose_size(task_of("fbn", LOCAL, model=small), first(data)) == 2
     assert stacked.choose_size(task_of("fbn", LOCAL, model=large), first(data)) == 1
@@ -237,7 +237,7 @@ def test_a_wide_model_is_arranged_as_its_model(last):
 
 
 class InOneBatch(Population):
-    def everything(self, client):
+    def all_batches(self, client):
         generator = torch.Generator().manual_seed(client)
         return Batches(client, [self._batch(client, self.holds[client], generator)], 1)
 

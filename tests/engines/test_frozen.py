@@ -26,11 +26,11 @@ from fednorm.engines.merged_batch import MergedClients
 from fednorm.engines.stacked import StackedTrainer
 from fednorm.models import build
 from fednorm.strategies import STRATEGIES
-from support import CLASSES, Toy, nested_model, task_of
+from support import CLASSES, ToyClients, nested_model, task_of
 
 STEP = algorithm("dsgd", lr=0.05)
 STEPS = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
-CLIENTS = Toy(sizes=(4, 6, 4, 5), steps=2, absent={2: (1,), 3: (0, 2)})
+CLIENTS = ToyClients(sizes=(4, 6, 4, 5), steps=2, absent={2: (1,), 3: (0, 2)})
 FROZEN = ("stem.1", "blocks.1.downsample.1")
 
 
@@ -136,7 +136,7 @@ PLAIN = ["naive", "fixbn", "fbn", "fedtan", "fedbn", "silobn", "feddna", "hbn", 
 @pytest.mark.parametrize("where", ["clients", "one machine"])
 @pytest.mark.parametrize("name", PLAIN)
 def test_with_all_layers_frozen_a_step_is_that_of_torch_on_the_union(name, where):
-    toy = Toy(sizes=(4, 6, 3), absent={2: (1,)})
+    toy = ToyClients(sizes=(4, 6, 3), absent={2: (1,)})
     expected = torchs(all_frozen(), [toy.union(round_) for round_ in (1, 2, 3)], rate=0.05)
     task = task_of(name, STEP, model=all_frozen(), count=3)
     *_, last = run(task, toy if where == "clients" else MergedClients(toy), 3)
@@ -145,7 +145,7 @@ def test_with_all_layers_frozen_a_step_is_that_of_torch_on_the_union(name, where
 
 
 def test_a_single_client_follows_torch_where_half_is_frozen():
-    toy = Toy(sizes=(6,), steps=3)
+    toy = ToyClients(sizes=(6,), steps=3)
     batches = [batch for round_ in (1, 2, 3) for batch in toy.batches(0, round_).steps]
     expected = torchs(half_frozen(), batches, rate=0.05).state_dict()
     for name in ("naive", "fedbn"):
@@ -170,7 +170,7 @@ def test_cohorts(name):
 
 @pytest.mark.parametrize("name", ["naive", "fbn", "fedtan", "heterofl"])
 def test_lockstep(name):
-    toy = Toy(sizes=(4, 6, 3), absent={2: (1,)})
+    toy = ToyClients(sizes=(4, 6, 3), absent={2: (1,)})
     expected = run(task_of(name, STEP, model=half_frozen(), count=3), toy, 3, tested=False)
     task = task_of(name, STEP, model=half_frozen(), count=3)
     for ours, theirs in zip(merged_batch.rounds(task, toy, 3), expected, strict=True):
@@ -207,7 +207,7 @@ def test_surveys_leave_it_out(name):
     rule = task.strategy.calibration_rule()
     answers = [
         client_calibration(
-            task, broadcast(task, state), ClientState(), CLIENTS.everything(client), rule
+            task, broadcast(task, state), ClientState(), CLIENTS.all_batches(client), rule
         )
         for client in CLIENTS.all()
     ]
@@ -227,7 +227,7 @@ def test_surveys_leave_it_out(name):
 def test_adaptation_leaves_it_alone():
     task = task_of("fbn", STEP, model=half_frozen())
     model = export(task, task.initial_state)
-    adapt_statistics(task, CLIENTS.everything(1), 0.5)
+    adapt_statistics(task, CLIENTS.all_batches(1), 0.5)
     assert not any(module.training for module in model.modules())
     for path, running in task.initial_state.running.items():
         stays = torch.equal(model.get_submodule(path).running_mean, running.mean)

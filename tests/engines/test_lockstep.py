@@ -14,7 +14,7 @@ from fednorm.engines import merged_batch
 from fednorm.errors import NonFiniteLossError
 from fednorm.models import build
 from fednorm.strategies import STRATEGIES
-from support import Toy, last, nested_model, task_of
+from support import ToyClients, last, nested_model, task_of
 
 STEP = algorithm("dsgd", lr=0.05, momentum=0.9, weight_decay=1e-3)
 LOCKSTEP = sorted(name for name in STRATEGIES if create_strategy(name).mergeable_batches)
@@ -40,7 +40,7 @@ def assert_equal(one, two):
 @pytest.mark.parametrize("name", LOCKSTEP)
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (2, 7, 3), (5,)])
 def test_equals_the_loop(name, sizes):
-    clients = Toy(sizes=sizes)
+    clients = ToyClients(sizes=sizes)
     loop = last(task_of(name, STEP, count=8), clients, 8)
     locked = together(task_of(name, STEP, count=8), clients)
     assert_equal(loop, locked)
@@ -53,7 +53,7 @@ def test_equals_the_loop(name, sizes):
 @pytest.mark.parametrize("momentum", [0.3, None])
 def test_equals_the_loop_with_every_switch(name, statistics, momentum):
     fields = {"statistics": statistics, "stats_momentum": momentum, "count": 8}
-    clients = Toy(sizes=(3, 5))
+    clients = ToyClients(sizes=(3, 5))
     if (name, statistics) in {("fbn", "average"), ("fedtan", "average")}:
         assert not merged_batch.fits(task_of(name, STEP, **fields), _digits())
         return
@@ -65,7 +65,7 @@ def test_equals_the_loop_with_every_switch(name, statistics, momentum):
 
 
 def test_partial_participation_without_momentum():
-    clients = Toy(absent={2: (1,), 5: (0, 2)})
+    clients = ToyClients(absent={2: (1,), 5: (0, 2)})
     step = algorithm("dsgd", lr=0.05)
     for name in ("naive", "fbn"):
         assert_equal(last(task_of(name, step), clients, 8), together(task_of(name, step), clients))
@@ -77,7 +77,7 @@ def test_layers_without_affine_or_statistics():
         layers = [nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6, **fields), nn.Linear(6, 4)]
         model = nn.Sequential(*layers).double()
         for sizes in ((4, 4), (3, 6)):
-            clients = Toy(sizes=sizes)
+            clients = ToyClients(sizes=sizes)
             loop = last(task_of("naive", STEP, model=model), clients, 4)
             assert_equal(loop, together(task_of("naive", STEP, model=model), clients, 4))
 
@@ -98,7 +98,7 @@ class Rows(nn.Module):
 
 
 def test_a_model_that_folds_an_axis_into_the_batch():
-    clients = Toy(sizes=(4, 4, 4))
+    clients = ToyClients(sizes=(4, 4, 4))
     for name in ("naive", "fbn"):
         loop = last(task_of(name, STEP, model=Rows()), clients, 4)
         assert_equal(loop, together(task_of(name, STEP, model=Rows()), clients, 4))
@@ -134,7 +134,7 @@ def test_fits_only_where_it_is_exact():
 
 
 def test_a_loss_that_is_not_finite_names_its_client():
-    class Broken(Toy):
+    class Broken(ToyClients):
         def _batch(self, client, generator):
             x, y = super()._batch(client, generator)
             return (x * float("nan") if client == 1 else x), y
@@ -155,4 +155,4 @@ def test_a_model_that_mixes_the_samples_of_clients_is_refused():
 
     task = task_of("naive", algorithm("dsgd", lr=0.05), model=Halved().double())
     with pytest.raises(RuntimeError, match="shape"):
-        together(task, Toy(sizes=(2, 2, 2)), 1)
+        together(task, ToyClients(sizes=(2, 2, 2)), 1)

@@ -20,10 +20,10 @@ from fednorm.engines.loop import rounds
 from fednorm.errors import ConfigError, NonFiniteLossError
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment
-from support import CLASSES, SHAPE, Toy, task_of
+from support import CLASSES, SHAPE, ToyClients, task_of
 
 STEPS = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
-CLIENTS = Toy(sizes=(3, 5, 4), steps=2, absent={2: (1,)})
+CLIENTS = ToyClients(sizes=(3, 5, 4), steps=2, absent={2: (1,)})
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,9 @@ def test_without_room_for_all_they_train_anew(monkeypatch):
 def test_what_clients_hold_grows_with_batches_and_parameters():
     task = task_of("fedtan", STEPS)
     one, two, large = (
-        BarrierTrainer(task, 0).held([Toy(sizes=sizes).batches(i, 1) for i in range(len(sizes))])
+        BarrierTrainer(task, 0).held(
+            [ToyClients(sizes=sizes).batches(i, 1) for i in range(len(sizes))]
+        )
         for sizes in ((4,), (4, 4), (4, 400))
     )
     parameters = sum(p.numel() * 8 for p in task.model.parameters())
@@ -107,13 +109,13 @@ def test_what_clients_hold_grows_with_batches_and_parameters():
 
 
 def test_a_loss_that_is_not_finite_ends_the_round():
-    clients = Toy(sizes=(3, 5, 4), broken=frozenset({1}))
+    clients = ToyClients(sizes=(3, 5, 4), broken=frozenset({1}))
     with pytest.raises(NonFiniteLossError, match="client"):
         list(meeting_rounds(task_of("fedtan", STEPS, count=2), clients, 2))
 
 
 def test_a_client_that_lies_may_diverge():
-    clients = Toy(sizes=(3, 5, 4), broken=frozenset({1}))
+    clients = ToyClients(sizes=(3, 5, 4), broken=frozenset({1}))
     task = task_of("fedtan", STEPS, count=2)
     results, _ = BarrierTrainer(task, 10**9, byzantine={0, 1, 2}).train(
         task, broadcast(task, task.initial_state), {}, [clients.batches(i, 1) for i in range(3)]
@@ -149,7 +151,7 @@ def test_an_interruption_ends_all_of_them(monkeypatch):
         list(meeting_rounds(task_of("fedtan", STEPS, count=2), CLIENTS, 2))
 
 
-class Interrupting(Toy):
+class Interrupting(ToyClients):
     """Its first client is interrupted in the second of many steps."""
 
     def batches(self, client, round_):

@@ -23,7 +23,7 @@ from fednorm.errors import ConfigError
 from fednorm.experiment import engine
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
-from support import Toy, nested_model, task_of
+from support import ToyClients, nested_model, task_of
 
 COUNTS = (1, 2, 3, 5, 7)
 STEPS = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
@@ -128,7 +128,7 @@ class Watched:
     A process gets to know them once it has started: they are part of what it is started with.
     """
 
-    clients: Toy
+    clients: ToyClients
     log: Path
 
     def __setstate__(self, state):
@@ -151,8 +151,8 @@ class Watched:
     def participants(self, round_):
         return self.clients.participants(round_)
 
-    def everything(self, client):
-        return self.clients.everything(client)
+    def all_batches(self, client):
+        return self.clients.all_batches(client)
 
     def batches(self, client, round_):
         own = self.clients.batches(client, round_)
@@ -198,7 +198,7 @@ def one_thread():
 
 @pytest.mark.usefixtures("one_thread")
 def test_processes_serve_rounds_of_any_number_of_clients(tmp_path):
-    toy = Toy(sizes=(4, 4, 4, 6, 4, 6, 4), steps=2, absent=ABSENT)
+    toy = ToyClients(sizes=(4, 4, 4, 6, 4, 6, 4), steps=2, absent=ABSENT)
     clients, model = Watched(toy, tmp_path / "log"), nested_model()
     model.stem[1].eval()  # it is frozen, and stays so when the parent tests the model
     task = task_of("fedbn", STEPS, model=model, count=len(ABSENT))

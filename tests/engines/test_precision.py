@@ -11,12 +11,12 @@ from fednorm.errors import ConfigError
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment
 from fednorm.strategies import STRATEGIES, create_strategy
-from support import Toy, nested_model
+from support import ToyClients, nested_model
 
 STEP = algorithm("fedavg", lr=0.05, momentum=0.9)
 
 
-class Floats(Toy):
+class Floats(ToyClients):
     def _batch(self, client, generator):
         x, y = super()._batch(client, generator)
         return x.float(), y

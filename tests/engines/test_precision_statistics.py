@@ -15,7 +15,7 @@ from fednorm.core.task import Task
 from fednorm.engines import loop, merged_batch, stacked
 from fednorm.engines.evaluation_statistics import calibrate_for_test
 from fednorm.strategies import STRATEGIES, create_strategy
-from support import Toy
+from support import ToyClients
 
 WITHOUT = {"gn", "ln", "in", "none", "gn_ws", "fixup", "fedwon"}  # no statistics
 LOCKSTEP = sorted(
@@ -30,7 +30,7 @@ SETTINGS = {
 }
 
 
-class Far(Toy):
+class Far(ToyClients):
     """Mean 10 and deviation 1: digits that bfloat16's eight bits do not have."""
 
     dtype = torch.float32

@@ -5,7 +5,7 @@ import weakref
 from fednorm.algorithms import algorithm
 from fednorm.engines.base import train_clients
 from fednorm.engines.loop import rounds
-from support import Toy, task_of
+from support import ToyClients, task_of
 
 
 def test_replies_are_not_held_during_the_next_round():
@@ -18,7 +18,7 @@ def test_replies_are_not_held_during_the_next_round():
         return results, answers
 
     task = task_of("naive", algorithm("fedavg", lr=0.05), count=2)
-    for result in rounds(task, Toy(), 2, train=train):
+    for result in rounds(task, ToyClients(), 2, train=train):
         assert all(ref() is not None for ref in seen)
         assert len(result.replies) == 3
         del result

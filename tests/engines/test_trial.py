@@ -18,7 +18,7 @@ from fednorm.engines.loop import rounds
 from fednorm.errors import ConfigError
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment
-from support import Toy, task_of
+from support import ToyClients, task_of
 
 DIGITS = {"rounds": 2, "seeds": 1, "clients": 4, "batch_size": 8, "partition": "iid"}
 ENGINES = {
@@ -132,7 +132,7 @@ def test_a_model_for_which_an_engine_is_not_exact_is_refused(name, made):
 
 def test_how_far_off_it_is_is_true():
     """The oracle: the model's gradient on each client's batch, and on both in one."""
-    clients, model = Toy(sizes=(4, 4)), Centred().double()
+    clients, model = ToyClients(sizes=(4, 4)), Centred().double()
     model.last = nn.Linear(144, 4).double()
     said = merged_batch.find_misfit(task_of("none", algorithm("dsgd"), model=model), clients)
 
@@ -186,14 +186,14 @@ class Rows(Folded):
 def test_batches_of_one_size_and_of_several_are_tried():
     """Rows next to each other are right where clients stand interleaved, and nowhere else."""
     task = task_of("naive", algorithm("dsgd"), model=Rows().double())
-    assert merged_batch.find_misfit(task, Toy(sizes=(4, 4, 4), classes=10)) == ""
-    said = merged_batch.find_misfit(task, Toy(sizes=(4, 4, 6), classes=10))
+    assert merged_batch.find_misfit(task, ToyClients(sizes=(4, 4, 4), classes=10)) == ""
+    said = merged_batch.find_misfit(task, ToyClients(sizes=(4, 4, 6), classes=10))
     assert "tried on clients 0 and 2" in said
-    assert merged_batch.find_misfit(task, Toy(sizes=(4,), classes=10)) == ""
+    assert merged_batch.find_misfit(task, ToyClients(sizes=(4,), classes=10)) == ""
 
 
 def test_a_trial_leaves_the_task_as_it_was():
-    clients = Toy(sizes=(4, 4, 3), classes=10)
+    clients = ToyClients(sizes=(4, 4, 3), classes=10)
     model = Own()
     model.norm.eval()  # frozen, in the trial too
     task = task_of("naive", algorithm("dsgd"), model=model)

@@ -13,7 +13,7 @@ from fednorm.engines.processes import SharedBlock, WorkerPool, fits, read_plan, 
 from fednorm.errors import ConfigError, NonFiniteLossError
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment
-from support import Toy, task_of
+from support import ToyClients, task_of
 
 STEP = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
 
@@ -46,7 +46,7 @@ def assert_equal(ours, expected):
     assert ours.bytes_up == expected.bytes_up
 
 
-CLIENTS = Toy(sizes=(3, 5, 4, 6, 2), steps=2, absent={2: (1, 3)})
+CLIENTS = ToyClients(sizes=(3, 5, 4, 6, 2), steps=2, absent={2: (1, 3)})
 
 
 @pytest.mark.parametrize("name", ["fbn", "dualbn", "fedbn", "hbn"])

@@ -8,7 +8,7 @@ from torch.nn import functional
 from fednorm.algorithms import algorithm
 from fednorm.core.messages import ClientState
 from fednorm.core.round import broadcast, client_round, server_round
-from support import Toy, assert_same_state, last, nested_model, run_by_hand, task_of
+from support import ToyClients, assert_same_state, last, nested_model, run_by_hand, task_of
 
 LR, ROUNDS = 0.05, 20
 
@@ -55,19 +55,19 @@ def central(clients, momentum=0.0):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_equal_batches(momentum):
-    clients = Toy()
+    clients = ToyClients()
     task = task_of("fbn", algorithm("dsgd", lr=LR, momentum=momentum))
     assert_same_state(last(task, clients, ROUNDS).state, central(clients, momentum))
 
 
 def test_unequal_batches():
-    clients = Toy(sizes=(2, 7, 1, 4))
+    clients = ToyClients(sizes=(2, 7, 1, 4))
     task = task_of("fbn", algorithm("dsgd", lr=LR))
     assert_same_state(last(task, clients, ROUNDS).state, central(clients))
 
 
 def test_partial_participation():
-    clients = Toy(sizes=(3, 5, 2), absent={2: (1,), 3: (0, 2), 7: (2,), 20: (0,)})
+    clients = ToyClients(sizes=(3, 5, 2), absent={2: (1,), 3: (0, 2), 7: (2,), 20: (0,)})
     task = task_of("fbn", algorithm("dsgd", lr=LR))
     assert_same_state(last(task, clients, ROUNDS).state, central(clients))
 
@@ -75,15 +75,15 @@ def test_partial_participation():
 def test_client_lost_in_mid_round():
     """It trained, but its reply never came: the others count as if it had not been there."""
     gone = {4: (0,), 9: (1, 2)}
-    clients = Toy(sizes=(3, 5, 2))
+    clients = ToyClients(sizes=(3, 5, 2))
     task = task_of("fbn", algorithm("dsgd", lr=LR))
     state = run_by_hand(task, clients, ROUNDS, lambda r, c: c in gone.get(r, ()))
-    assert_same_state(state, central(Toy(sizes=(3, 5, 2), absent=gone)))
+    assert_same_state(state, central(ToyClients(sizes=(3, 5, 2), absent=gone)))
 
 
 def test_server_equals_the_papers_algorithm_2():
     """Lines 5 to 10, written out literally, for equal batches."""
-    clients, beta = Toy(sizes=(4, 4, 4)), 0.1
+    clients, beta = ToyClients(sizes=(4, 4, 4)), 0.1
     task = task_of("fbn", algorithm("dsgd", lr=LR))
     state = task.initial_state
     received = broadcast(task, state)
@@ -110,7 +110,7 @@ def test_several_local_steps_weigh_as_the_running_statistics_would():
     """Step s of E weighs β(1-β)^(E-s); the statistics stay fixed meanwhile and move once."""
     steps, beta = 3, 0.1
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3)).double()
-    clients = Toy(sizes=(4, 6), steps=steps, shape=(2,), classes=3)
+    clients = ToyClients(sizes=(4, 6), steps=steps, shape=(2,), classes=3)
     task = task_of("fbn", algorithm("fedavg", lr=LR), model=model)
     after = last(task, clients, 1).state.running["0"]
     # The layer sees the data itself, so its input does not depend on the weights.
@@ -134,7 +134,7 @@ def test_several_local_steps_weigh_as_the_running_statistics_would():
 def test_cumulative_average():
     """With momentum None the statistics are the mean over all batches so far."""
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3)).double()
-    clients = Toy(sizes=(4, 4), shape=(2,), classes=3)
+    clients = ToyClients(sizes=(4, 4), shape=(2,), classes=3)
     task = task_of("fbn", algorithm("dsgd", lr=LR), model=model, stats_momentum=None)
     after = last(task, clients, 5).state.running["0"]
     unions = [clients.union(round_)[0] for round_ in range(1, 6)]
@@ -145,7 +145,7 @@ def test_cumulative_average():
 def test_cumulative_average_over_rounds_of_several_steps():
     """The mean over all steps of all rounds, each step weighing the same."""
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3)).double()
-    clients = Toy(sizes=(4, 4), steps=3, shape=(2,), classes=3)
+    clients = ToyClients(sizes=(4, 4), steps=3, shape=(2,), classes=3)
     task = task_of("fbn", algorithm("fedavg", lr=LR), model=model, stats_momentum=None)
     after = last(task, clients, 2).state.running["0"]
     seen = [x for c in range(2) for r in (1, 2) for x, _ in clients.batches(c, r).steps]

@@ -9,7 +9,7 @@ from fednorm.algorithms import algorithm
 from fednorm.core.exchange import Solo
 from fednorm.core.layer import RoundContext
 from fednorm.nn.sync_norm import _Site, _Synchronized
-from support import Toy, assert_same_state, last, nested_model, task_of
+from support import ToyClients, assert_same_state, last, nested_model, task_of
 
 LR, ROUNDS = 0.05, 20
 
@@ -29,7 +29,7 @@ def central(clients, rounds=ROUNDS, model=None):
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (2, 7, 4), (5,)])
 @pytest.mark.parametrize("shared_message", [False, True])
 def test_equals_torch_on_the_union(sizes, shared_message):
-    clients = Toy(sizes=sizes)
+    clients = ToyClients(sizes=sizes)
     task = task_of("fedtan", algorithm("dsgd", lr=LR), shared_message=shared_message)
     result = last(task, clients, ROUNDS)
     assert_same_state(result.state, central(clients))
@@ -45,7 +45,7 @@ def test_layer_without_affine_and_layer_called_twice():
         layers = [nn.Linear(4, 4), norm, nn.Tanh(), nn.Linear(4, 4), norm, nn.Linear(4, 3)]
         return nn.Sequential(*layers).double()
 
-    clients = Toy(sizes=(3, 5), shape=(4,), classes=3)
+    clients = ToyClients(sizes=(3, 5), shape=(4,), classes=3)
     task = task_of("fedtan", algorithm("dsgd", lr=LR), model=model())
     result = last(task, clients, 5)
     oracle = central(clients, 5, model())
@@ -56,7 +56,7 @@ def test_layer_without_affine_and_layer_called_twice():
 def test_later_local_steps_are_ordinary_batch_norm():
     """With E = 2 only the first step exchanges, so the number of exchanges stays the same."""
     task = task_of("fedtan", algorithm("fedavg", lr=LR))
-    two_steps = last(task, Toy(steps=2), 2)
+    two_steps = last(task, ToyClients(steps=2), 2)
     assert two_steps.exchanges == 3 * len(two_steps.state.running) + 1
     for running in two_steps.state.running.values():
         assert running.batches == 4

@@ -10,7 +10,7 @@ from torch.nn import functional
 from fednorm.algorithms import algorithm
 from fednorm.engines import loop, merged_batch
 from populations import Population, flat, follow, population
-from support import Toy, assert_same_state, last, nested_model, task_of
+from support import ToyClients, assert_same_state, last, nested_model, task_of
 
 LR, BETA, TIGHT = 0.05, 0.1, 1e-11
 ONE = Population(batch=(4, 7, 3), steps=(1, 1, 1), absent={2: (1,)})
@@ -108,7 +108,7 @@ def test_layers_of_several_kinds():
 @MESSAGES
 @pytest.mark.parametrize("engine", [loop.rounds, merged_batch.rounds])
 def test_dsgd_is_torchs_batch_norm_on_the_concatenated_batch(shared_message, engine):
-    clients = Toy(sizes=(2, 7, 4))
+    clients = ToyClients(sizes=(2, 7, 4))
     task = task_of("fedtan", algorithm("dsgd", lr=LR), shared_message=shared_message)
     *_, result = engine(task, clients, 5)
     model = nested_model().train()
@@ -278,7 +278,7 @@ def test_the_two_oracles_agree():
 @pytest.mark.parametrize("sizes", [(5, 5), (2, 7)])
 def test_the_weighted_oracle_is_torch_where_batches_weigh(sizes):
     """Where a client holds one batch, it is torch's own BatchNorm on the union."""
-    clients = Toy(sizes=sizes)
+    clients = ToyClients(sizes=sizes)
     model, layers = central(nested_model(), clients, 2)
     plain = nested_model().train()
     optimizer = torch.optim.SGD(plain.parameters(), lr=LR)

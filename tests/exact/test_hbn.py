@@ -70,7 +70,7 @@ def look(models, clients):
     values = {path: [] for path in layers(next(iter(models.values())))}
     for client, model in models.items():
         with torch.no_grad():
-            for x, _ in clients.everything(client).steps:
+            for x, _ in clients.all_batches(client).steps:
                 model(x)
         for path, layer in layers(model).items():
             values[path] += layer.seen
@@ -159,7 +159,7 @@ def normalised_with(models, clients):
     """Return count, mean and biased variance of what layers were normalised with, over all data."""
     for client, model in models.items():
         with torch.no_grad():
-            for x, _ in clients.everything(client).steps:
+            for x, _ in clients.all_batches(client).steps:
                 model(x)
     found = {}
     for path in layers(models[0]):
@@ -200,7 +200,7 @@ def test_one_client_is_tested_as_it_trains():
     task, results = run(clients)
     end = results[-1]
     model = hybrid_model(end.state, end.client_states[0])
-    ((x, _),) = clients.everything(0).steps
+    ((x, _),) = clients.all_batches(0).steps
     got = export(task, calibrate_for_test(task, end.state, end.client_states, clients))(x)
     expected = model(x)
     n = 4 * 16  # values of the smallest layers, by which a variance may be corrected

@@ -36,7 +36,7 @@ def static_model(state, clients, order=None):
     model.train()
     with torch.no_grad():
         for client in order or clients.all():
-            for x, _ in clients.everything(client).steps:
+            for x, _ in clients.all_batches(client).steps:
                 model(x)
     return model.eval()
 
@@ -90,7 +90,7 @@ def test_pooling_is_a_switch():
         own = seen.setdefault(path, [])
         layer.register_forward_pre_hook(lambda _m, x, own=own: own.append(flat(x[0])))
     for client in clients.all():
-        for x, _ in clients.everything(client).steps:
+        for x, _ in clients.all_batches(client).steps:
             model(x)
     for path, values in seen.items():
         together = torch.cat(values, 1)

@@ -10,7 +10,7 @@ from fednorm.core.types import Role
 from fednorm.engines.evaluation import is_personal
 from fednorm.engines.merged_batch import MergedClients
 from fednorm.strategies import STRATEGIES, create_strategy
-from support import Toy, last, task_of
+from support import ToyClients, last, task_of
 
 LR = 0.05
 SHARING = [
@@ -32,7 +32,7 @@ def test_the_sharing_strategies_are_found():
 
 @pytest.mark.parametrize("name", SHARING)
 def test_one_client_is_one_machine(name):
-    clients = Toy(sizes=(6,))
+    clients = ToyClients(sizes=(6,))
     step = algorithm("dsgd", lr=LR, momentum=0.9)
     alone = last(task_of(name, step), clients).state
     central = last(task_of(name, step), MergedClients(clients)).state
@@ -42,7 +42,7 @@ def test_one_client_is_one_machine(name):
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 @pytest.mark.parametrize("kind", ["dsgd", "fedavg"])
 def test_same_seed_same_result_in_any_order(name, kind):
-    class Backwards(Toy):
+    class Backwards(ToyClients):
         def participants(self, round_):
             return super().participants(round_)[::-1]
 
@@ -50,7 +50,7 @@ def test_same_seed_same_result_in_any_order(name, kind):
     steps = 1 if kind == "dsgd" else 2
     one, again, turned = (
         last(task_of(name, algorithm(kind, **fields)), clients, 3)
-        for clients in (Toy(steps=steps), Toy(steps=steps), Backwards(steps=steps))
+        for clients in (ToyClients(steps=steps), ToyClients(steps=steps), Backwards(steps=steps))
     )
     assert torch.equal(flat(one.state), flat(again.state))
     assert torch.equal(flat(one.state), flat(turned.state))
@@ -62,7 +62,7 @@ def test_same_seed_same_result_in_any_order(name, kind):
 @pytest.mark.parametrize("name", ["gn", "ln", "in", "none", "gn_ws", "fixup", "fedwon"])
 def test_norms_without_statistics_equal_one_machine(name):
     """No sample depends on another, so one gradient step is that of the merged batch."""
-    clients = Toy(sizes=(2, 7, 1))
+    clients = ToyClients(sizes=(2, 7, 1))
     step = algorithm("dsgd", lr=LR)
     federated = last(task_of(name, step), clients).state
     central = last(task_of(name, step), MergedClients(clients)).state
@@ -78,7 +78,7 @@ def test_training_leaves_the_callers_randomness_alone():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    last(task_of("fbn", algorithm("dsgd", lr=LR)), Toy(), 2)
+    last(task_of("fbn", algorithm("dsgd", lr=LR)), ToyClients(), 2)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -90,12 +90,12 @@ def test_dropout_is_seeded_by_client_and_round():
     for seed in (1, 2):
         torch.manual_seed(seed)
         task = task_of("naive", algorithm("dsgd", lr=LR), model=model)
-        states.append(flat(last(task, Toy(), 3).state))
+        states.append(flat(last(task, ToyClients(), 3).state))
     assert torch.equal(*states)
 
 
 def test_the_server_does_not_mind_the_order_of_replies():
-    task, clients = task_of("fbn", algorithm("dsgd", lr=LR)), Toy(sizes=(3, 5, 4))
+    task, clients = task_of("fbn", algorithm("dsgd", lr=LR)), ToyClients(sizes=(3, 5, 4))
     received = broadcast(task, task.initial_state)
     replies = [
         client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in range(3)

@@ -10,7 +10,7 @@ from torch.nn import functional
 from fednorm.algorithms import algorithm
 from fednorm.core.messages import ClientState
 from fednorm.core.round import broadcast, client_round
-from support import Toy, last, nested_model, task_of
+from support import ToyClients, last, nested_model, task_of
 
 LR = 0.05
 
@@ -44,7 +44,7 @@ def plain_fedavg(clients, rounds, momentum=0.0):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_is_fedavg(momentum):
-    clients = Toy(sizes=(2, 6, 4), steps=3)
+    clients = ToyClients(sizes=(2, 6, 4), steps=3)
     task = task_of("naive", algorithm("fedavg", lr=LR, momentum=momentum))
     state = last(task, clients, 5).state
     oracle = plain_fedavg(clients, 5, momentum).state_dict()
@@ -57,7 +57,7 @@ def test_is_fedavg(momentum):
 
 
 def test_is_not_one_machine():
-    clients = Toy()
+    clients = ToyClients()
     naive = last(task_of("naive", algorithm("dsgd", lr=LR)), clients).state
     exact = last(task_of("fedtan", algorithm("dsgd", lr=LR)), clients).state
     gap = max(
@@ -70,7 +70,7 @@ def test_is_not_one_machine():
 def test_variance_bias_is_the_variance_between_clients():
     """What averaging loses, to the digit, for the first layer after one round."""
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4)).double()
-    clients, beta = Toy(sizes=(6, 6, 6), shape=(3,)), 0.1
+    clients, beta = ToyClients(sizes=(6, 6, 6), shape=(3,)), 0.1
     averaged, pooled = (
         last(
             task_of("naive", algorithm("dsgd", lr=LR), model=model, statistics=statistics),
@@ -93,7 +93,7 @@ def test_variance_bias_is_the_variance_between_clients():
 
 @pytest.mark.parametrize("name", ["naive", "fbn", "fedtan", "fixbn"])
 def test_average_and_pool_agree_when_there_is_one_client(name):
-    clients = Toy(sizes=(6,))
+    clients = ToyClients(sizes=(6,))
     states = [
         last(task_of(name, algorithm("dsgd", lr=LR), statistics=statistics), clients, 3).state
         for statistics in ("average", "pool")
@@ -104,7 +104,7 @@ def test_average_and_pool_agree_when_there_is_one_client(name):
 
 def test_cumulative_average_is_torchs():
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4)).double()
-    clients = Toy(sizes=(6,), shape=(3,))
+    clients = ToyClients(sizes=(6,), shape=(3,))
     task = task_of("naive", algorithm("dsgd", lr=LR), model=model, stats_momentum=None)
     running = last(task, clients, 4).state.running["0"]
     plain = nn.BatchNorm1d(3, momentum=None).double()
@@ -115,7 +115,7 @@ def test_cumulative_average_is_torchs():
 
 
 def test_reply_reports_the_clients_own_running_statistics():
-    clients, task = Toy(), task_of("naive", algorithm("dsgd", lr=LR))
+    clients, task = ToyClients(), task_of("naive", algorithm("dsgd", lr=LR))
     received = broadcast(task, task.initial_state)
     reply, _ = client_round(task, received, ClientState(), clients.batches(1, 1))
     plain = nested_model().train()

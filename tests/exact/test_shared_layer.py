@@ -13,10 +13,10 @@ from fednorm.algorithms import algorithm
 from fednorm.core.task import export
 from fednorm.engines import loop, merged_batch
 from populations import flat
-from support import Toy, last, task_of
+from support import ToyClients, last, task_of
 
 LR, BETA, TIGHT, ROUNDS = 0.05, 0.1, 1e-11, 3
-EQUAL, UNEQUAL = Toy(sizes=(5, 5, 5)), Toy(sizes=(2, 7, 4))
+EQUAL, UNEQUAL = ToyClients(sizes=(5, 5, 5)), ToyClients(sizes=(2, 7, 4))
 SIZES = pytest.mark.parametrize("clients", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
 
 
@@ -195,7 +195,7 @@ class Often(nn.Module):
         return self.last(sum(self.norm(values + 5 * t) for t in range(times)))
 
 
-class Times(Toy):
+class Times(ToyClients):
     """Client i calls its layer `times[i][s]` times in step s."""
 
     def __init__(self, *times):
@@ -243,4 +243,4 @@ def test_what_a_model_is_called_for_after_a_round_is_not_kept():
     model = export(task, result.state).train()
     for _ in range(20):
         model(torch.randn(4, 2, dtype=torch.float64), 1)
-    assert len(model.norm.round.logs) == 1
+    assert len(model.norm.recorder.logs) == 1

@@ -17,7 +17,7 @@ from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment, expand_sweep
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.run_folder import run_key
-from support import Toy, run_by_hand, task_of
+from support import ToyClients, run_by_hand, task_of
 
 SMALL = {
     "strategies": ["fbn"],
@@ -148,7 +148,7 @@ def test_the_reference_is_honest_and_hears_all():
 
 
 def test_the_same_lies_in_one_process_and_in_several():
-    task, clients = task_of("fbn", algorithm("dsgd", lr=0.05)), Toy(sizes=(4, 5, 6, 4))
+    task, clients = task_of("fbn", algorithm("dsgd", lr=0.05)), ToyClients(sizes=(4, 5, 6, 4))
     conditions = Faults(Adversary(attack("gaussian"), frozenset({2}), seed=1), 0.3, 1, 1)
     *_, one = loop.rounds(task, clients, 3, conditions=conditions)
     *_, other = processes.rounds(task, clients, 3, processes=2, conditions=conditions)
@@ -158,7 +158,7 @@ def test_the_same_lies_in_one_process_and_in_several():
 
 
 def test_statistics_are_exact_for_those_that_answered():
-    clients = Toy(sizes=(4, 5, 6, 3))
+    clients = ToyClients(sizes=(4, 5, 6, 3))
     conditions = Faults(client_dropout=0.4, seed=5)
     *_, found = loop.rounds(
         task_of("fbn", algorithm("dsgd", lr=0.05)), clients, 4, conditions=conditions
@@ -176,7 +176,7 @@ def test_statistics_are_exact_for_those_that_answered():
         assert torch.equal(found.state.running[path].var, running.var)
 
 
-class Sampled(Toy):
+class Sampled(ToyClients):
     """Two of five clients take part in a round, the same two if nobody asks for others."""
 
     def participants(self, round_):
@@ -203,7 +203,7 @@ def test_attempts_are_bounded_and_none_is_made_that_cannot_help():
     task = task_of("fbn", algorithm("dsgd", lr=0.05))
     drawn = []
 
-    class Counting(Toy):
+    class Counting(ToyClients):
         def batches(self, client, round_):
             drawn.append(client)
             return super().batches(client, round_)
@@ -265,7 +265,7 @@ def test_liars_that_give_themselves_away_do_not_stop_a_robust_rule():
 
 @pytest.mark.parametrize("engine", ["loop", "processes"])
 def test_a_byzantine_client_that_diverges_is_rejected_and_an_honest_one_ends_the_run(engine):
-    task, clients = task_of("gn", algorithm("dsgd", lr=0.05)), Toy(sizes=(4, 4, 4))
+    task, clients = task_of("gn", algorithm("dsgd", lr=0.05)), ToyClients(sizes=(4, 4, 4))
     clients = replace(clients, broken=frozenset({1}))
     run = loop.rounds if engine == "loop" else processes.rounds
     more = {} if engine == "loop" else {"processes": 1}

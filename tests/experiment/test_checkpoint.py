@@ -22,7 +22,8 @@ from fednorm.core.messages import ClientState, RejectedReply, RunningStats, Serv
 from fednorm.errors import ConfigError, DiskError, WorkerError
 from fednorm.experiment import checkpoint
 from fednorm.experiment.checkpoint import Checkpoint
-from fednorm.experiment.comparison import CheckpointPolicy, lock_folder, run_comparison
+from fednorm.experiment.comparison import run_comparison
+from fednorm.experiment.job import CheckpointPolicy, lock_folder
 from fednorm.experiment.load import build_experiment
 
 SMALL = {
@@ -296,7 +297,7 @@ def test_a_run_killed_at_twenty_random_moments_ends_the_same(tmp_path):
     values = {**SMALL, "rounds": 150, "model": "mlp", "eval_every": 10}
     run_comparison(build_experiment(values), folder=tmp_path / "whole")
     context = multiprocessing.get_context("forkserver")  # torch is imported once
-    context.set_forkserver_preload(["fednorm.experiment.comparison"])
+    context.set_forkserver_preload(["fednorm.experiment.job"])
     draw = np.random.default_rng(0)
     killed = 0
     while killed < 20:

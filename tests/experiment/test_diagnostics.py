@@ -34,7 +34,7 @@ from fednorm.experiment.diagnostics import (
 )
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
-from support import Toy, nested_model, task_of
+from support import ToyClients, nested_model, task_of
 
 KEYS = {
     "drift",
@@ -109,7 +109,7 @@ def slow_deviation(before, batches, *, train):
     ],
 )
 def test_drift_and_deviation_are_what_a_slow_look_at_the_states_finds(name, fields, train):
-    toy = Toy(sizes=(4, 7, 5))
+    toy = ToyClients(sizes=(4, 7, 5))
     task = task_of(name, DSGD(lr=0.1), **fields)
     before = task.initial_state
     for result in loop.rounds(task, toy, 3):
@@ -146,7 +146,7 @@ def test_batch_statistics_are_recovered_from_running_ones_over_several_steps(mom
 
 def test_backward_means_are_no_statistics():
     task = task_of("dualbn", DSGD(lr=0.1))
-    result = next(loop.rounds(task, Toy(), 1))
+    result = next(loop.rounds(task, ToyClients(), 1))
     paths = {name for name in task.initial_state.running if not name.endswith("backward_means")}
     assert len(paths) < len(task.initial_state.running)
     before, after = (
@@ -179,7 +179,7 @@ ALGORITHMS = [
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("name", ["naive", "fbn", "fedtan"])
 def test_gradients_against_plain_torch(name, algorithm):
-    toy = Toy(sizes=(4, 7, 5), absent={1: (2,)})  # one has no momentum in round 2
+    toy = ToyClients(sizes=(4, 7, 5), absent={1: (2,)})  # one has no momentum in round 2
     task = task_of(name, algorithm, count=3)
     before, client_states = task.initial_state, {}
     for result in loop.rounds(task, toy, 3):
@@ -337,7 +337,9 @@ def slow_variance(history, end, length):
 
 @pytest.mark.parametrize(("name", "train"), [("naive", True), ("fbn", False)])
 def test_the_variance_of_statistics_is_that_of_each_clients_batches_over_a_window(name, train):
-    toy = Toy(sizes=(4, 7, 5), absent={2: (1,), 3: (1,), 5: (0, 1), 6: (1,), 7: (1,), 8: (1,)})
+    toy = ToyClients(
+        sizes=(4, 7, 5), absent={2: (1,), 3: (1,), 5: (0, 1), 6: (1,), 7: (1,), 8: (1,)}
+    )
     task = task_of(name, DSGD(lr=0.1))
     before, history, window = task.initial_state, [], {}
     for result in loop.rounds(task, toy, 12):

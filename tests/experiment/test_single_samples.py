@@ -12,7 +12,7 @@ from fednorm.errors import ConfigError
 from fednorm.experiment.diagnostics import central_gradient
 from fednorm.nn.forward_probe import note_single_values
 from fednorm.strategies import STRATEGIES
-from support import Toy, assert_same_state, last, nested_model, task_of
+from support import ToyClients, assert_same_state, last, nested_model, task_of
 
 ONE = {"batch_size": 1, "rounds": 2, "seeds": 1, "clients": 3}
 
@@ -32,7 +32,7 @@ def test_every_strategy_trains_a_convolutional_network_on_single_images(name):
 
 def test_one_client_with_single_images_is_plain_torch():
     step = algorithm("fedavg", lr=0.05, momentum=0.9)
-    clients = Toy(sizes=(1,), steps=3)
+    clients = ToyClients(sizes=(1,), steps=3)
     ours = last(task_of("naive", step), clients, 4).state
     model = nested_model().train()
     for round_ in range(1, 5):
@@ -46,7 +46,7 @@ def test_one_client_with_single_images_is_plain_torch():
 
 @pytest.mark.parametrize("engine", ["merged", "stacked"])
 def test_engines_agree_on_single_images(engine):
-    clients = Toy(sizes=(1, 1, 1))
+    clients = ToyClients(sizes=(1, 1, 1))
     task = task_of("naive", algorithm("dsgd", lr=0.05))
     expected = last(task, clients, 3).state
     if engine == "merged":
@@ -92,7 +92,7 @@ def test_adaptation_needs_more_than_one_value_too():
 
 
 def test_the_reference_gradient_of_a_single_image_is_measured():
-    clients = Toy(sizes=(1,))
+    clients = ToyClients(sizes=(1,))
     task = task_of("naive", algorithm("dsgd", lr=0.05))
     found = central_gradient(task, task.initial_state, clients)
     model = nested_model().train()
@@ -101,7 +101,7 @@ def test_the_reference_gradient_of_a_single_image_is_measured():
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad, rtol=0, atol=1e-12)
     dense = task_of("fbn", algorithm("dsgd", lr=0.05), model=with_dense_norm().double())
-    assert central_gradient(dense, dense.initial_state, Toy(sizes=(1,), classes=10)) is None
+    assert central_gradient(dense, dense.initial_state, ToyClients(sizes=(1,), classes=10)) is None
 
 
 def test_the_doctor_warns_of_single_values_only():

@@ -27,9 +27,9 @@ from fednorm.engines.flower.arrays import to_array_record, to_tensors
 from fednorm.errors import ConversionError, WireError
 from fednorm.strategies import STRATEGIES, create_strategy
 from flower.federation import Nodes
-from support import Toy, last, nested_model, task_of
+from support import ToyClients, last, nested_model, task_of
 
-TOY = Toy(sizes=(5, 3, 4), steps=2)
+TOY = ToyClients(sizes=(5, 3, 4), steps=2)
 RATE, ROUNDS = 0.05, 3
 
 
@@ -40,7 +40,7 @@ def own_app(mods=(), frozen=()):
     @app.train()
     def train(message, context):
         client = context.node_config["partition-id"]
-        own, data = TOY.batches(client, _round(message)), TOY.everything(client).steps
+        own, data = TOY.batches(client, _round(message)), TOY.all_batches(client).steps
         passed = with_frozen(nested_model(5), frozen)
         model = fednorm.flower.unpack(message, passed, context, data=data)
         model.train()
@@ -58,7 +58,7 @@ def own_app(mods=(), frozen=()):
 
     @app.query("fednorm")
     def query(message, context):
-        own = TOY.everything(context.node_config["partition-id"])
+        own = TOY.all_batches(context.node_config["partition-id"])
         return fednorm.flower.calibrate(
             message, nested_model(5), context, own.steps, examples=own.examples
         )
@@ -444,7 +444,7 @@ def test_a_loop_may_call_parts_of_the_model():
         model(x)  # a step of which the layers know
         for _ in range(10):
             nn.functional.cross_entropy(model.head(model.body(x)), y).backward()
-        kept.append(len(model.body[1].round.logs))
+        kept.append(len(model.body[1].recorder.logs))
         return fednorm.flower.pack(model, message, context, examples=4)
 
     chosen = fednorm.flower.NormStrategy(

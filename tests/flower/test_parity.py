@@ -25,9 +25,9 @@ from fednorm.experiment.load import build_experiment
 from fednorm.models import build
 from fednorm.strategies import STRATEGIES
 from flower.federation import Nodes
-from support import Toy, task_of
+from support import ToyClients, task_of
 
-CLIENTS = Toy(sizes=(3, 5, 4), steps=2, absent={2: (1,)})
+CLIENTS = ToyClients(sizes=(3, 5, 4), steps=2, absent={2: (1,)})
 LOCAL = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
 GLOBAL = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global")
 STEP = algorithm("dsgd", lr=0.05, momentum=0.9)
@@ -75,7 +75,7 @@ def assert_same(ours, expected):
 def test_every_strategy_gives_the_same_over_flower(name, step):
     if name == "fedtan" and step is LOCAL:
         pytest.skip("a replayed exchange is shown with one step; two only take longer")
-    clients = CLIENTS if step is LOCAL else Toy(sizes=(3, 5, 4), absent={2: (1,)})
+    clients = CLIENTS if step is LOCAL else ToyClients(sizes=(3, 5, 4), absent={2: (1,)})
     task, grid = task_of(name, step, count=3), nodes(name, step, clients=clients)
     link, ours = over_flower(task, grid, clients=clients)
     expected = list(rounds(task_of(name, step, count=3), clients, 3))
@@ -98,7 +98,7 @@ def test_global_momentum_gives_the_same(name):
 
 @pytest.mark.parametrize("attack", ["sign_flip", "non_finite"])
 def test_liars_and_robust_rules_give_the_same(attack):
-    clients = Toy(sizes=(4, 4, 4, 4), steps=2)
+    clients = ToyClients(sizes=(4, 4, 4, 4), steps=2)
     adversary = Adversary(ATTACKS[attack](), frozenset({2}))
     conditions = Faults(adversary, min_replies=2)
 
@@ -137,15 +137,15 @@ def test_a_lost_node_reduces_a_round_and_no_more(caplog):
     link = linked(grid)
     grid.lost = {999}  # client 1
     *_, ours = rounds(task, CLIENTS, 3, train=link.train)
-    alone = Toy(sizes=(3, 5, 4), steps=2, absent=dict.fromkeys((1, 2, 3), (1,)))
+    alone = ToyClients(sizes=(3, 5, 4), steps=2, absent=dict.fromkeys((1, 2, 3), (1,)))
     *_, expected = rounds(task, alone, 3)
     assert_same(ours, expected)
     assert "no answer of clients [1]" in caplog.text
 
 
 def test_a_node_that_is_lost_in_mid_exchange_stays_out():
-    task, grid = task_of("fedtan", STEP, count=3), nodes("fedtan", STEP, clients=Toy())
-    link = linked(grid, Toy())
+    task, grid = task_of("fedtan", STEP, count=3), nodes("fedtan", STEP, clients=ToyClients())
+    link = linked(grid, ToyClients())
     asked = grid.send_and_receive
 
     def losing(messages, **kwargs):
@@ -154,7 +154,7 @@ def test_a_node_that_is_lost_in_mid_exchange_stays_out():
         return asked(messages, **kwargs)
 
     grid.send_and_receive = losing
-    (result,) = rounds(task, Toy(), 1, train=link.train)
+    (result,) = rounds(task, ToyClients(), 1, train=link.train)
     assert [reply.client for reply in result.replies] == [1, 2]
 
 
@@ -215,7 +215,7 @@ def test_bytes_on_the_wire_are_those_that_the_doctor_predicts(name):
     model = build("resnet20", (3, 8, 8), 10, 0)
     task = task_of(name, STEP, model=model)
     received = broadcast(task, task.initial_state)
-    toy = Toy(shape=(3, 8, 8), classes=10)
+    toy = ToyClients(shape=(3, 8, 8), classes=10)
     batches = toy.batches(0, 1)
     steps = [(x.float(), y) for x, y in batches.steps]
     reply, _ = client_round(task, received, task.initial_client_state, _with(batches, steps))

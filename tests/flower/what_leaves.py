@@ -6,7 +6,7 @@ from fednorm.core.calibration import client_calibration
 from fednorm.core.layout import find_kinds
 from fednorm.core.types import Kind
 from fednorm.strategies import STRATEGIES
-from support import Toy, task_of
+from support import ToyClients, task_of
 
 HEAD = (
     "| strategy | weights | γ, β | of each BatchNorm layer's input | stays on the client |\n"
@@ -16,7 +16,7 @@ _NAMES = {Kind.WEIGHT: "weights", Kind.AFFINE: "γ, β", Kind.STATISTIC: "runnin
 
 
 def row(name):
-    task, toy = task_of(name, algorithm("fedavg", lr=0.05)), Toy()
+    task, toy = task_of(name, algorithm("fedavg", lr=0.05)), ToyClients()
     received = broadcast(task, task.initial_state)
     reply, _ = client_round(task, received, ClientState(), toy.batches(0, 1))
     kind = find_kinds(task.model)
@@ -37,10 +37,10 @@ def _statistics(task, reply, toy):
         pooled = task.strategy.statistics == "pool"
         when = " of all its data before it trains" if task.strategy.measures else ""
         said.insert(0, f"mean, variance, count{when}" if pooled else "running mean and variance")
-    if task.strategy.survey != "never":
+    if task.strategy.calibration != "never":
         received = broadcast(task, task.initial_state)
         seen = client_calibration(
-            task, received, ClientState(), toy.everything(0), task.strategy.survey_rule()
+            task, received, ClientState(), toy.all_batches(0), task.strategy.calibration_rule()
         )
         assert seen.stats
         said.append("mean, variance, count of all its data before each evaluation")

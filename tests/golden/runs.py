@@ -24,8 +24,8 @@ LOCAL = {
 }
 
 RUNS = {
-    "naive in lockstep": {"strategies": ["naive"], "engine": "merged"},
-    "fbn in cohorts": {"strategies": ["fbn"], "model": SMALL, "engine": "stacked", **LOCAL},
+    "naive, merged batch": {"strategies": ["naive"], "engine": "merged"},
+    "fbn, stacked clients": {"strategies": ["fbn"], "model": SMALL, "engine": "stacked", **LOCAL},
     "fixbn in the loop": {
         "strategies": [{"name": "fixbn", "freeze_round": 3, "statistics": "pool"}],
         "engine": "loop",

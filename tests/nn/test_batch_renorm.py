@@ -14,7 +14,7 @@ from fednorm.algorithms import algorithm
 from fednorm.core.layer import RoundContext
 from fednorm.nn.batch_renorm import compute_corrections, make_renorm_rule
 from fednorm.nn.convert import to_fed_batch_norm
-from support import Toy, assert_same_state, last, nested_model, task_of
+from support import ToyClients, assert_same_state, last, nested_model, task_of
 
 INFINITE = float("inf")
 
@@ -36,7 +36,7 @@ def batch(shape, seed=1):
 
 
 def begun(layer, r_max, d_max, statistics="average"):
-    layer.begin(make_renorm_rule(r_max, d_max, statistics), RoundContext(), "site")
+    layer.start_round(make_renorm_rule(r_max, d_max, statistics), RoundContext(), "site")
     return layer
 
 
@@ -144,7 +144,7 @@ def test_pooling_keeps_the_running_statistics_and_reports_moments():
 @pytest.mark.parametrize("kind", ["dsgd", "fedavg"])
 def test_one_and_zero_is_batch_norm_over_ten_rounds(statistics, kind):
     step = algorithm(kind, lr=0.05, momentum=0.9)
-    clients = Toy(sizes=(3, 5, 4), steps=1 if kind == "dsgd" else 2)
+    clients = ToyClients(sizes=(3, 5, 4), steps=1 if kind == "dsgd" else 2)
     fields = {"statistics": statistics}
     naive = last(task_of("naive", step, **fields), clients, 10).state
     brn = last(task_of("brn", step, r_max=1, d_max=0, **fields), clients, 10).state
@@ -168,7 +168,7 @@ class Renormalised(nn.BatchNorm2d):
 
 def test_one_client_is_one_machine():
     """Plain torch with the layer above, trained on the client's batches."""
-    model, clients = nested_model().train(), Toy(sizes=(6,))
+    model, clients = nested_model().train(), ToyClients(sizes=(6,))
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.__class__ = Renormalised

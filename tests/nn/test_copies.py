@@ -18,7 +18,7 @@ from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.nn.copies import copy_model
 from fednorm.strategies import STRATEGIES
-from support import Toy, task_of
+from support import ToyClients, task_of
 
 QUICK = {"rounds": 1, "seeds": 1, "clients": 2}
 STEP = algorithm("dsgd", lr=0.1)
@@ -103,7 +103,7 @@ def test_a_lazy_model_that_has_run_is_no_hindrance():
 
 def test_a_workspace_that_was_given_hooks_is_trained_where_it_is_and_copied_nowhere():
     """The loop trains the workspace itself, so a hook on it acts; engines that copy refuse."""
-    clients = Toy(classes=10)
+    clients = ToyClients(classes=10)
     task = task_of("fbn", STEP, model=plain().double())
     task.model[1].weight.register_hook(lambda gradient: 0 * gradient)
     received = broadcast(task, task.initial_state)
@@ -137,7 +137,7 @@ def test_a_hook_in_the_forward_pass_acts_in_every_copy():
     model[1] = Treated(64, 8)
     task = task_of("fbn", STEP, model=copy.deepcopy(model).double())
     received = broadcast(task, task.initial_state)
-    batches = Toy(classes=10).batches(0, 1)
+    batches = ToyClients(classes=10).batches(0, 1)
     reply, _ = client_round(task, received, fednorm.ClientState(), batches)
     assert reply.update["1.weight"].abs().max() == 1e-3
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from fednorm.algorithms import algorithm
 from fednorm.strategies import STRATEGIES
-from support import Toy, last, task_of
+from support import ToyClients, last, task_of
 
 
 class Block(nn.Module):
@@ -58,7 +58,7 @@ def test_training_is_the_same_in_place(name, order, norm):
     for inplace in (False, True):
         model = model_of(order, norm, inplace=inplace)
         task = task_of(name, algorithm("dsgd", lr=0.1), model=model)
-        states.append(last(task, Toy(sizes=(4, 3)), 2).state)
+        states.append(last(task, ToyClients(sizes=(4, 3)), 2).state)
     expected, given = states
     for key, value in expected.weights.items():
         assert torch.equal(given.weights[key], value), key

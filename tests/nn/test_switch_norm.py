@@ -23,7 +23,7 @@ from fednorm.nn.switch_norm import (
     SwitchNorm3d,
     to_switch_norm,
 )
-from support import Toy, last, nested_model, task_of
+from support import ToyClients, last, nested_model, task_of
 
 RANKS = {0: nn.BatchNorm1d, 1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 INSTANCE, LAYER, BATCH = 0, 1, 2
@@ -177,7 +177,7 @@ def test_evaluation_mixes_in_the_running_statistics():
 def test_recording_keeps_the_running_statistics_and_reports_moments(rule):
     layer, x = layer_of(nn.BatchNorm2d, 3), batch((4, 3, 2, 2))
     expected, before = by_hand(layer, x), layer.running()
-    layer.begin(rule, RoundContext(), "site")
+    layer.start_round(rule, RoundContext(), "site")
     torch.testing.assert_close(layer(x), expected)
     assert torch.equal(layer.running_mean, before.mean)
     assert torch.equal(layer.running_var, before.var)
@@ -189,7 +189,7 @@ def test_recording_keeps_the_running_statistics_and_reports_moments(rule):
 
 def test_a_survey_reports_the_moments_of_all_its_batches():
     layer, xs = layer_of(nn.BatchNorm1d, 3), [batch((4, 3)), batch((7, 3), seed=2)]
-    layer.begin(create_strategy("switchnorm").adaptation_rule(), RoundContext(), "site")
+    layer.start_round(create_strategy("switchnorm").adaptation_rule(), RoundContext(), "site")
     for x in xs:
         layer(x)
     found = layer.report("pool").moments
@@ -321,7 +321,7 @@ class Mixing(nn.BatchNorm2d):
 @pytest.mark.parametrize("statistics", ["average", "pool"])
 def test_one_client_is_one_machine(statistics):
     """Plain torch with the layer above, trained on the client's batches."""
-    model, clients = nested_model().train(), Toy(sizes=(4,))
+    model, clients = nested_model().train(), ToyClients(sizes=(4,))
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.__class__ = Mixing

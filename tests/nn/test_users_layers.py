@@ -16,7 +16,7 @@ from fednorm.core.layer import NormLayer
 from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.convert import ConversionError, remove, to_fed_batch_norm, to_sample_norm
 from fednorm.strategies import STRATEGIES
-from support import Toy, last, task_of
+from support import ToyClients, last, task_of
 
 every = pytest.mark.parametrize("name", sorted(STRATEGIES))
 STEP = algorithm("dsgd", lr=0.05)
@@ -174,7 +174,7 @@ def test_a_model_with_such_layers_trains(name):
     task = task_of(name, STEP, model=model)
     kept = [m for m in task.model.modules() if isinstance(m, nn.ReLU)]
     assert len(kept) == 2
-    result = last(task, Toy(), 3)
+    result = last(task, ToyClients(), 3)
     assert all(torch.isfinite(t).all() for t in result.state.weights.values())
     inside = []
     task.model[1].register_forward_hook(lambda *args: inside.append(args[2]))
@@ -216,7 +216,7 @@ def test_a_forward_pass_that_asks_super_is_kept_or_refused_by_name(name):
     assert layer.channels_doubled() == 8
     seen = []
     layer.register_forward_hook(lambda *args: seen.append(args[2]))
-    last(task, Toy(), 2)
+    last(task, ToyClients(), 2)
     assert seen
     assert all(y.min() == 0 for y in seen)
 
@@ -304,7 +304,7 @@ def test_frozen_layers_are_left_alone_and_reported(name):
     assert (kept.path, kept.type) == ("1", "Frozen")
     task = task_of(name, STEP, model=model)
     assert type(task.model[1]) is Frozen
-    result = last(task, Toy(), 2)
+    result = last(task, ToyClients(), 2)
     for key, value in frozen.named_buffers():
         torch.testing.assert_close(result.state.buffers[f"1.{key}"], value, rtol=1e-14, atol=0)
 
@@ -336,7 +336,7 @@ def test_statistics_of_instance_norm_are_averaged(name):
     residual_or_skip(name)
     norm = nn.InstanceNorm2d(4, track_running_stats=True, momentum=0.5)
     model = model_with(norm, nn.BatchNorm2d(4))
-    clients = Toy(sizes=(5, 3))
+    clients = ToyClients(sizes=(5, 3))
     task = task_of(name, STEP, model=model)
     conv = copy.deepcopy(task.model[0])
     state = last(task, clients, 1).state

@@ -21,7 +21,7 @@ from fednorm.data import load
 from fednorm.engines.evaluation_statistics import calibrate_for_test
 from fednorm.errors import ConfigError
 from fednorm.strategies import STRATEGIES
-from support import Toy, last, nested_model, task_of
+from support import ToyClients, last, nested_model, task_of
 
 STEP = algorithm("dsgd", lr=0.05, momentum=0.9)
 
@@ -55,7 +55,7 @@ def test_layers_are_found_by_type_not_by_name():
 def test_excluding_batch_norm_excludes_its_affine_part_too():
     """The tutorial's "exclude BN" server still averages γ and β."""
     task = task_of("fedbn", STEP, model=Nameless().double())
-    result = last(task, Toy(shape=(4,), classes=3), 3)
+    result = last(task, ToyClients(shape=(4,), classes=3), 3)
     assert not {"shortcut.1.weight", "a.0.b.bias"} & set(result.state.weights)
 
 
@@ -64,8 +64,8 @@ def test_excluding_batch_norm_excludes_its_affine_part_too():
 def test_the_servers_statistics_leave_zero_and_one(name, kind):
     """Evaluation with mean 0 and variance 1: the tutorial, byzfl, FedLab #293."""
     task = task_of(name, algorithm(kind, lr=0.05))
-    result = last(task, Toy(), 3)
-    state = calibrate_for_test(task, result.state, result.client_states, Toy())
+    result = last(task, ToyClients(), 3)
+    state = calibrate_for_test(task, result.state, result.client_states, ToyClients())
     model = export(task, state, result.client_states[0])
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -78,7 +78,7 @@ def test_counters_stay_integers():
     model = nested_model()
     model.register_buffer("positions", torch.arange(5))
     task = task_of("naive", STEP, model=model)
-    state = last(task, Toy(absent={1: (0,), 2: (1,)}), 3).state
+    state = last(task, ToyClients(absent={1: (0,), 2: (1,)}), 3).state
     assert state.buffers["positions"].dtype is torch.int64
     assert torch.equal(state.buffers["positions"], torch.arange(5))
     assert {r.batches for r in state.running.values()} == {3}
@@ -101,7 +101,7 @@ def test_a_counter_outside_normalization_is_carried_as_the_maximum():
             return self.body(x)
 
     task = task_of("naive", STEP, model=Counting())
-    state = last(task, Toy(sizes=(2, 7, 4)), 3).state
+    state = last(task, ToyClients(sizes=(2, 7, 4)), 3).state
     assert state.buffers["calls"].dtype is torch.int64
     assert int(state.buffers["calls"]) == 21
 
@@ -145,13 +145,13 @@ def test_buffers_are_aggregated_and_not_taken_from_client_0():
             self.level += x.mean()
             return self.body(x)
 
-    clients = Toy(sizes=(2, 6, 4))
+    clients = ToyClients(sizes=(2, 6, 4))
     result = last(task_of("naive", STEP, model=Scaled()), clients, 1)
     levels = [clients.batches(c, 1).steps[0][0].mean() for c in range(3)]
     expected = (2 * levels[0] + 6 * levels[1] + 4 * levels[2]) / 12
     torch.testing.assert_close(result.state.buffers["level"], expected)
     first = last(task_of("naive", STEP), clients, 1).state
-    alone = last(task_of("naive", STEP), Toy(sizes=(2, 6, 4), absent={1: (1, 2)}), 1).state
+    alone = last(task_of("naive", STEP), ToyClients(sizes=(2, 6, 4), absent={1: (1, 2)}), 1).state
     for path in first.running:
         assert not torch.allclose(first.running[path].mean, alone.running[path].mean)
 
@@ -162,7 +162,7 @@ def test_the_optimiser_never_sees_statistics(name):
     task = task_of(name, algorithm("dsgd", lr=5.0))
     state = task.initial_state
     assert set(state.weights) == {n for n, _ in nested_model().named_parameters()}
-    for running in last(task, Toy(), 3).state.running.values():
+    for running in last(task, ToyClients(), 3).state.running.values():
         assert (running.var > 0).all()
 
 
@@ -185,7 +185,7 @@ def test_weights_and_statistics_are_aggregated_apart():
         aggregator=watch("weights"),
         statistics_aggregator=watch("statistics"),
     )
-    last(task, Toy(), 1)
+    last(task, ToyClients(), 1)
     assert seen["weights"] == [(sum(p.numel() for p in model.parameters()),)]
     layers = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     assert len(seen["statistics"]) == 3 * len(layers)
@@ -225,7 +225,7 @@ def test_a_batch_norm_that_no_strategy_handles_is_named():
 
 
 def test_counters_of_clients_with_different_numbers_of_steps_are_carried_as_the_maximum():
-    class Uneven(Toy):
+    class Uneven(ToyClients):
         def batches(self, client, round_):
             batches = super().batches(client, round_)
             return replace(batches, steps=batches.steps[: client + 1])
@@ -244,7 +244,7 @@ def test_a_layer_in_two_places_has_a_role_in_both_and_travels_once():
     assert set(task.layout.roles) == set(model.state_dict())
     assert task.layout.roles["4.weight"] is Role.PERSONAL
     assert "4.weight" not in task.layout.personal
-    result = last(task, Toy(), 2)
+    result = last(task, ToyClients(), 2)
     assert int(result.client_states[0].tensors["2.num_batches_tracked"]) == 4
 
 
@@ -252,7 +252,7 @@ def test_a_constant_buffer_stays_constant_to_the_bit():
     model = nested_model().float()
     model.register_buffer("level", torch.tensor([0.1, 1 / 3, 7e-9]))
 
-    class Single(Toy):
+    class Single(ToyClients):
         def _batch(self, client, generator):
             x, y = super()._batch(client, generator)
             return x.float(), y

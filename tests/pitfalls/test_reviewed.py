@@ -15,7 +15,7 @@ from fednorm.engines.evaluation_statistics import calibrate_for_test
 from fednorm.errors import ConfigError
 from fednorm.experiment.load import build_experiment, override_settings
 from fednorm.experiment.prepare import prepare
-from support import Toy, last, nested_model, task_of
+from support import ToyClients, last, nested_model, task_of
 
 STEP = algorithm("dsgd", lr=0.05)
 QUICK = {"rounds": 3, "clients": 3}
@@ -53,8 +53,8 @@ def test_surveys_have_randomness_of_their_own(name):
         expected = torch.rand(2)
         torch.manual_seed(seed)
         task = task_of(name, STEP, model=model)
-        result = last(task, Toy(), 2)
-        variances.append(calibrate_for_test(task, result.state, {}, Toy()).running["3"].var)
+        result = last(task, ToyClients(), 2)
+        variances.append(calibrate_for_test(task, result.state, {}, ToyClients()).running["3"].var)
         assert torch.equal(torch.rand(2), expected)
     assert torch.equal(*variances)
 
@@ -92,7 +92,7 @@ def test_lockstep_is_left_alone_where_it_cannot_be_sure():
 
 
 def test_both_engines_report_the_same_training_loss():
-    clients = Toy(sizes=(2, 7, 3))
+    clients = ToyClients(sizes=(2, 7, 3))
     loop = last(task_of("fbn", STEP), clients, 1)
     *_, locked = merged_batch.rounds(task_of("fbn", STEP), clients, 1)
     assert locked.train_loss == pytest.approx(loop.train_loss)
@@ -105,7 +105,7 @@ def test_a_shared_message_of_fedtan_survives_data_far_from_zero():
 
     model = nn.Sequential(Far(), nn.BatchNorm1d(64), nn.Linear(64, 4))
 
-    class Single(Toy):
+    class Single(ToyClients):
         def _batch(self, client, generator):
             x, y = super()._batch(client, generator)
             return x.float(), y
@@ -141,12 +141,12 @@ def test_odd_tables_get_a_message():
 
 
 def test_half_of_one_round_is_one_round():
-    result = last(task_of("fixbn", STEP, count=1), Toy(), 1)
+    result = last(task_of("fixbn", STEP, count=1), ToyClients(), 1)
     assert {r.batches for r in result.state.running.values()} == {1}
 
 
 def test_earlier_rounds_keep_their_memories():
-    first, second = loop.rounds(task_of("fedbn", STEP), Toy(), 2)
+    first, second = loop.rounds(task_of("fedbn", STEP), ToyClients(), 2)
     key = "stem.1.running_mean"
     assert not torch.equal(
         first.client_states[0].tensors[key], second.client_states[0].tensors[key]

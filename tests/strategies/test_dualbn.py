@@ -17,7 +17,7 @@ from fednorm.nn.convert import to_fed_batch_norm
 from fednorm.nn.dual_norm import BackwardMeans, _Dual, add_backward_means
 from fednorm.nn.weight_std import StandardizedConv, standardize
 from fednorm.strategies import create_strategy
-from support import Toy, last, nested_model, task_of
+from support import ToyClients, last, nested_model, task_of
 
 STEP = algorithm("dsgd", lr=0.05)
 
@@ -61,7 +61,7 @@ class Watched:
 @pytest.mark.parametrize("sizes", [(5, 5, 5), (2, 7, 3)])
 @pytest.mark.parametrize("standardized", [True, False])
 def test_with_the_statistics_of_the_same_round_the_gradient_is_one_machines(sizes, standardized):
-    clients = Toy(sizes=sizes)
+    clients = ToyClients(sizes=sizes)
     x, y = clients.union(1)
     oracle = Watched(standardized)
     expected = oracle.run(x, y)
@@ -86,7 +86,7 @@ def test_with_the_statistics_of_the_same_round_the_gradient_is_one_machines(size
 
 def test_the_reported_means_pool_to_those_of_one_machine():
     """The server's p and q after one round from p = q = 0, r = 0, v = 1, against plain sums."""
-    clients = Toy(sizes=(2, 7, 3))
+    clients = ToyClients(sizes=(2, 7, 3))
     task = task_of("dualbn", STEP)
     after = last(task, clients, 1).state
     model = task.strategy.convert(nested_model()).model
@@ -152,18 +152,20 @@ def test_gradcheck_where_the_means_are_zero():
 
 
 def test_without_both_parts_it_is_fbn():
-    plain = last(task_of("fbn", STEP), Toy(), 5).state
+    plain = last(task_of("fbn", STEP), ToyClients(), 5).state
     bare = last(
-        task_of("dualbn", STEP, weight_standardization=False, backward_moments=False), Toy(), 5
+        task_of("dualbn", STEP, weight_standardization=False, backward_moments=False),
+        ToyClients(),
+        5,
     ).state
     for name, value in plain.weights.items():
         assert torch.equal(bare.weights[name], value)
 
 
 def test_standardised_weights_are_a_switch_of_the_others_too():
-    parts = last(task_of("dualbn", STEP, backward_moments=False), Toy(), 4).state
+    parts = last(task_of("dualbn", STEP, backward_moments=False), ToyClients(), 4).state
     fbn = last(
-        task_of("fbn", STEP, weight_standardization=True, stats_momentum=0.1), Toy(), 4
+        task_of("fbn", STEP, weight_standardization=True, stats_momentum=0.1), ToyClients(), 4
     ).state
     for key, value in parts.weights.items():
         assert torch.equal(fbn.weights[key], value)
@@ -176,7 +178,7 @@ def test_standardised_weights_are_a_switch_of_the_others_too():
 
 def test_several_steps_keep_all_four_fixed_and_move_them_once():
     task = task_of("dualbn", algorithm("fedavg", lr=0.05))
-    state = last(task, Toy(steps=3), 1).state
+    state = last(task, ToyClients(steps=3), 1).state
     assert {r.batches for r in state.running.values()} == {3}
 
 
@@ -186,7 +188,7 @@ def test_the_checkpoint_is_torchs_own():
 
 
 def test_a_faulty_backward_mean_is_rejected_like_a_statistic():
-    task, clients = task_of("dualbn", STEP), Toy()
+    task, clients = task_of("dualbn", STEP), ToyClients()
     received = broadcast(task, task.initial_state)
     replies = [
         client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in range(3)

@@ -16,7 +16,7 @@ from fednorm.algorithms import algorithm
 from fednorm.core.moments import Moments
 from fednorm.core.task import Task
 from fednorm.strategies.feddna import reweight
-from support import Toy, assert_same_state, last, nested_model, task_of
+from support import ToyClients, assert_same_state, last, nested_model, task_of
 
 EPS = 1e-5
 
@@ -175,7 +175,7 @@ def test_an_empty_client_has_no_say():
 @pytest.mark.parametrize("kind", ["dsgd", "fedavg"])
 def test_strength_zero_is_naive_with_pooled_statistics(kind):
     step = algorithm(kind, lr=0.05, momentum=0.9)
-    clients = Toy(sizes=(3, 7, 4), steps=1 if kind == "dsgd" else 2)
+    clients = ToyClients(sizes=(3, 7, 4), steps=1 if kind == "dsgd" else 2)
     naive = last(task_of("naive", step, statistics="pool"), clients, 5).state
     zero = last(task_of("feddna", step, strength=0), clients, 5).state
     some = last(task_of("feddna", step), clients, 5).state
@@ -194,7 +194,7 @@ def test_strength_zero_is_naive_with_pooled_statistics(kind):
 def test_the_server_pools_with_the_weights():
     """After one round: statistics of the union, in which a client's values weigh more or less."""
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4)).double()
-    clients = Toy(sizes=(4, 6, 5), shape=(3,))
+    clients = ToyClients(sizes=(4, 6, 5), shape=(3,))
     task = task_of("feddna", algorithm("dsgd", lr=0.05), model=model, strength=0.7, iterations=4)
     after = last(task, clients, 1).state.running["0"]
     xs = [clients.batches(c, 1).steps[0][0] for c in range(3)]
@@ -216,7 +216,7 @@ def test_the_server_pools_with_the_weights():
 
 def test_one_client_is_one_machine():
     """Plain torch, trained on the client's batches."""
-    model, clients = nested_model().train(), Toy(sizes=(6,))
+    model, clients = nested_model().train(), ToyClients(sizes=(6,))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for round_ in range(1, 6):
         (x, y), *_ = clients.batches(0, round_).steps
@@ -236,7 +236,7 @@ def test_a_robust_rule_has_the_last_word():
     states = [
         last(
             Task.build(nested_model(), chosen, algorithm("dsgd"), statistics_aggregator=median),
-            Toy(),
+            ToyClients(),
             2,
         ).state
         for chosen in (create_strategy("feddna"), create_strategy("naive", statistics="pool"))

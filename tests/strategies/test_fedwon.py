@@ -19,7 +19,7 @@ from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.nn.weight_std import StandardizedConv2d
 from fednorm.strategies.fedwon import agc
-from support import Toy, last, nested_model, task_of
+from support import ToyClients, last, nested_model, task_of
 
 LR = 0.05
 BOTH = pytest.mark.parametrize("kind", ["dsgd", "fedavg"])
@@ -45,7 +45,7 @@ def clipped_by_loop(gradient, weight, clip):
 def gradients_of_first_round(kind, clip):
     task = task_of("fedwon", algorithm(kind, lr=LR), model=two_headed(), clip=clip)
     received = broadcast(task, task.initial_state)
-    update = client_round(task, received, ClientState(), Toy().batches(1, 1))[0].update
+    update = client_round(task, received, ClientState(), ToyClients().batches(1, 1))[0].update
     scale = 1 if kind == "dsgd" else -1 / LR
     return {name: scale * value for name, value in update.items()}, received.weights
 
@@ -112,7 +112,7 @@ def test_a_generous_clip_changes_nothing(kind):
 
 def test_later_steps_clip_by_the_weights_of_that_step():
     """A by-hand run of local SGD; clipping must not remember the weights of the conversion."""
-    clip, clients = 0.05, Toy(steps=3)
+    clip, clients = 0.05, ToyClients(steps=3)
     task = task_of("fedwon", algorithm("fedavg", lr=LR), model=two_headed(), clip=clip)
     received = broadcast(task, task.initial_state)
     update = client_round(task, received, ClientState(), clients.batches(0, 1))[0].update
@@ -139,14 +139,14 @@ def test_a_layer_in_two_places_is_clipped_once_by_its_whole_gradient():
     for clip in (None, 0.01):
         task = task_of("fedwon", algorithm("dsgd", lr=LR), model=model, clip=clip)
         received = broadcast(task, task.initial_state)
-        reply, _ = client_round(task, received, ClientState(), Toy().batches(0, 1))
+        reply, _ = client_round(task, received, ClientState(), ToyClients().batches(0, 1))
         grads.append(reply.update["0.weight"])
     expected = clipped_by_loop(grads[0], model[0].weight, 0.01)
     torch.testing.assert_close(grads[1], expected, rtol=1e-10, atol=0)
 
 
 # Batches of two sizes, and clients that are away: cohorts of several sizes, and single clients.
-SOME = Toy(sizes=(4, 6, 4, 4, 6, 4), steps=2, absent={2: (1, 3), 3: (0,)})
+SOME = ToyClients(sizes=(4, 6, 4, 4, 6, 4), steps=2, absent={2: (1, 3), 3: (0,)})
 DECAY, RHO, CLIP, COUNT = 1e-2, 0.9, 0.02, 3
 
 
@@ -280,13 +280,13 @@ def test_a_frozen_layer_stays_frozen():
     model = two_headed()
     model[0].requires_grad_(requires_grad=False)
     task = task_of("fedwon", algorithm("dsgd", lr=LR), model=model, clip=0.01)
-    state = last(task, Toy(), 2).state
+    state = last(task, ToyClients(), 2).state
     for name in ("0.weight", "0.gain", "0.bias"):
         assert torch.equal(state.weights[name], task.initial_state.weights[name])
 
 
 def test_federated_equals_one_machine():
-    clients, step = Toy(sizes=(2, 7, 1)), algorithm("dsgd", lr=LR)
+    clients, step = ToyClients(sizes=(2, 7, 1)), algorithm("dsgd", lr=LR)
     federated, central = (
         last(task_of("fedwon", step), c).state for c in (clients, MergedClients(clients))
     )

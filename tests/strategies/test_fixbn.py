@@ -15,14 +15,14 @@ from fednorm.core.task import Task
 from fednorm.core.types import Kind
 from fednorm.engines import merged_batch, stacked
 from fednorm.engines.loop import rounds
-from support import Toy, last, nested_model, task_of
+from support import ToyClients, last, nested_model, task_of
 
 STEP = algorithm("dsgd", lr=0.05, momentum=0.9)
 
 
 def history(count=12, **fields):
     task = task_of("fixbn", STEP, count=count, **fields)
-    return [task.initial_state] + [r.state for r in rounds(task, Toy(), count)]
+    return [task.initial_state] + [r.state for r in rounds(task, ToyClients(), count)]
 
 
 def statistics(state):
@@ -87,7 +87,7 @@ def fedavg_that_freezes_affine(clients, count, freeze):
 
 def test_affine_alone_is_frozen_while_statistics_go_on_moving():
     """The paper's Table H, third row: unequal clients, local steps, a client that was away."""
-    clients = Toy(sizes=(2, 6, 4), steps=3, absent={3: (1,)})
+    clients = ToyClients(sizes=(2, 6, 4), steps=3, absent={3: (1,)})
     local = algorithm("fedavg", lr=0.05, momentum=0.9, weight_decay=1e-3)
     fields = {"freeze_affine": True, "freeze_statistics": False}
     task = task_of("fixbn", local, count=6, freeze_round=0.5, **fields)
@@ -109,7 +109,7 @@ def test_affine_alone_is_frozen_while_statistics_go_on_moving():
 def test_affine_alone_is_frozen_in_every_engine(engine, merge):
     fields = {"freeze_affine": True, "freeze_statistics": False, "statistics": merge}
     task = task_of("fixbn", STEP, count=4, freeze_round=2, **fields)
-    clients = Toy(sizes=(5, 5, 5))
+    clients = ToyClients(sizes=(5, 5, 5))
     expected = last(task, clients, 4).state
     if engine == "merged":
         *_, got = merged_batch.rounds(task, clients, 4)
@@ -167,7 +167,7 @@ def test_the_thresholds_above_freeze_at_different_rounds():
 
 def test_stage_two_normalises_as_in_evaluation():
     """The gradient of stage II is that of the model with its BatchNorm layers in eval mode."""
-    clients = Toy(sizes=(5,))
+    clients = ToyClients(sizes=(5,))
     task = task_of("fixbn", algorithm("dsgd", lr=0.05), freeze_round=0)
     after = last(task, clients, 1).state
     model = nested_model().eval()

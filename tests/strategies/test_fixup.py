@@ -14,7 +14,7 @@ from fednorm.algorithms import algorithm
 from fednorm.engines.merged_batch import MergedClients
 from fednorm.nn.convert import ConversionError
 from fednorm.strategies.fixup import ScalarAffine, find_residual_branches
-from support import Toy, last, nested_model, task_of
+from support import ToyClients, last, nested_model, task_of
 
 CHAIN = [f"1.zzz.{number}" for number in range(5)]
 
@@ -243,7 +243,7 @@ def fixup_task(which):
 
 @pytest.mark.parametrize("which", sorted(STEPS))
 def test_scalars_learn_and_decay_at_a_tenth_of_the_rate(which):
-    clients = Toy(sizes=(5,), steps=1 if "dsgd" in which else 2)
+    clients = ToyClients(sizes=(5,), steps=1 if "dsgd" in which else 2)
     ours = last(fixup_task(which), clients, 4).state.weights
     expected = by_hand(which, clients, 4)
     assert ours.keys() == expected.keys()
@@ -258,7 +258,7 @@ def test_weight_decay_alone_shrinks_a_multiplier_by_a_tenth_of_the_rate():
     for which in ("sgd", "dsgd"):
         task = fixup_task(which)
         task = replace(task, loss=lambda output, _: 0 * output.sum())
-        clients = Toy(sizes=(3, 5, 4))
+        clients = ToyClients(sizes=(3, 5, 4))
         state = last(task, clients, 1).state
         for name, value in state.weights.items():
             before = task.initial_state.weights[name]
@@ -381,7 +381,7 @@ def test_the_given_model_stays_as_it_is():
 
 
 def test_federated_equals_one_machine():
-    clients, step = Toy(sizes=(2, 7, 1)), algorithm("dsgd", lr=0.05)
+    clients, step = ToyClients(sizes=(2, 7, 1)), algorithm("dsgd", lr=0.05)
     federated, central = (
         last(task_of("fixup", step), c).state for c in (clients, MergedClients(clients))
     )

@@ -9,7 +9,7 @@ from fednorm.algorithms import algorithm
 from fednorm.engines.merged_batch import MergedClients
 from fednorm.nn.convert import SampleNorm
 from fednorm.nn.weight_std import StandardizedConv2d
-from support import Toy, last, nested_model, task_of
+from support import ToyClients, last, nested_model, task_of
 
 
 def test_is_group_norm_of_a_convolution_with_standardised_kernels():
@@ -36,7 +36,7 @@ def test_replaces_every_norm_and_every_convolution():
 
 def test_kernels_of_the_trained_model_stay_standardised():
     task = task_of("gn_ws", algorithm("dsgd", lr=0.5))
-    last(task, Toy(), 5)
+    last(task, ToyClients(), 5)
     for layer in task.model.modules():
         if isinstance(layer, StandardizedConv2d):
             kernels = layer.standardize_weight().flatten(1)
@@ -47,7 +47,7 @@ def test_kernels_of_the_trained_model_stay_standardised():
 
 
 def test_federated_equals_one_machine():
-    clients, step = Toy(sizes=(2, 7, 1)), algorithm("dsgd", lr=0.05)
+    clients, step = ToyClients(sizes=(2, 7, 1)), algorithm("dsgd", lr=0.05)
     federated, central = (
         last(task_of("gn_ws", step), c).state for c in (clients, MergedClients(clients))
     )

@@ -10,7 +10,7 @@ from fednorm.algorithms import algorithm
 from fednorm.core.messages import ClientState
 from fednorm.core.round import broadcast, client_round
 from fednorm.engines.evaluation import score_clients
-from support import Toy, last, nested_model, task_of
+from support import ToyClients, last, nested_model, task_of
 
 ALGORITHMS = [
     algorithm("dsgd", lr=0.1, momentum=0.9),
@@ -41,7 +41,7 @@ def test_no_personal_tensor_in_any_reply(name, step):
     assert "blocks.1.downsample.1.running_var" in personal
     assert set(task.layout.personal) == personal
     received = broadcast(task, task.initial_state)
-    reply, client_state = client_round(task, received, ClientState(), Toy().batches(0, 1))
+    reply, client_state = client_round(task, received, ClientState(), ToyClients().batches(0, 1))
     assert not reply.stats
     for part in (reply.update, reply.buffers, reply.momentum, received.weights, received.running):
         assert not personal & set(part)
@@ -54,7 +54,7 @@ def test_no_personal_tensor_in_any_reply(name, step):
 @pytest.mark.parametrize("name", PERSONAL)
 @pytest.mark.parametrize("step", ALGORITHMS)
 def test_personal_tensors_differ_between_clients(name, step):
-    result = last(task_of(name, step), Toy(), 5)
+    result = last(task_of(name, step), ToyClients(), 5)
     first, second = result.client_states[0].tensors, result.client_states[1].tensors
     for key in keys(nested_model(), *PERSONAL[name]):
         if "num_batches" not in key:
@@ -64,7 +64,7 @@ def test_personal_tensors_differ_between_clients(name, step):
 @pytest.mark.parametrize("name", PERSONAL)
 def test_is_training_with_own_tensors(name):
     """Oracle: per-client plain models, of which only what is not personal is averaged."""
-    clients = Toy(sizes=(4, 6), steps=2)
+    clients = ToyClients(sizes=(4, 6), steps=2)
     task = task_of(name, algorithm("fedavg", lr=0.1))
     result = last(task, clients, 4)
     models = [nested_model() for _ in range(2)]
@@ -92,7 +92,7 @@ def test_is_training_with_own_tensors(name):
 
 
 def test_each_client_is_tested_with_its_own_layers():
-    clients = Toy()
+    clients = ToyClients()
     task = task_of("fedbn", algorithm("dsgd", lr=0.1))
     result = last(task, clients, 3)
     own = score_clients(task, result.state, result.client_states, clients, range(3))

@@ -12,13 +12,13 @@ from fednorm.core.task import export
 from fednorm.engines.evaluation_statistics import calibrate_for_test
 from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.hybrid_norm import add_mixing, normalize_hybrid
-from support import Toy, last, nested_model, task_of
+from support import ToyClients, last, nested_model, task_of
 
 STEP = algorithm("dsgd", lr=0.05)
 
 
 def test_heterofl_statistics_are_torchs_cumulative_average_over_all_batches():
-    clients = Toy(sizes=(3, 6, 4))
+    clients = ToyClients(sizes=(3, 6, 4))
     task = task_of("heterofl", STEP)
     result = last(task, clients, 5)
     assert all(torch.equal(r.var, torch.ones_like(r.var)) for r in result.state.running.values())
@@ -30,7 +30,7 @@ def test_heterofl_statistics_are_torchs_cumulative_average_over_all_batches():
             layer.momentum = None
             layer.reset_running_stats()
     for client in range(3):
-        for x, _ in clients.everything(client).steps:
+        for x, _ in clients.all_batches(client).steps:
             model(x)
     expected = model.state_dict()
     for path, running in final.running.items():
@@ -40,7 +40,7 @@ def test_heterofl_statistics_are_torchs_cumulative_average_over_all_batches():
 
 
 def test_heterofl_can_pool_the_moments_of_all_values():
-    clients = Toy(sizes=(3, 6, 4))
+    clients = ToyClients(sizes=(3, 6, 4))
     task = task_of("heterofl", STEP, statistics="pool")
     result = last(task, clients, 5)
     final = calibrate_for_test(task, result.state, result.client_states, clients)
@@ -53,7 +53,7 @@ def test_heterofl_can_pool_the_moments_of_all_values():
                 lambda _, x, seen=seen[path]: seen.append(x[0].detach())
             )
     for client in range(3):
-        for x, _ in clients.everything(client).steps:
+        for x, _ in clients.all_batches(client).steps:
             model(x)
     for path, inputs in seen.items():
         values = torch.cat(inputs).transpose(0, 1).flatten(1)
@@ -134,7 +134,7 @@ def test_fedfn_normalises_features_on_any_base():
         assert wrapped.needs_batch_statistics == inner.needs_batch_statistics
         task = task_of(wrapped, STEP)
         assert set(task.layout.personal) == set(task_of(inner, STEP).layout.personal)
-        last(task, Toy(), 2)
+        last(task, ToyClients(), 2)
     x = torch.randn(4, 6, dtype=torch.float64)
     plain = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 5)).double().eval()
     model = create_strategy("fedfn", base="naive").convert(plain).model

@@ -21,10 +21,11 @@ from fednorm.cli.options import (
 )
 from fednorm.cli.run_progress import show_progress
 from fednorm.errors import ConfigError
-from fednorm.experiment.comparison import CheckpointPolicy, run_comparison
+from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.flower.submit import SuperLink, submit
 from fednorm.experiment.interrupt import between_rounds
+from fednorm.experiment.job import CheckpointPolicy
 from fednorm.experiment.load import build_experiment, expand_sweep, override_settings, read_toml
 from fednorm.experiment.results import Comparison
 from fednorm.experiment.run_folder import clear_folder

@@ -38,12 +38,12 @@ def client_calibration(
     """Send a client's batches through the received model; labels are not looked at."""
     load_state(task, received, client_state)
     start_training(task)
-    session = RoundContext()
+    context = RoundContext()
     for path, layer in task.layout.norms.items():
-        layer.start_round(rule, session, path)
+        layer.start_round(rule, context, path)
     with isolated_rng(batches.seed, task.model):
         for x, _ in batches.steps:
-            session.samples = len(x)
+            context.samples = len(x)
             task.model(x)
     reports = {path: layer.report("pool") for path, layer in task.layout.sharing.items()}
     stats = {path: report for path, report in reports.items() if report is not None}

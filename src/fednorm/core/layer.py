@@ -30,7 +30,7 @@ class NormLayer(nn.Module):
 
     momentum: float | None
 
-    def start_round(self, rule: NormRule, session: RoundContext, site: str) -> None:
+    def start_round(self, rule: NormRule, context: RoundContext, site: str) -> None:
         """Start a round: forget what was recorded and follow `rule`."""
         raise NotImplementedError
 

@@ -68,12 +68,12 @@ def client_round(
     """
     measured = _measure(task, received, client_state, batches) if task.strategy.measures else None
     load_state(task, received, client_state)
-    session = RoundContext(exchange or Solo(), client_sizes=batches.client_sizes)
-    start_round(task, received, session)
-    counted = replace(batches, steps=_CountedSteps(task.algorithm, batches, session))
+    context = RoundContext(exchange or Solo(), client_sizes=batches.client_sizes)
+    start_round(task, received, context)
+    counted = replace(batches, steps=_CountedSteps(task.algorithm, batches, context))
     with isolated_rng(batches.seed, task.model):
         trained = task.algorithm.local(_make_work(task, received, client_state, counted))
-    session.step = -1  # what the model is called for later belongs to no step
+    context.step = -1  # what the model is called for later belongs to no step
     if not math.isfinite(trained.loss):
         raise NonFiniteLossError(batches.client, received.round, trained.loss)
     kept = ClientState(tensors=snapshot(task.layout.personal), optimizer=trained.optimizer)
@@ -95,22 +95,22 @@ class _CountedSteps:
 
     algorithm: Algorithm
     batches: Batches
-    session: RoundContext
+    context: RoundContext
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        session = self.session
+        context = self.context
         for step, (x, y) in enumerate(self.batches.steps):
-            session.step, session.samples = step, len(y)
-            session.examples = self.algorithm.examples(self.batches, len(y))
+            context.step, context.samples = step, len(y)
+            context.examples = self.algorithm.examples(self.batches, len(y))
             yield x, y
 
 
-def start_round(task: Task, received: Broadcast, session: RoundContext) -> None:
+def start_round(task: Task, received: Broadcast, context: RoundContext) -> None:
     """Let the layers of the workspace follow the round's rule and forget what they recorded."""
     start_training(task)
     rule = task.strategy.rule(received)
     for path, layer in task.layout.norms.items():
-        layer.start_round(rule, session, path)
+        layer.start_round(rule, context, path)
 
 
 def _make_work(

@@ -13,7 +13,7 @@ from multiprocessing.synchronize import Event as Flag
 from typing import Any
 
 from fednorm.errors import WorkerError
-from fednorm.experiment.comparison import Job, execute_job, log
+from fednorm.experiment.job import Job, execute_job, log
 from fednorm.experiment.results import RunResult
 from fednorm.experiment.run import Event, OnRound
 from fednorm.system import keep_memory

@@ -127,9 +127,9 @@ class FedBatchNorm(NormLayer, _BatchNorm):
             return rules.frozen_stats(self, input)
         return self.recorder.rule(self, input)
 
-    def start_round(self, rule: NormRule, session: RoundContext, site: str) -> None:
+    def start_round(self, rule: NormRule, context: RoundContext, site: str) -> None:
         """Start a round: forget what was recorded and follow `rule`."""
-        self.recorder = LayerRecorder(rule, session, site)
+        self.recorder = LayerRecorder(rule, context, site)
 
     def count_batch(self) -> float:
         """Count a batch and return the momentum with which it counts."""

@@ -39,11 +39,11 @@ class BackwardMeans(NormLayer):
         self.momentum: float | None = momentum
         self.register_buffer("means", torch.zeros_like(like).repeat(2, 1), persistent=False)
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64), persistent=False)
-        self.round = LayerRecorder(rules.batch_stats, RoundContext(), "")
+        self.recorder = LayerRecorder(rules.batch_stats, RoundContext(), "")
 
-    def start_round(self, rule: NormRule, session: RoundContext, site: str) -> None:
+    def start_round(self, rule: NormRule, context: RoundContext, site: str) -> None:
         """Start a round: forget what was recorded."""
-        self.round = LayerRecorder(rule, session, site)
+        self.recorder = LayerRecorder(rule, context, site)
 
     def record_backward(self, grad: Tensor, normalised: Tensor) -> None:
         """Add a batch, given the gradient of its mean loss and its normalised values."""
@@ -53,13 +53,13 @@ class BackwardMeans(NormLayer):
         mean = sums * (samples / count)
         self.batches.add_(1)
         means = Moments(count, mean, torch.zeros_like(mean))
-        self.round.add(means, self.momentum or 0.0, rows=samples)
+        self.recorder.add(means, self.momentum or 0.0, rows=samples)
 
     def report(self, statistics: Statistics) -> LayerStats | None:  # noqa: ARG002 (always moments)
         """Return the means of this round; they have no variance."""
-        if not self.round.logs:
+        if not self.recorder.logs:
             return None
-        report = self.round.report(int(self.batches))
+        report = self.recorder.report(int(self.batches))
         return replace(report, moments=replace(report.moments, var=self.means.new_empty(0)))
 
     def read_running(self) -> RunningStats | None:
@@ -117,7 +117,7 @@ class _Dual(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         normalised, scale, weight = ctx.saved_tensors
-        ctx.means.record(grad, normalised)
+        ctx.means.record_backward(grad, normalised)
         axes = [0, *range(2, grad.dim())]
         p, q = (per_channel(t, grad) / len(grad) for t in ctx.shared)
         gain = scale if weight is None else scale * weight

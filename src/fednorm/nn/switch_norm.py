@@ -82,7 +82,7 @@ class SwitchableNorm(FedBatchNorm):
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         if not self.training and self.running_mean is not None and self.running_var is not None:
             return _normalize_mixed(self, input, (self.running_mean, self.running_var))
-        return self.round.rule(self, input)
+        return self.recorder.rule(self, input)
 
 
 class SwitchNorm1d(SwitchableNorm, FedBatchNorm1d):

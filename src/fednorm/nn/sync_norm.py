@@ -66,10 +66,10 @@ class _Site:
     values: float  # per sample
 
     @classmethod
-    def of(cls, session: RoundContext, x: Tensor, site: str) -> _Site:
-        samples = session.samples or len(x)
+    def of(cls, context: RoundContext, x: Tensor, site: str) -> _Site:
+        samples = context.samples or len(x)
         values = x.numel() / x.shape[1] / samples
-        return cls(session.exchange, site, samples, session.examples or samples, values)
+        return cls(context.exchange, site, samples, context.examples or samples, values)
 
     def mean(self, what: str, value: Tensor) -> Tensor:
         """Return the mean over clients."""

@@ -40,7 +40,7 @@ class DualBN(Strategy):
     """Shared running statistics, forward and backward; convolution weights standardised."""
 
     statistics = "pool"
-    lockstep: ClassVar[bool] = True
+    mergeable_batches: ClassVar[bool] = True
     warmup: ClassVar[int] = 50
 
     stats_momentum: float = param(0.1, "with which the forward statistics follow, in (0, 1]")

@@ -29,7 +29,7 @@ from fednorm.strategies.base import SharedStatisticsStrategy
 class FBN(SharedStatisticsStrategy):
     """All clients normalise with the same running statistics, pooled over all of them."""
 
-    lockstep: ClassVar[bool] = True
+    mergeable_batches: ClassVar[bool] = True
 
     statistics: Statistics = param(
         "pool",

@@ -35,7 +35,7 @@ from fednorm.strategies.base import SharedStatisticsStrategy
 class FedTAN(SharedStatisticsStrategy):
     """BatchNorm over all clients' batches at once, at the price of many exchanges."""
 
-    lockstep: ClassVar[bool] = True
+    mergeable_batches: ClassVar[bool] = True
     exchanges: ClassVar[bool] = True
     needs_batch_statistics: ClassVar[bool] = True
 

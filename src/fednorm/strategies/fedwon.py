@@ -44,7 +44,7 @@ LEAST_NORM = 1e-3
 class FedWon(Strategy):
     """No normalization; scaled weight standardisation, and gradients clipped on demand."""
 
-    lockstep: ClassVar[bool] = True
+    mergeable_batches: ClassVar[bool] = True
 
     clip: float | None = param(
         None,

@@ -34,7 +34,7 @@ from fednorm.strategies.base import SharedStatisticsStrategy
 class FixBN(SharedStatisticsStrategy):
     """Ordinary BatchNorm until the freezing round, then frozen shared statistics."""
 
-    lockstep: ClassVar[bool] = True
+    mergeable_batches: ClassVar[bool] = True
     needs_batch_statistics: ClassVar[bool] = True
 
     freeze_round: int | float | Literal["auto"] = param(

@@ -56,7 +56,7 @@ class ScalarAffine(nn.Module):
 class Fixup(Strategy):
     """No normalization; residual branches that start at 0, scalar biases and multipliers."""
 
-    lockstep: ClassVar[bool] = True
+    mergeable_batches: ClassVar[bool] = True
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy with scalars in the place of BatchNorm, initialised as Fixup says."""

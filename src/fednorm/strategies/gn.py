@@ -24,7 +24,7 @@ from fednorm.strategies.base import Strategy, require_batch_norm
 class GN(Strategy):
     """GroupNorm in the place of BatchNorm."""
 
-    lockstep: ClassVar[bool] = True
+    mergeable_batches: ClassVar[bool] = True
 
     groups: int = param(2, "groups of channels; must divide the channels of every layer")
     round_down: bool = param(

@@ -51,7 +51,7 @@ class HBN(Strategy):
     """Per channel a learnt, personal mix of shared and batch statistics."""
 
     statistics = "pool"
-    survey: ClassVar[Calibration] = "evaluation"
+    calibration: ClassVar[Calibration] = "evaluation"
     measures: ClassVar[bool] = True
     needs_batch_statistics: ClassVar[bool] = True
 
@@ -77,7 +77,7 @@ class HBN(Strategy):
         """Normalise with the mixed statistics, as training does; report those of the inputs."""
         return normalize_hybrid_measured
 
-    def survey_rule(self) -> NormRule:
+    def calibration_rule(self) -> NormRule:
         """Normalise with the mixed statistics, as training does; report the mixed ones."""
         return normalize_hybrid_calibrated
 

@@ -36,9 +36,9 @@ from fednorm.strategies.base import Strategy, require_batch_norm
 class HeteroFL(Strategy):
     """BatchNorm that tracks nothing in training; one survey of the clients before evaluation."""
 
-    survey: ClassVar[Calibration] = "evaluation"
+    calibration: ClassVar[Calibration] = "evaluation"
     needs_batch_statistics: ClassVar[bool] = True
-    lockstep: ClassVar[bool] = True
+    mergeable_batches: ClassVar[bool] = True
 
     statistics: Statistics = param(
         "average",
@@ -58,7 +58,7 @@ class HeteroFL(Strategy):
         """Normalise with the batch's own statistics and track nothing."""
         return rules.batch_stats_untracked
 
-    def survey_rule(self) -> NormRule:
+    def calibration_rule(self) -> NormRule:
         """Normalise with the batch's own statistics, and average or pool them."""
         return rules.calibrate_averaged if self.statistics == "average" else rules.calibrate_batch
 

@@ -23,7 +23,7 @@ from fednorm.strategies.base import Strategy, require_batch_norm
 class IN(Strategy):
     """InstanceNorm (one group per channel) in the place of BatchNorm."""
 
-    lockstep: ClassVar[bool] = True
+    mergeable_batches: ClassVar[bool] = True
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy with one group per channel."""

@@ -24,7 +24,7 @@ from fednorm.strategies.base import SharedStatisticsStrategy
 class Naive(SharedStatisticsStrategy):
     """Ordinary BatchNorm on every client; the server averages everything."""
 
-    lockstep: ClassVar[bool] = True
+    mergeable_batches: ClassVar[bool] = True
     needs_batch_statistics: ClassVar[bool] = True
     needs_tracking: ClassVar[bool] = False  # nothing is shared of layers that track nothing
 

@@ -22,7 +22,7 @@ from fednorm.strategies.base import Strategy
 class NoNorm(Strategy):
     """BatchNorm layers are taken out."""
 
-    lockstep: ClassVar[bool] = True
+    mergeable_batches: ClassVar[bool] = True
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy without BatchNorm layers."""

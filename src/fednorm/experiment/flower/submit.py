@@ -20,8 +20,8 @@ import tomli_w
 
 from fednorm.core.messages import RejectedReply
 from fednorm.errors import ConfigError
-from fednorm.experiment.comparison import lock_folder, log
 from fednorm.experiment.config import Experiment
+from fednorm.experiment.job import lock_folder, log
 from fednorm.experiment.results import Comparison, Evaluation, RunResult
 from fednorm.experiment.run import Event, OnRound
 from fednorm.experiment.run_folder import MetricsFile, open_folder, run_folder, save_run
