@@ -89,7 +89,7 @@ def test_without_room_for_all_they_train_anew(monkeypatch):
     batches = [CLIENTS.batches(client, 1) for client in range(3)]
     need = BarrierTrainer(task, 0).held(batches)
     assert next(meeting_rounds(task, CLIENTS, 2, room=need)).train_loss == expected.train_loss
-    monkeypatch.setattr(barrier, "_Guest", None)
+    monkeypatch.setattr(barrier, "ClientThread", None)
     ours = next(meeting_rounds(task, CLIENTS, 2, room=need - 1))
     assert ours.train_loss == expected.train_loss
 
@@ -146,7 +146,7 @@ def test_an_interruption_ends_all_of_them(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(barrier, "answer", interrupted)
+    monkeypatch.setattr(barrier, "answer_exchange", interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(meeting_rounds(task_of("fedtan", STEPS, count=2), CLIENTS, 2))
 

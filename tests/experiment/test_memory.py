@@ -31,7 +31,7 @@ def test_the_peak_is_that_of_the_block():
 
 
 def test_what_is_too_much_is_told_in_numbers(monkeypatch):
-    monkeypatch.setattr(system, "available", lambda: 8 * GB)
+    monkeypatch.setattr(system, "available_memory", lambda: 8 * GB)
     needs = MemoryEstimate(limit=4_000_000_000)
     needs.add(3 * GB, 0)
     needs.add(1 * GB, 2 * GB, GB // 2)
@@ -42,7 +42,7 @@ def test_what_is_too_much_is_told_in_numbers(monkeypatch):
 
 @pytest.mark.parametrize("known", [False, True])
 def test_where_nothing_is_told_nothing_is_refused(known, monkeypatch):
-    monkeypatch.setattr(system, "available", lambda: GB if known else None)
+    monkeypatch.setattr(system, "available_memory", lambda: GB if known else None)
     needs = MemoryEstimate(limit=4_000_000_000)
     needs.add(9 * GB if not known else None, 9 * GB)
     needs.check(1)
@@ -50,7 +50,7 @@ def test_where_nothing_is_told_nothing_is_refused(known, monkeypatch):
 
 @linux
 def test_a_run_is_refused_before_it_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr(system, "available", lambda: 1000)
+    monkeypatch.setattr(system, "available_memory", lambda: 1000)
     with pytest.raises(ConfigError, match="for what its clients send and keep"):
         run_comparison(build_experiment(SMALL), folder=tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -64,7 +64,7 @@ def assert_same(ours, expected):
     for path, running in expected.state.running.items():
         assert torch.equal(ours.state.running[path].mean, running.mean)
         assert torch.equal(ours.state.running[path].var, running.var)
-        assert ours.state.running[path].batches == running.batches
+        assert ours.state.running[path].num_batches == running.num_batches
     assert ours.train_loss == expected.train_loss
     assert ours.exchanges == expected.exchanges
     assert ours.bytes_up == expected.bytes_up
