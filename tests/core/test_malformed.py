@@ -15,6 +15,7 @@ from support import ToyClients, task_of
 
 NAN, INF = float("nan"), float("inf")
 JUNK = [None, "much" * 500, [], {}, object(), True, 1j, b"", torch.zeros(2, 3), NAN, -1]
+SPOILT = [{"metrics": None}, {"metrics": []}, {"loss": NAN}, {"loss": "low"}]
 
 
 def started(name, step, **fields):
@@ -120,7 +121,7 @@ def malformed(draw, reply):
         lambda: replace(reply, stats=bad_stats(draw, reply)),
         lambda: replace(reply, stats=bad_stats(draw, reply)),
         lambda: replace(reply, momentum=draw.choice([None, 3, {"x": torch.zeros(1)}])),
-        lambda: replace(reply, metrics=draw.choice([None, [], {"loss": NAN}, {"loss": "low"}])),
+        lambda: replace(reply, **draw.choice(SPOILT)),
     ]
     return draw.choice(wrong)()
 

@@ -79,7 +79,7 @@ def by_hand(run, answered):
             replies.append(reply)
         state = server_round(run.task, state, replies)
         total = sum(reply.examples for reply in replies)
-        losses.append(sum(r.metrics["loss"] * r.examples for r in replies) / total)
+        losses.append(sum(r.loss * r.examples for r in replies) / total)
     return state, losses
 
 
@@ -90,7 +90,7 @@ def assert_close(one, other):
     for path, running in one.running.items():
         torch.testing.assert_close(other.running[path].mean, running.mean, rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(other.running[path].var, running.var, rtol=1e-9, atol=1e-11)
-        assert other.running[path].batches == running.batches
+        assert other.running[path].num_batches == running.num_batches
 
 
 @pytest.mark.parametrize("what", ADVERSE)
@@ -247,7 +247,7 @@ class _Wire:
 
 def test_a_process_may_begin_with_a_reply_without_tensors():
     """As of a Byzantine client that diverges and keeps nothing."""
-    sent = [(Reply(3, 5, {}, {}, {}, metrics={"loss": float("inf")}), ClientState())]
+    sent = [(Reply(3, 5, {}, {}, {}, loss=float("inf")), ClientState())]
     plan, block = SharedBlock().write(sent)
     assert block is None
     crew = object.__new__(processes.WorkerPool)

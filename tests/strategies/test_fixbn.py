@@ -10,7 +10,7 @@ from torch.nn import functional
 from fednorm import create_strategy
 from fednorm.algorithms import algorithm
 from fednorm.core.layout import find_kinds
-from fednorm.core.messages import Broadcast
+from fednorm.core.messages import Broadcast, ServerState
 from fednorm.core.task import Task
 from fednorm.core.types import Kind
 from fednorm.engines import merged_batch, stacked
@@ -181,7 +181,7 @@ def test_stage_two_normalises_as_in_evaluation():
 
 def test_a_share_needs_the_number_of_rounds():
     task = Task.build(nested_model(), create_strategy("fixbn"), STEP)
-    received = Broadcast(1, None, {}, {}, {})
+    received = Broadcast(ServerState(0, {}, {}, {}))
     with pytest.raises(ValueError, match="number is not known"):
         task.strategy.rule(received)
 

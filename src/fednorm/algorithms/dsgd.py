@@ -27,6 +27,11 @@ class DSGD(SGD):
 
     single_step: ClassVar[bool] = True
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether clients keep momentum between rounds."""
+        return self.momentum > 0
+
     def examples(self, batches: Batches, samples: int) -> int:  # noqa: ARG002 (protocol)
         """Return the size of the client's batch."""
         return samples

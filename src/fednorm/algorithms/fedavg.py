@@ -57,6 +57,11 @@ class FedAvg(SGD):
         """Whether clients send the optimiser's momentum along."""
         return self.momentum_state == "global" and self.momentum > 0
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether clients keep momentum between rounds."""
+        return self.momentum_state == "local" and self.momentum > 0
+
     def examples(self, batches: Batches, samples: int) -> int:  # noqa: ARG002 (protocol)
         """Return how many examples the client holds."""
         return batches.examples

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 from torch import Tensor, nn
 
@@ -41,9 +41,17 @@ class LocalResult:
 class Algorithm(Protocol):
     """A frozen dataclass; its fields are its hyper-parameters."""
 
+    # A round is one step along the mean of the clients' gradients, weighted by their batches.
+    single_step: ClassVar[bool]
+
     @property
     def sends_momentum(self) -> bool:
-        """Whether clients send the optimiser's momentum along."""
+        """Whether clients send the optimizer's momentum along."""
+        ...
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether clients keep the optimizer's momentum of shared parameters between rounds."""
         ...
 
     def examples(self, batches: Batches, samples: int) -> int:

@@ -36,7 +36,7 @@ def client_calibration(
     task: Task, received: Broadcast, client_state: ClientState, batches: Batches, rule: NormRule
 ) -> CalibrationReply:
     """Send a client's batches through the received model; labels are not looked at."""
-    load_state(task, received, client_state)
+    load_state(task, received.state, client_state)
     start_training(task)
     context = RoundContext()
     for path, layer in task.layout.norms.items():

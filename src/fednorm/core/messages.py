@@ -85,15 +85,40 @@ class ServerState:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Server to client."""
+    """Server to client: the state after the last round."""
 
-    round: int  # counted from 1
-    rounds: int | None  # how many there will be, if that is known
-    weights: Tensors
-    buffers: Tensors
-    running: Mapping[str, RunningStats]
-    momentum: Tensors = field(default_factory=dict)
-    strategy_state: Tensors = field(default_factory=dict)
+    state: ServerState
+    rounds: int | None = None  # of the whole run, if known
+
+    @property
+    def round(self) -> int:
+        """The round that clients train in, counted from 1."""
+        return self.state.round + 1
+
+    @property
+    def weights(self) -> Tensors:
+        """Shared parameters."""
+        return self.state.weights
+
+    @property
+    def buffers(self) -> Tensors:
+        """Shared buffers outside normalization layers."""
+        return self.state.buffers
+
+    @property
+    def running(self) -> Mapping[str, RunningStats]:
+        """Shared running statistics by layer."""
+        return self.state.running
+
+    @property
+    def momentum(self) -> Tensors:
+        """Momentum that the server averaged, where it is global."""
+        return self.state.momentum
+
+    @property
+    def strategy_state(self) -> Tensors:
+        """What the strategy keeps between rounds."""
+        return self.state.strategy_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +131,8 @@ class Reply:
     buffers: Tensors  # shared buffers outside normalization layers, as they are now
     stats: Mapping[str, LayerStats]  # by layer
     momentum: Tensors = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    loss: float = 0.0  # mean over the client's steps
+    metrics: Mapping[str, float] = field(default_factory=dict)  # a user's own
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,15 +43,7 @@ from fednorm.errors import NonFiniteLossError, NoUsableReplyError
 
 def broadcast(task: Task, state: ServerState) -> Broadcast:
     """Return what the server sends to the clients of its next round."""
-    return Broadcast(
-        round=state.round + 1,
-        rounds=task.rounds,
-        weights=state.weights,
-        buffers=state.buffers,
-        running=state.running,
-        momentum=state.momentum,
-        strategy_state=state.strategy_state,
-    )
+    return Broadcast(state, task.rounds)
 
 
 def client_round(
@@ -67,7 +59,7 @@ def client_round(
     alone. Raises NonFiniteLossError when training diverges.
     """
     measured = _measure(task, received, client_state, batches) if task.strategy.measures else None
-    load_state(task, received, client_state)
+    load_state(task, received.state, client_state)
     context = RoundContext(exchange or Solo(), client_sizes=batches.client_sizes)
     start_round(task, received, context)
     counted = replace(batches, steps=_CountedSteps(task.algorithm, batches, context))
@@ -162,7 +154,7 @@ def make_reply(task: Task, client: ClientId, trained: LocalResult) -> Reply:
         buffers=snapshot(task.layout.buffers),
         stats={path: report for path, report in reports.items() if report is not None},
         momentum=trained.momentum,
-        metrics={"loss": trained.loss},
+        loss=trained.loss,
     )
 
 

@@ -21,7 +21,7 @@ from fednorm.core.aggregation import Aggregator, weighted_mean
 from fednorm.core.algorithm import Algorithm, Loss
 from fednorm.core.layer import NormLayer
 from fednorm.core.layout import Layout, find_layout
-from fednorm.core.messages import Broadcast, ClientState, RunningStats, ServerState
+from fednorm.core.messages import ClientState, RunningStats, ServerState
 from fednorm.core.strategy import NormStrategy, Replacement
 from fednorm.core.types import Clip, Tensors
 
@@ -139,14 +139,14 @@ def select_reporting(task: Task, state: ServerState) -> dict[str, RunningStats]:
     return {path: r for path, r in state.running.items() if path not in task.frozen}
 
 
-def load_state(task: Task, received: ServerState | Broadcast, client_state: ClientState) -> None:
+def load_state(task: Task, state: ServerState, client_state: ClientState) -> None:
     """Overwrite the workspace with the shared state and one client's personal tensors."""
     tensors = task.layout
     targets: list[Tensor] = []
     sources: list[Tensor] = []
     for live, new in (
-        (tensors.shared, received.weights),
-        (tensors.buffers, received.buffers),
+        (tensors.shared, state.weights),
+        (tensors.buffers, state.buffers),
         (tensors.personal, client_state.tensors or task.initial_client_state.tensors),
     ):
         targets += live.values()
@@ -154,7 +154,7 @@ def load_state(task: Task, received: ServerState | Broadcast, client_state: Clie
     with torch.no_grad():
         torch._foreach_copy_(targets, sources)
     for path, layer in tensors.sharing.items():
-        layer.load_running(received.running[path])
+        layer.load_running(state.running[path])
 
 
 def start_training(task: Task) -> None:

@@ -120,9 +120,8 @@ def _find_faults(reply: Any, expected: ReplySchema) -> Iterator[Fault]:
         yield "", f"it reports {reply.examples!r} examples"
     if not isinstance(reply.metrics, Mapping):
         yield "", f"its metrics are {_name_type(reply.metrics)}, not a mapping"
-    loss = reply.metrics.get("loss", 0.0)
-    if not (_is_number(loss) and math.isfinite(loss)):
-        yield "", f"its loss is {loss!r}"
+    if not (_is_number(reply.loss) and math.isfinite(reply.loss)):
+        yield "", f"its loss is {reply.loss!r}"
     yield from _compare_tensors("update", reply.update, expected.update)
     yield from _compare_tensors("buffer", reply.buffers, expected.buffers)
     yield from _compare_tensors("momentum", reply.momentum, expected.momentum, complete=False)

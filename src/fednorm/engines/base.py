@@ -55,8 +55,7 @@ def train_client(
     except NonFiniteLossError as error:
         if batches.client not in byzantine:
             raise
-        loss = {"loss": error.loss}
-        return Reply(batches.client, batches.examples, {}, {}, {}, metrics=loss), client_state
+        return Reply(batches.client, batches.examples, {}, {}, {}, loss=error.loss), client_state
 
 
 def train_clients(

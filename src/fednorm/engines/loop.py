@@ -158,4 +158,4 @@ class _Engine:
 def _mean_loss(replies: Sequence[Reply], rejected: Sequence[RejectedReply]) -> float:
     gone = list_clients(rejected)
     used = [reply for reply in replies if reply.client not in gone]
-    return fmean((reply.metrics["loss"] for reply in used), (reply.examples for reply in used))
+    return fmean((reply.loss for reply in used), (reply.examples for reply in used))

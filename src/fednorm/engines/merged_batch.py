@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from fednorm.algorithms.dsgd import DSGD
 from fednorm.core.aggregation import combine_tensors, weighted_mean
 from fednorm.core.messages import Batches, ClientState
 from fednorm.core.round import broadcast, client_round
@@ -91,11 +90,10 @@ def fits(task: Task, clients: Federation, conditions: Faults = NO_FAULTS) -> boo
     has one reply of all clients together.
     """
     aggregators = (task.aggregator, task.statistics_aggregator)
-    momentum = isinstance(task.algorithm, DSGD) and task.algorithm.momentum > 0
     return (
         task.strategy.mergeable_batches
         and conditions.faultless
-        and isinstance(task.algorithm, DSGD)
+        and task.algorithm.single_step
         and all(aggregator is weighted_mean for aggregator in aggregators)
         and not task.layout.personal
         and not task.clips  # a mean of clipped gradients is not the clipped mean
@@ -103,7 +101,7 @@ def fits(task: Task, clients: Federation, conditions: Faults = NO_FAULTS) -> boo
         and not is_random(task.model)  # each its own draws
         and task.loss is nn.functional.cross_entropy  # a mean over samples
         # The mean of the clients' momenta follows the mean gradient only if nobody is ever absent.
-        and not (momentum and clients.participation < 1)
+        and not (task.algorithm.keeps_state and clients.participation < 1)
         and not clients.data.segmentation  # a mean over pixels that have a label
         and _statistics_fit(task)
     )

@@ -293,7 +293,7 @@ def _serve(
     torch.set_num_threads(threads)
     keep_memory()
     cohorts = StackedTrainer(copy.deepcopy(task), cohort, byzantine)
-    replies, received = SharedBlock(), Broadcast(0, None, {}, {}, {})
+    replies, received = SharedBlock(), Broadcast(task.initial_state)
     blocks: dict[str, Tensor] = {}
     with contextlib.suppress(EOFError, ConnectionError):
         while (order := wire.recv()) is not None:

@@ -113,7 +113,7 @@ class StackedClients:
             update=self._part(reply.update, i),
             momentum=self._part(reply.momentum, i),
             stats={path: self._report(report, i) for path, report in reply.stats.items()},
-            metrics={**reply.metrics, "loss": loss},
+            loss=loss,
         )
 
     def _part(self, tensors: Tensors, i: int) -> dict[str, Tensor]:
@@ -134,8 +134,8 @@ class StackedClients:
 
 
 def _make_stacked(received: Broadcast, count: int) -> Broadcast:
-    return replace(
-        received,
+    state = replace(
+        received.state,
         weights={name: repeat_for_clients(t, count) for name, t in received.weights.items()},
         momentum={name: repeat_for_clients(t, count) for name, t in received.momentum.items()},
         running={
@@ -147,6 +147,7 @@ def _make_stacked(received: Broadcast, count: int) -> Broadcast:
             for path, r in received.running.items()
         },
     )
+    return replace(received, state=state)
 
 
 def _join_states(parts: Sequence[Tensors]) -> dict[str, Tensor]:

@@ -126,7 +126,7 @@ def collect_numbers(results: Sequence[tuple[Reply, ClientState]]) -> dict[str, T
         }
         for what, tensors in parts.items():
             found |= {f"{what} of {name!r} {whose}": t for name, t in tensors.items()}
-        found[f"the loss {whose}"] = torch.tensor(reply.metrics["loss"], dtype=torch.float64)
+        found[f"the loss {whose}"] = torch.tensor(reply.loss, dtype=torch.float64)
     return found
 
 

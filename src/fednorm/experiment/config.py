@@ -7,6 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from fednorm.algorithms import ALGORITHMS
 from fednorm.attacks import Target
+from fednorm.core.algorithm import Algorithm
 from fednorm.data import DATASETS
 from fednorm.data.partition import parse
 from fednorm.data.sampling import Plan
@@ -222,7 +223,7 @@ class Experiment(BaseModel):
         """Rounds between evaluations."""
         return self.eval_every or max(1, self.rounds // 60)
 
-    def make_algorithm(self, strategy: Strategy | None = None) -> Any:
+    def make_algorithm(self, strategy: Strategy | None = None) -> Algorithm:
         """Return the training algorithm, warmed up as the strategy asks unless it is said here."""
         made = create_entry("algorithm", ALGORITHMS, self.algorithm.name, self.algorithm.fields)
         if strategy is None or made.warmup is not None:

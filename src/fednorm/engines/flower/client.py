@@ -75,7 +75,7 @@ def unpack(
     client_state, session = wire.load_client_state(context.state), RoundContext()
     if task.strategy.measures and message.metadata.message_type.startswith(MessageType.TRAIN):
         setattr(task.model, _MEASURED, _measure(task, received, client_state, data))
-    load_state(task, received, client_state)
+    load_state(task, received.state, client_state)
     setattr(task.model, _SESSION, session)
     start_round(task, received, session)
     if not task.strategy.trains_affine(received):

@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 
 from fednorm.core.calibration import client_calibration
 from fednorm.core.exchange import PendingError, Replay
-from fednorm.core.messages import Broadcast, ServerState
+from fednorm.core.messages import Broadcast
 from fednorm.core.round import client_round
 from fednorm.core.task import Task
 from fednorm.engines.base import ClientSource
@@ -82,7 +82,7 @@ def client_app(build: Build) -> ClientApp:
         site, client, tag = _site(build, message, context)
         client_states = {client: wire.load_client_state(context.state, tag)}
         adapt = float(str(wire.header(message.content)["adapt"]))
-        state = _state(site, message)
+        state = _read_received(site, message).state
         scores = score_clients(site.task, state, client_states, site.data, [client], adapt=adapt)
         found = MetricRecord()
         for score in scores.values():
@@ -103,11 +103,6 @@ def _site(build: Build, message: Message, context: Context) -> tuple[Site, int, 
 
 def _read_received(site: Site, message: Message) -> Broadcast:
     return wire.align(wire.read_broadcast(message.content), site.task.initial_state)
-
-
-def _state(site: Site, message: Message) -> ServerState:
-    received = _read_received(site, message)
-    return ServerState(received.round, received.weights, received.buffers, received.running)
 
 
 def _forget_others(state: RecordDict, tag: str) -> None:

@@ -88,7 +88,6 @@ class RemoteClients:
         """Let nodes train, again and again while they wait for answers of an exchange."""
         del client_states  # they stay on the nodes
         clients, answers = [own.client for own in batches], dict[str, Tensor]()
-        state = ServerState(received.round, received.weights, received.buffers, received.running)
         while True:
             content = wire.broadcast_records(received)
             if answers:
@@ -96,7 +95,7 @@ class RemoteClients:
             results: list[tuple[Reply, ClientState]] = []
             waiting: dict[ClientId, PendingError] = {}
             for client, found in self._call("train", content, clients).items():
-                reply = self._read(found, client, state)
+                reply = self._read(found, client, received)
                 if isinstance(reply, PendingError):
                     waiting[client] = reply
                 elif reply is not None:
@@ -108,8 +107,9 @@ class RemoteClients:
                 list(waiting.values()), task.statistics_aggregator
             )
 
+    @staticmethod
     def _read(
-        self, found: RecordDict, client: ClientId, state: ServerState
+        found: RecordDict, client: ClientId, received: Broadcast
     ) -> Reply | PendingError | None:
         try:
             said = wire.header(found)
@@ -117,10 +117,10 @@ class RemoteClients:
                 value = wire.optional(found, PENDING)["value"]
                 return PendingError(str(said["site"]), value, float(str(said["weight"])))
             if "loss" in said.values:
-                raise NonFiniteLossError(client, state.round, float(str(said["loss"])))
-            return wire.read_reply(found, client, state)
+                raise NonFiniteLossError(client, received.round, float(str(said["loss"])))
+            return wire.read_reply(found, client, received.state)
         except (WireError, KeyError) as error:
-            log.warning("round %d goes on without client %d: %s", state.round, client, error)
+            log.warning("round %d continues without client %d: %s", received.round, client, error)
             return None
 
     def ask(

@@ -28,7 +28,7 @@ from fednorm.engines.flower.arrays import expect, match_tensors, to_array_record
 from fednorm.errors import WireError
 
 WEIGHTS, METRICS = "arrays", "metrics"  # as in Flower's own examples
-EXAMPLES = "num-examples"
+EXAMPLES, LOSS = "num-examples", "loss"
 HEADER = "fednorm"
 BUFFERS, STATISTICS = "fednorm.buffers", "fednorm.statistics"
 MOMENTUM, NOTES = "fednorm.momentum", "fednorm.notes"
@@ -186,7 +186,7 @@ def reply_records(reply: Reply, **said: float | str) -> RecordDict:
     head = ConfigRecord({"version": VERSION, "client": reply.client, **said})
     if layers := write_stats(record, reply.stats):
         head["layers"] = layers
-    record[METRICS] = MetricRecord({EXAMPLES: reply.examples, **reply.metrics})
+    record[METRICS] = MetricRecord({EXAMPLES: reply.examples, LOSS: reply.loss, **reply.metrics})
     record[HEADER] = head
     return record
 
@@ -194,7 +194,7 @@ def reply_records(reply: Reply, **said: float | str) -> RecordDict:
 def read_reply(record: RecordDict, client: ClientId, state: ServerState) -> Reply:
     """Return the reply of a client to the broadcast of a state."""
     update, momentum = to_tensors(_arrays(record, WEIGHTS)), optional(record, MOMENTUM)
-    metrics = dict(record[METRICS])
+    metrics = {key: float(str(v)) for key, v in record[METRICS].items() if key != EXAMPLES}
     return Reply(
         client=client,
         examples=examples_of(record),
@@ -202,7 +202,8 @@ def read_reply(record: RecordDict, client: ClientId, state: ServerState) -> Repl
         buffers=expect("the reply", optional(record, BUFFERS), state.buffers),
         stats=read_stats(record, header(record).layers(), state.running),
         momentum=expect("the momentum", momentum, _name_parts(state.weights, momentum)),
-        metrics={key: float(str(value)) for key, value in metrics.items() if key != EXAMPLES},
+        loss=metrics.pop(LOSS, 0.0),
+        metrics=metrics,
     )
 
 
@@ -219,8 +220,8 @@ def align(received: Broadcast, like: ServerState) -> Broadcast:
         for path, r in received.running.items()
     }
     expect("the received statistics", {path: r.mean for path, r in running.items()}, known)
-    return replace(
-        received,
+    state = replace(
+        received.state,
         running=running,
         weights=expect("the received model", received.weights, like.weights),
         buffers=expect("the received model", received.buffers, like.buffers),
@@ -228,6 +229,7 @@ def align(received: Broadcast, like: ServerState) -> Broadcast:
             "the momentum", received.momentum, _name_parts(like.weights, received.momentum)
         ),
     )
+    return replace(received, state=state)
 
 
 def read_broadcast(record: RecordDict, weights: str = WEIGHTS) -> Broadcast:
@@ -244,15 +246,15 @@ def read_broadcast(record: RecordDict, weights: str = WEIGHTS) -> Broadcast:
             path: RunningStats(mean, var, int(seen))
             for path, (mean, var), seen in zip(layers, split, batches, strict=True)
         }
-    return Broadcast(
-        round=integer(said, "round"),
-        rounds=None if rounds is None else integer(said, "rounds"),
+    state = ServerState(
+        round=integer(said, "round") - 1,
         weights=to_tensors(_arrays(record, weights)),
         buffers=optional(record, BUFFERS),
         running=running,
         momentum=optional(record, MOMENTUM),
         strategy_state=optional(record, NOTES),
     )
+    return Broadcast(state, None if rounds is None else integer(said, "rounds"))
 
 
 def integer(said: Header, key: str) -> int:

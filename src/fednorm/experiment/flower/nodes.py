@@ -49,7 +49,7 @@ class Remote:
         conditions: Faults = NO_FAULTS,
     ) -> Iterator[RoundResult]:
         """Run federated rounds on the nodes, up to round `count`."""
-        if start and _keeps_state(task):
+        if start and (task.layout.personal or task.algorithm.keeps_state):
             raise ConfigError(
                 "what this strategy or its momentum keeps on the nodes is in no checkpoint, so "
                 "that the run cannot go on; begin it anew with --no-resume."
@@ -76,13 +76,6 @@ class Remote:
         if self.link is None:
             raise RuntimeError("nodes can be asked only while the rounds of a run go on.")
         return self.link
-
-
-def _keeps_state(task: Task) -> bool:
-    """Return whether clients keep something between their rounds."""
-    algorithm = task.algorithm
-    local = getattr(algorithm, "momentum_state", "local") == "local"
-    return bool(task.layout.personal) or (local and getattr(algorithm, "momentum", 0.0) > 0)
 
 
 def make_remote(experiment: Experiment, entry: StrategySpec, seed: int, task: Task) -> Remote:
