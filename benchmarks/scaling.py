@@ -68,7 +68,7 @@ def one(strategy: str, clients: int, rounds: int) -> dict[str, float]:
         "megabytes": (found.bytes or 0) / 1e6,
         "up": sent[0],
         "down": sent[1],
-        "engine": prepared.engine,
+        "engine": prepared.engine.name,
     }
 
 

@@ -7,7 +7,10 @@ import torch
 from fednorm.core.messages import Batches, ClientState
 from fednorm.core.round import broadcast, client_round, server_round
 from fednorm.core.task import Task
+from fednorm.engines import ENGINES
+from fednorm.engines.base import NO_FAULTS, EngineRun
 from fednorm.engines.loop import rounds
+from fednorm.engines.processes import ProcessEngine
 from fednorm.models import build
 from fednorm.strategies import create_strategy
 
@@ -84,6 +87,18 @@ def task_of(name, algorithm, *, model=None, count=20, **fields):
     """Make a task; `name` may be a strategy object."""
     chosen = create_strategy(name, **fields) if isinstance(name, str) else name
     return Task.build(model or nested_model(), chosen, algorithm, rounds=count)
+
+
+def why_not(engine, task, clients, **fields):
+    """Return why an engine refuses to train a task, or None."""
+    share = getattr(clients, "participation", 1.0)
+    return ENGINES[engine].why_not(EngineRun(task, clients, 1, participation=share, **fields))
+
+
+def in_processes(task, clients, count, *, stacked=False, faults=NO_FAULTS):
+    """Run rounds in two processes."""
+    run = EngineRun(task, clients, count, faults=faults, processes=2)
+    return ProcessEngine(stacked).rounds(run)
 
 
 def last(task, clients, count=20):

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import nn
 
+from fednorm.experiment.build import ModelSource
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import build_experiment
-from fednorm.experiment.prepare import ModelSource
 from fednorm.experiment.results import Comparison, RunResult
 
 

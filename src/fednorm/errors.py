@@ -58,12 +58,17 @@ class NoUsableReplyError(FednormError):
         self.round, self.rejected, self.good = round_, tuple(rejected), good
 
 
-class WorkerPoolError(FednormError):
-    """Worker processes that keep dying over the same clients."""
-
-
 class WorkerError(FednormError):
-    """Worker processes that keep dying over the same runs."""
+    """Worker processes that keep dying over the same work."""
+
+
+class MissingFlowerError(ConfigError, ImportError):
+    """Flower, an optional dependency, is not installed."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f'{what} needs Flower, which is not installed; pip install "fednorm[flower]".'
+        )
 
 
 class DiskError(FednormError):

@@ -4,7 +4,9 @@ At the server, `NormStrategy` stands in the place of FedAvg; at the client, `unp
 stand around your own training loop. `examples/flower_quickstart` is a complete app.
 """
 
-try:
+from fednorm.engines.flower import require_flower
+
+with require_flower("fednorm.flower"):
     from fednorm.engines.flower.client import (
         calibrate,
         pack,
@@ -13,11 +15,5 @@ try:
         weights_only,
     )
     from fednorm.engines.flower.server import NormStrategy
-except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] != "flwr":
-        raise
-    raise ImportError(
-        'fednorm.flower needs Flower, which is not installed; pip install "fednorm[flower]".'
-    ) from error
 
 __all__ = ["NormStrategy", "calibrate", "pack", "parameter_groups", "unpack", "weights_only"]

@@ -66,9 +66,7 @@ def run(source, lie, count, *, rule="mean", algo="dsgd", **fields):
         statistics_aggregator=parse(rule, len(LIARS)),
     )
     adversary = Adversary(lie, frozenset(LIARS), "statistics", seed=0)
-    found = [
-        r.state.running["0"] for r in rounds(task, source, count, conditions=Faults(adversary))
-    ]
+    found = [r.state.running["0"] for r in rounds(task, source, count, faults=Faults(adversary))]
     return [r.mean.numpy() for r in found], [r.var.numpy() for r in found]
 
 

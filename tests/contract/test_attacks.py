@@ -57,7 +57,7 @@ def attacked_run(name, chosen, target, rule="nnm > trimmed_mean"):
         aggregator=parse(rule, 1),
         statistics_aggregator=parse(rule.replace("trimmed_mean", "median"), 1),
     )
-    *_, last = rounds(task, source, 2, conditions=Faults(adversary))
+    *_, last = rounds(task, source, 2, faults=Faults(adversary))
     assert last.state.round == 2
     for tensor in last.state.weights.values():
         assert torch.isfinite(tensor).all()

@@ -162,8 +162,8 @@ def test_cohorts(name):
     expected = run(task, CLIENTS, 3, tested=False)
     export(task, task.initial_state)  # cohorts are made from the workspace as it is
     cohorts = StackedTrainer(task, 2)
-    got = run(task, CLIENTS, 3, train=cohorts.train_all)
-    assert 2 in cohorts.wide
+    got = run(task, CLIENTS, 3, train=cohorts.train)
+    assert 2 in cohorts.stacks
     for ours, theirs in zip(got, expected, strict=True):
         assert_same(ours.state, theirs.state, tolerance=1e-10)
 

@@ -14,13 +14,13 @@ from fednorm.algorithms import algorithm
 from fednorm.core.messages import Batches, ClientState, Reply
 from fednorm.core.round import broadcast, client_round, server_round
 from fednorm.core.task import export
-from fednorm.engines import processes
-from fednorm.engines.base import Faults
+from fednorm.engines import processes, run_rounds
+from fednorm.engines.base import EngineRun, Faults
+from fednorm.engines.loop import LoopEngine
 from fednorm.engines.loop import rounds as in_turn
 from fednorm.engines.processes import SharedBlock
 from fednorm.engines.stacked import StackedTrainer
 from fednorm.errors import ConfigError
-from fednorm.experiment import engine
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from support import ToyClients, nested_model, task_of
@@ -34,7 +34,7 @@ def test_every_client_is_in_one_cohort_and_no_cohort_is_empty(size):
     cohorts = StackedTrainer(task_of("naive", STEPS), size)
     for count in range(1, 40):
         alike = [Batches(client, [], 4, batch_sizes=(4, 4)) for client in range(count)]
-        groups = cohorts.groups(alike, {})
+        groups = cohorts.group_clients(alike, {})
         assert sorted(own.client for group in groups for own in group) == list(range(count))
         lengths = [len(group) for group in groups]
         assert max(lengths) <= size
@@ -202,16 +202,15 @@ def test_processes_serve_rounds_of_any_number_of_clients(tmp_path):
     clients, model = Watched(toy, tmp_path / "log"), nested_model()
     model.stem[1].eval()  # it is frozen, and stays so when the parent tests the model
     task = task_of("fedbn", STEPS, model=model, count=len(ABSENT))
-    conditions = Faults(client_dropout=0.1, seed=3)
-    experiment = build_experiment({"strategies": ["fedbn"], "rounds": len(ABSENT), "seeds": 1})
-    run = engine.ready("loop", experiment, task, clients, processes=2, conditions=conditions)
-    expected = list(in_turn(task, toy, len(ABSENT), conditions=conditions))
+    faults = Faults(client_dropout=0.1, seed=3)
+    run = EngineRun(task, clients, len(ABSENT), faults=faults, processes=2, step_seconds=60.0)
+    expected = list(in_turn(task, toy, len(ABSENT), faults=faults))
     answered = {one.state.round: [r.client for r in one.replies] for one in expected}
     assert {len(who) for who in answered.values()} >= set(COUNTS)
     assert all(len(answered[round_]) == 3 for round_ in range(1, 5))
     assert sum(one.dropped_out for one in expected) > 0
     processes = set()
-    for ours, theirs in zip(run(None), expected, strict=True):
+    for ours, theirs in zip(run_rounds(LoopEngine(), run), expected, strict=True):
         processes |= wait_until_all_have_begun(clients)
         export(task, ours.state)
         assert [r.client for r in ours.replies] == answered[ours.state.round]
@@ -251,5 +250,5 @@ def test_a_process_may_begin_with_a_reply_without_tensors():
     plan, block = SharedBlock().write(sent)
     assert block is None
     crew = object.__new__(processes.WorkerPool)
-    member = processes.Worker(None, _Wire(("reply", plan, block)), SharedBlock())
-    assert crew._take(member) == sent
+    worker = processes.Worker(None, _Wire(("reply", plan, block)), SharedBlock())
+    assert crew._receive(worker) == sent

@@ -124,7 +124,7 @@ def test_statistics_at_mean_10(name, kind):
 
 
 def in_cohorts(task, clients, count):
-    return loop.rounds(task, clients, count, train=stacked.StackedTrainer(task, 2).train_all)
+    return loop.rounds(task, clients, count, train=stacked.StackedTrainer(task, 2).train)
 
 
 @pytest.mark.parametrize("sizes", [(48, 64), (56, 56)])

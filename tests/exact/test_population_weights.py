@@ -18,9 +18,9 @@ from fednorm.algorithms import algorithm
 from fednorm.data.dataset import Dataset
 from fednorm.data.federation import federation
 from fednorm.data.sampling import Plan
-from fednorm.engines import loop, merged_batch, processes, stacked
+from fednorm.engines import loop, merged_batch, stacked
 from populations import Population, flat, follow, population, weighted
-from support import last, nested_model, run_by_hand, task_of
+from support import in_processes, last, nested_model, run_by_hand, task_of
 
 LR, BETA, TIGHT = 0.05, 0.1, 1e-11
 
@@ -266,11 +266,7 @@ FOUR = Population(
 
 
 def in_cohorts(task, clients, rounds):
-    return loop.rounds(task, clients, rounds, train=stacked.StackedTrainer(task, 3).train_all)
-
-
-def in_processes(task, clients, rounds):
-    return processes.rounds(task, clients, rounds, processes=2)
+    return loop.rounds(task, clients, rounds, train=stacked.StackedTrainer(task, 3).train)
 
 
 # Processes take long to start, and know nothing of strategies.

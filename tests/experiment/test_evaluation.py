@@ -176,10 +176,10 @@ def test_a_backdoor_is_looked_for_in_the_layers_that_are_tested():
         {n: t + 1.0 for n, t in next(iter(result.client_states.values())).tensors.items()}
     )
     found = measure_attack_success(prepared, result.state, result.client_states, start)
-    attack, world = prepared.conditions.adversary.attack, prepared.world
+    attack, world = prepared.faults.adversary.attack, prepared.world
     shares = []
     for client in range(8):
-        if client in prepared.conditions.byzantine:
+        if client in prepared.faults.byzantine:
             continue
         model = export(prepared.task, result.state, result.client_states.get(client, start))
         patched = attack.triggered(prepared.data.test_batches(), world)

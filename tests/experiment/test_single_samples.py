@@ -53,7 +53,7 @@ def test_engines_agree_on_single_images(engine):
         *_, got = merged_batch.rounds(task, clients, 3)
     else:
         cohorts = stacked.StackedTrainer(task, 3)
-        *_, got = loop.rounds(task, clients, 3, train=cohorts.train_all)
+        *_, got = loop.rounds(task, clients, 3, train=cohorts.train)
         assert max(cohorts.wide) == 3
     for name, value in expected.weights.items():
         torch.testing.assert_close(got.state.weights[name], value, rtol=0, atol=1e-9)

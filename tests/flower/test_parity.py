@@ -44,19 +44,19 @@ def nodes(name, step=LOCAL, *, clients=CLIENTS, count=3, configs=None, model=Non
     return Nodes(client_app(site), clients.clients, configs)
 
 
-def linked(grid, clients=CLIENTS, timeout=1.0):
-    link = RemoteClients(grid, 0, 7, timeout)
+def linked(grid, task, clients=CLIENTS, timeout=1.0):
+    link = RemoteClients(grid, task, 0, 7, timeout)
     link.connect(clients.all())
     return link
 
 
 def over_flower(task, grid, count=3, clients=CLIENTS):
-    link = linked(grid, clients)
+    link = linked(grid, task, clients)
     return link, list(rounds(task, clients, count, train=link.train))
 
 
 def assert_same(ours, expected):
-    for part in ("weights", "buffers", "momentum", "notes"):
+    for part in ("weights", "buffers", "momentum", "strategy_state"):
         one, other = getattr(ours.state, part), getattr(expected.state, part)
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one), part
@@ -84,7 +84,7 @@ def test_every_strategy_gives_the_same_over_flower(name, step):
     end, client_states = ours[-1].state, expected[-1].client_states
     asked = calibrate_for_test(task, end, {}, clients, Transport(ask=link.ask))
     local = calibrate_for_test(task, expected[-1].state, client_states, clients)
-    scores = link.scores(task, asked, clients.all(), adapt=0.0)
+    scores = link.score_clients(asked, clients.all(), adapt=0.0)
     assert scores == score_clients(task, local, client_states, clients, clients.all())
 
 
@@ -107,9 +107,9 @@ def test_liars_and_robust_rules_give_the_same(attack):
         rules = parse("trimmed_mean", 1), parse("nnm > median", 1)
         return replace(task, aggregator=rules[0], statistics_aggregator=rules[1])
 
-    link = linked(nodes("fbn", clients=clients), clients)
-    ours = rounds(defended(), clients, 3, train=link.train, conditions=conditions)
-    expected = rounds(defended(), clients, 3, conditions=conditions)
+    link = linked(nodes("fbn", clients=clients), defended(), clients)
+    ours = rounds(defended(), clients, 3, train=link.train, faults=conditions)
+    expected = rounds(defended(), clients, 3, faults=conditions)
     for one, other in zip(ours, expected, strict=True):
         assert_same(one, other)
         assert one.rejected == other.rejected
@@ -134,7 +134,7 @@ def test_memories_stay_on_the_nodes():
 
 def test_a_lost_node_reduces_a_round_and_no_more(caplog):
     task, grid = task_of("fbn", LOCAL, count=3), nodes("fbn")
-    link = linked(grid)
+    link = linked(grid, task)
     grid.lost = {999}  # client 1
     *_, ours = rounds(task, CLIENTS, 3, train=link.train)
     alone = ToyClients(sizes=(3, 5, 4), steps=2, absent=dict.fromkeys((1, 2, 3), (1,)))
@@ -145,7 +145,7 @@ def test_a_lost_node_reduces_a_round_and_no_more(caplog):
 
 def test_a_node_that_is_lost_in_mid_exchange_stays_out():
     task, grid = task_of("fedtan", STEP, count=3), nodes("fedtan", STEP, clients=ToyClients())
-    link = linked(grid, ToyClients())
+    link = linked(grid, task, ToyClients())
     asked = grid.send_and_receive
 
     def losing(messages, **kwargs):
@@ -160,13 +160,13 @@ def test_a_node_that_is_lost_in_mid_exchange_stays_out():
 
 def test_nodes_without_a_partition_get_the_free_clients():
     grid = nodes("fbn", configs=[{}, {"partition-id": 0}, {}])
-    assert linked(grid).nodes == {0: 999, 1: 998, 2: 1000}
+    assert linked(grid, None).nodes == {0: 999, 1: 998, 2: 1000}
 
 
 def test_a_node_that_fails_to_answer_is_not_used_and_nobody_is_an_error(caplog):
     grid = nodes("fbn", configs=[{"partition-id": "?"}] * 3)
     with caplog.at_level(logging.WARNING), pytest.raises(NoNodesError, match="no node"):
-        linked(grid, timeout=0.1)
+        linked(grid, None, timeout=0.1)
     assert "cannot be used" in caplog.text
 
 
@@ -239,4 +239,4 @@ def test_a_node_that_is_still_starting_is_asked_again():
         return answer(ready, timeout=timeout)
 
     grid.send_and_receive = starting
-    assert linked(grid, timeout=30.0).nodes.keys() == set(CLIENTS.all())
+    assert linked(grid, None, timeout=30.0).nodes.keys() == set(CLIENTS.all())

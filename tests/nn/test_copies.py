@@ -18,7 +18,7 @@ from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.nn.copies import copy_model
 from fednorm.strategies import STRATEGIES
-from support import ToyClients, task_of
+from support import ToyClients, task_of, why_not
 
 QUICK = {"rounds": 1, "seeds": 1, "clients": 2}
 STEP = algorithm("dsgd", lr=0.1)
@@ -111,12 +111,12 @@ def test_a_workspace_that_was_given_hooks_is_trained_where_it_is_and_copied_nowh
     assert not reply.update["1.weight"].any()
     assert reply.update["1.bias"].any()
     batches = [clients.batches(client, 1) for client in clients.all()]
-    assert not stacked.fits(task, batches)
+    assert why_not("stacked", task, clients)
     for copying in (
         lambda: copy_model(task.model),
         lambda: stacked.StackedClients(task, 2),
         lambda: processes.WorkerPool(task, clients, 1),
-        lambda: barrier.BarrierTrainer(task, 10**9).train(task, received, {}, batches),
+        lambda: barrier.BarrierTrainer(task, 10**9).train(received, {}, batches),
     ):
         with pytest.raises(ConversionError, match=r"parameter '1\.weight'"):
             copying()

@@ -12,14 +12,14 @@ from fednorm.algorithms import algorithm
 from fednorm.data import load
 from fednorm.data.federation import federation
 from fednorm.data.sampling import Plan
-from fednorm.engines import loop, merged_batch, processes, stacked
+from fednorm.engines import loop, stacked
 from fednorm.engines.merged_batch import MergedClients
 from fednorm.errors import ConfigError
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.nn.weight_std import StandardizedConv2d
 from fednorm.strategies.fedwon import agc
-from support import ToyClients, last, nested_model, task_of
+from support import ToyClients, in_processes, last, nested_model, task_of, why_not
 
 LR = 0.05
 BOTH = pytest.mark.parametrize("kind", ["dsgd", "fedavg"])
@@ -210,15 +210,15 @@ def run_loop(task):
 
 
 def run_cohorts(task):
-    assert stacked.fits(task, [SOME.batches(client, 1) for client in SOME.all()])
+    assert why_not("stacked", task, SOME) is None
     cohorts = stacked.StackedTrainer(task, 4)
-    *_, result = loop.rounds(task, SOME, COUNT, train=cohorts.train_all)
-    assert max(cohorts.wide) > 1
+    *_, result = loop.rounds(task, SOME, COUNT, train=cohorts.train)
+    assert max(cohorts.stacks) > 1
     return result
 
 
 def run_workers(task):
-    *_, result = processes.rounds(task, SOME, COUNT, processes=2, cohort=4)
+    *_, result = in_processes(task, SOME, COUNT, stacked=True)
     return result
 
 
@@ -273,7 +273,7 @@ def test_feature_normalisation_on_top_clips_too():
     task = task_of("fedfn", step, model=two_headed(), **options)
     assert sorted(task.clips) == ["0.weight", "4.weight"]
     data = federation(load("digits", 0), "iid", Plan(20), clients=4, seed=0, participation=1.0)
-    assert not merged_batch.fits(task, data)
+    assert why_not("merged", task, data, ours=True)
 
 
 def test_a_frozen_layer_stays_frozen():
@@ -298,8 +298,8 @@ def test_lockstep_only_without_clipping():
     """Each client clips its own gradient; the mean of clipped gradients is another thing."""
     data = federation(load("digits", 0), "iid", Plan(20), clients=4, seed=0, participation=1.0)
     step = algorithm("dsgd", lr=LR)
-    assert merged_batch.fits(task_of("fedwon", step), data)
-    assert not merged_batch.fits(task_of("fedwon", step, clip=0.01), data)
+    assert why_not("merged", task_of("fedwon", step), data, ours=True) is None
+    assert why_not("merged", task_of("fedwon", step, clip=0.01), data, ours=True)
 
 
 @pytest.mark.parametrize("clip", [0, -0.1, float("nan")])

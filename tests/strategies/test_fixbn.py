@@ -114,7 +114,7 @@ def test_affine_alone_is_frozen_in_every_engine(engine, merge):
     if engine == "merged":
         *_, got = merged_batch.rounds(task, clients, 4)
     else:
-        *_, got = rounds(task, clients, 4, train=stacked.StackedTrainer(task, 3).train_all)
+        *_, got = rounds(task, clients, 4, train=stacked.StackedTrainer(task, 3).train)
     for one in (affine, statistics):
         torch.testing.assert_close(one(got.state), one(expected), rtol=1e-9, atol=1e-11)
 

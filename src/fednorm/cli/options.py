@@ -7,8 +7,8 @@ import typer
 from rich.console import Console
 
 from fednorm.errors import ConfigError
+from fednorm.experiment.build import load_data
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.prepare import load_data
 from fednorm.system import count_cores, keep_memory
 
 console = Console()

@@ -9,9 +9,10 @@ from fednorm.core.round import broadcast
 from fednorm.core.task import Task
 from fednorm.doctor.findings import Cost
 from fednorm.doctor.fixed_batches import FixedBatches
+from fednorm.engines.base import RoundResult
 from fednorm.engines.evaluation import is_personal
 from fednorm.engines.evaluation_statistics import calibrate_clients
-from fednorm.engines.loop import RoundResult, rounds
+from fednorm.engines.loop import rounds
 from fednorm.errors import FednormError
 from fednorm.experiment.config import Experiment
 

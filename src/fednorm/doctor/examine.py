@@ -14,9 +14,9 @@ from fednorm.doctor.fixed_batches import draw_random
 from fednorm.doctor.layers import find_layers, measure_state
 from fednorm.doctor.recommend import recommend
 from fednorm.errors import ConfigError, UnknownNameError
+from fednorm.experiment.build import ModelSource
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import build_experiment
-from fednorm.experiment.prepare import ModelSource
 from fednorm.models import build as build_model
 from fednorm.nn.copies import copy_model
 from fednorm.strategies import STRATEGIES

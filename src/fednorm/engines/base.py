@@ -1,20 +1,31 @@
-"""Where an engine gets clients and their batches from, and how they are trained in turn."""
+"""What all engines share: their interface, a run as they see it, clients, and faults."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fednorm.attacks import Adversary, DataAttack, World
 from fednorm.core.exchange import Exchange, PendingError, Replay, Solo, answer_exchange
-from fednorm.core.messages import Batches, Broadcast, ClientState, Reply
+from fednorm.core.messages import (
+    Batches,
+    Broadcast,
+    ClientState,
+    RejectedReply,
+    Reply,
+    ServerState,
+)
 from fednorm.core.round import client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
-from fednorm.engines.client_state import LIMIT
+from fednorm.engines.client_state import LIMIT, ClientStateStore
 from fednorm.errors import NonFiniteLossError
+
+TAG = 701
+ATTEMPTS = 5  # at one round, before a run gives up
 
 
 class ClientSource(Protocol):
@@ -25,15 +36,139 @@ class ClientSource(Protocol):
         ...
 
     def participants(self, round_: int) -> list[ClientId]:
-        """Return who takes part in a round."""
+        """Return the clients that take part in `round_`."""
         ...
 
     def batches(self, client: ClientId, round_: int) -> Batches:
-        """Return a client's batches of a round."""
+        """Return the batches of `client` in `round_`."""
         ...
 
     def all_batches(self, client: ClientId) -> Batches:
-        """Return all of a client's data once, in batches."""
+        """Return all data of `client` once, in batches."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What goes wrong in a run; by default all clients are honest and answer."""
+
+    adversary: Adversary | None = None
+    client_dropout: float = 0.0  # probability that a client drops out in mid-round
+    min_replies: int = 1  # usable ones that a round needs
+    seed: int = 0
+    client_state_bytes: int = LIMIT  # of client states held in memory; the rest is on disk
+
+    @property
+    def faultless(self) -> bool:
+        """Whether clients fail only by diverging."""
+        return self.adversary is None and not self.client_dropout and self.min_replies <= 1
+
+    @property
+    def byzantine(self) -> frozenset[ClientId]:
+        """The Byzantine clients."""
+        return self.adversary.clients if self.adversary else frozenset()
+
+    def sample_clients(
+        self, clients: ClientSource, round_: int, attempt: int, before: Collection[ClientId]
+    ) -> list[ClientId]:
+        """Return the clients of an attempt; a later one prefers clients not in `before`."""
+        first = clients.participants(round_)
+        if not attempt:
+            return first
+        rng = np.random.default_rng([self.seed, round_, attempt, TAG])
+        drawn = rng.permutation(clients.all()).tolist()
+        fresh_first = sorted(drawn, key=lambda client: client in before)
+        return sorted(fresh_first[: len(first)])
+
+    def surviving(self, asked: Sequence[ClientId], round_: int, attempt: int) -> list[ClientId]:
+        """Return the clients of `asked` that do not drop out."""
+        if not self.client_dropout:
+            return list(asked)
+        rng = np.random.default_rng([self.seed, round_, attempt, TAG + 1])
+        stays = rng.random(len(asked)) >= self.client_dropout
+        return [client for client, here in zip(asked, stays.tolist(), strict=True) if here]
+
+    def can_retry(self, clients: ClientSource, attempt: int, tried: Collection[ClientId]) -> bool:
+        """Return whether another attempt is allowed and could end differently."""
+        others = any(client not in tried for client in clients.all())
+        return attempt + 1 < ATTEMPTS and (others or self.client_dropout > 0)
+
+
+NO_FAULTS = Faults()
+
+
+class Progress(Protocol):
+    """How far a run is: a checkpoint, or the result of a round."""
+
+    @property
+    def state(self) -> ServerState:
+        """The server's state."""
+        ...
+
+    @property
+    def client_states(self) -> Mapping[ClientId, ClientState]:
+        """What clients keep."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """One round: the states after it, what it cost, and what went wrong."""
+
+    state: ServerState
+    client_states: ClientStateStore
+    train_loss: float  # mean over clients, weighted by their examples
+    exchanges: int
+    bytes_up: float  # mean over clients
+    bytes_down: float
+    replies: Sequence[Reply] = ()  # as they arrived
+    rejected: tuple[RejectedReply, ...] = ()  # of all attempts
+    dropped_out: int = 0  # clients that did not answer
+    retries: int = 0  # attempts after the first one, with other clients
+    tested: ServerState | None = None  # with the statistics of the evaluation, if there was one
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRun:
+    """A run as an engine sees it."""
+
+    task: Task
+    clients: ClientSource
+    rounds: int
+    engine: str = "auto"  # that was asked for
+    faults: Faults = NO_FAULTS
+    ours: bool = False  # the model is one of the library's own
+    participation: float = 1.0  # share of clients in a round
+    segmentation: bool = False  # labels are masks
+    threads: int = 1  # of each process
+    processes: int = 1  # that may train clients at the same time
+    step_seconds: float = 0.0  # of one step of one client
+    remote: "Engine | None" = None  # reaches clients on other machines
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.task.model.parameters()).device
+
+    def list_first_batches(self) -> list[Batches]:
+        """Return the batches of the first round, one value for each client that takes part."""
+        return [self.clients.batches(client, 1) for client in self.clients.participants(1)]
+
+
+class Engine(Protocol):
+    """Trains the clients of a run, exactly as one after the other would."""
+
+    @property
+    def name(self) -> str:
+        """The name by which users ask for it."""
+        ...
+
+    def why_not(self, run: EngineRun) -> str | None:
+        """Return why this engine cannot train `run` exactly, or None if it can."""
+        ...
+
+    def rounds(self, run: EngineRun, start: Progress | None = None) -> Iterator[RoundResult]:
+        """Run the rounds of `run`, or those after `start`."""
         ...
 
 
@@ -47,8 +182,8 @@ def train_client(
 ) -> tuple[Reply, ClientState]:
     """Train one client for one round.
 
-    An honest client that diverges ends the run, which is what a user wants to see. One that is
-    Byzantine does so through a fault of its own: its reply says so, and the server rejects it.
+    An honest client that diverges ends the run. A Byzantine one replies with its loss, so that the
+    server rejects the reply.
     """
     try:
         return client_round(task, received, client_state, batches, exchange)
@@ -65,8 +200,8 @@ def train_clients(
     batches: Sequence[Batches],
     byzantine: Collection[ClientId] = (),
 ) -> tuple[list[tuple[Reply, ClientState]], dict[str, Tensor]]:
-    """Train all clients, again and again while they wait for answers of an exchange."""
-    if len(batches) == 1:  # a client that is alone waits for nobody
+    """Train clients in turn, anew after each exchange; return results and answers."""
+    if len(batches) == 1:  # a single client has the mean itself
         solo, (own,) = Solo(), batches
         client_state = client_states.get(own.client, ClientState())
         return [train_client(task, received, client_state, own, solo, byzantine)], solo.answers
@@ -87,64 +222,9 @@ def train_clients(
         answers[pending_ones[0].site] = answer_exchange(pending_ones, task.statistics_aggregator)
 
 
-TAG = 701
-ATTEMPTS = 5  # at one round, before a run gives up
-
-
-@dataclass(frozen=True, slots=True)
-class Faults:
-    """Under which a run is simulated; the default is that all clients are honest and answer."""
-
-    adversary: Adversary | None = None
-    client_dropout: float = 0.0  # the probability with which a client vanishes in mid-round
-    min_replies: int = 1  # good ones that a round needs
-    seed: int = 0
-    client_state_bytes: int = (
-        LIMIT  # of what clients keep, that are held in memory; more goes to disk
-    )
-
-    @property
-    def faultless(self) -> bool:
-        """Whether nothing goes wrong but by itself."""
-        return self.adversary is None and not self.client_dropout and self.min_replies <= 1
-
-    @property
-    def byzantine(self) -> frozenset[ClientId]:
-        """Return who lies."""
-        return self.adversary.clients if self.adversary else frozenset()
-
-    def sample_clients(
-        self, clients: ClientSource, round_: int, attempt: int, before: Collection[ClientId]
-    ) -> list[ClientId]:
-        """Return who takes part: in later attempts others, as far as there are others."""
-        first = clients.participants(round_)
-        if not attempt:
-            return first
-        rng = np.random.default_rng([self.seed, round_, attempt, TAG])
-        drawn = rng.permutation(clients.all()).tolist()
-        fresh_first = sorted(drawn, key=lambda client: client in before)
-        return sorted(fresh_first[: len(first)])
-
-    def surviving(self, asked: Sequence[ClientId], round_: int, attempt: int) -> list[ClientId]:
-        """Return who does not vanish."""
-        if not self.client_dropout:
-            return list(asked)
-        rng = np.random.default_rng([self.seed, round_, attempt, TAG + 1])
-        stays = rng.random(len(asked)) >= self.client_dropout
-        return [client for client, here in zip(asked, stays.tolist(), strict=True) if here]
-
-    def can_retry(self, clients: ClientSource, attempt: int, tried: Collection[ClientId]) -> bool:
-        """Return whether another attempt could end otherwise, and is not one too many."""
-        others = any(client not in tried for client in clients.all())
-        return attempt + 1 < ATTEMPTS and (others or self.client_dropout > 0)
-
-
-NO_FAULTS = Faults()
-
-
 @dataclass(frozen=True, slots=True)
 class PoisonedClients:
-    """The same clients, the Byzantine ones with other data."""
+    """A client source in which Byzantine clients train on poisoned data."""
 
     clients: ClientSource
     adversary: Adversary
@@ -155,15 +235,15 @@ class PoisonedClients:
         return self.clients.all()
 
     def participants(self, round_: int) -> list[ClientId]:
-        """Return who takes part in a round."""
+        """Return the clients that take part in `round_`."""
         return self.clients.participants(round_)
 
     def batches(self, client: ClientId, round_: int) -> Batches:
-        """Return a client's batches of a round."""
+        """Return the batches of `client` in `round_`."""
         return self._poison(self.clients.batches(client, round_), round_)
 
     def all_batches(self, client: ClientId) -> Batches:
-        """Return all of a client's data once, in batches."""
+        """Return all data of `client` once, in batches."""
         return self._poison(self.clients.all_batches(client), 0)
 
     def _poison(self, own: Batches, round_: int) -> Batches:

@@ -38,7 +38,7 @@ class CalibrationCost:
 
 
 # Lets clients that are elsewhere, with memories of their own, survey their data.
-Ask: TypeAlias = Callable[[Task, Broadcast, Sequence[ClientId]], list[CalibrationReply]]
+Ask: TypeAlias = Callable[[Broadcast, Sequence[ClientId]], list[CalibrationReply]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ def calibrate_clients(
     client_states: Mapping[ClientId, ClientState],
     clients: ClientSource,
     asked: Sequence[ClientId],
-    way: Transport = DIRECT,
+    transport: Transport = DIRECT,
 ) -> tuple[ServerState, CalibrationCost]:
     """Survey all data of the asked clients and let the strategy adopt the result."""
     received, rule = broadcast(task, state), task.strategy.calibration_rule()
-    if way.ask:
-        own = way.ask(task, received, asked)
+    if transport.ask:
+        own = transport.ask(received, asked)
     else:
         own = [
             client_calibration(
@@ -71,7 +71,7 @@ def calibrate_clients(
             )
             for c in asked
         ]
-    answers = apply_attack(own, way.adversary, received.round, survey=True)
+    answers = apply_attack(own, transport.adversary, received.round, survey=True)
     after = server_calibration(task, state, answers)
     size = fmean(report_bytes(answer.stats) for answer in answers) if answers else 0.0
     return after, CalibrationCost(1, size, download_bytes(received), after.rejected)
@@ -82,12 +82,12 @@ def calibrate_for_test(
     state: ServerState,
     client_states: Mapping[ClientId, ClientState],
     clients: ClientSource,
-    way: Transport = DIRECT,
+    transport: Transport = DIRECT,
 ) -> ServerState:
     """Return the state that is tested: strategies may ask all clients before an evaluation."""
     if task.strategy.calibration != "evaluation":
         return state
-    return calibrate_clients(task, state, client_states, clients, clients.all(), way)[0]
+    return calibrate_clients(task, state, client_states, clients, clients.all(), transport)[0]
 
 
 @torch.no_grad()

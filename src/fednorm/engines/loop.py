@@ -1,4 +1,4 @@
-"""The loop over clients in one process."""
+"""The loop over clients in one process; other engines replace how it trains a round's clients."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,122 +24,112 @@ from fednorm.core.round import broadcast, server_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.core.validation import list_clients
-from fednorm.engines.base import NO_FAULTS, ClientSource, Faults, train_clients
+from fednorm.engines.base import (
+    NO_FAULTS,
+    ClientSource,
+    EngineRun,
+    Faults,
+    Progress,
+    RoundResult,
+    train_clients,
+)
 from fednorm.engines.client_state import ClientStateStore
 from fednorm.errors import NoUsableReplyError
 
 log = logging.getLogger("fednorm")
 
-
-@dataclass(frozen=True, slots=True)
-class RoundResult:
-    """What is known after a round."""
-
-    state: ServerState
-    client_states: ClientStateStore
-    train_loss: float  # mean over clients, weighted by their examples
-    exchanges: int
-    bytes_up: float  # of one client, in the mean
-    bytes_down: float
-    replies: Sequence[Reply] = ()  # as they arrived
-    rejected: tuple[RejectedReply, ...] = ()  # of all attempts
-    dropped_out: int = 0  # clients that did not answer
-    retries: int = 0  # how often the round was run again with other clients
-    tested: ServerState | None = None  # with the statistics of the evaluation, if there was one
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where a run begins that was begun before."""
-
-    state: ServerState
-    client_states: Mapping[ClientId, ClientState]
-
-
+# Trains the clients of a round; returns their results and the answers of their exchanges.
 Train: TypeAlias = Callable[
-    [Task, Broadcast, Mapping[ClientId, ClientState], Sequence[Batches]],
+    [Broadcast, Mapping[ClientId, ClientState], Sequence[Batches]],
     tuple[list[tuple[Reply, ClientState]], dict[str, Tensor]],
 ]
+
+
+class LoopEngine:
+    """Trains client after client; takes every run, and defines what is exact."""
+
+    name = "loop"
+
+    def why_not(self, run: EngineRun) -> None:
+        """Return None: this engine takes every run."""
+
+    def rounds(self, run: EngineRun, start: Progress | None = None) -> Iterator[RoundResult]:
+        """Run the rounds of `run`, or those after `start`."""
+        return rounds(run.task, run.clients, run.rounds, start, faults=run.faults)
 
 
 def rounds(
     task: Task,
     clients: ClientSource,
     count: int,
-    start: Start | None = None,
+    start: Progress | None = None,
     *,
     train: Train | None = None,
-    conditions: Faults = NO_FAULTS,
+    faults: Faults = NO_FAULTS,
 ) -> Iterator[RoundResult]:
-    """Run federated rounds one after the other, up to round `count`.
+    """Run federated rounds up to round `count`, training clients by `train`.
 
-    A round with too few good replies is repeated with other clients; NoUsableReplyError ends the
+    A round with too few usable replies is repeated with other clients; NoUsableReplyError ends the
     run if that does not help.
     """
     state = start.state if start else task.initial_state
-    client_states = ClientStateStore(conditions.client_state_bytes).updated(
+    client_states = ClientStateStore(faults.client_state_bytes).updated(
         start.client_states if start else {}
     )
-    engine = _Engine(
-        task,
-        clients,
-        train or partial(train_clients, byzantine=conditions.byzantine),
-        conditions,
+    runner = _RoundRunner(
+        task, clients, train or partial(train_clients, task, byzantine=faults.byzantine), faults
     )
     while state.round < count:
-        result = engine.round(state, client_states)
+        result = runner.run(state, client_states)
         state, client_states = result.state, result.client_states
         yield result
         del result  # or its replies would be held during the next round
 
 
 @dataclass(frozen=True, slots=True)
-class _Engine:
+class _RoundRunner:
     task: Task
     clients: ClientSource
     train: Train
-    conditions: Faults
+    faults: Faults
 
-    def round(self, state: ServerState, client_states: ClientStateStore) -> RoundResult:
-        """Run one round, again and again while too few clients answer."""
+    def run(self, state: ServerState, client_states: ClientStateStore) -> RoundResult:
+        """Run one round, again with other clients while too few answer."""
         tried: set[ClientId] = set()
         rejected: tuple[RejectedReply, ...] = ()
-        vanished = attempt = 0
+        dropped_out = attempt = 0
         while True:
             number = state.round + 1
-            asked = self.conditions.sample_clients(self.clients, number, attempt, tried)
-            answering = self.conditions.surviving(asked, number, attempt)
-            vanished += len(asked) - len(answering)
+            asked = self.faults.sample_clients(self.clients, number, attempt, tried)
+            answering = self.faults.surviving(asked, number, attempt)
+            dropped_out += len(asked) - len(answering)
             try:
                 result = self._attempt(state, client_states, answering)
             except NoUsableReplyError as error:
                 tried |= set(asked)
-                if not self.conditions.can_retry(self.clients, attempt, tried):
+                if not self.faults.can_retry(self.clients, attempt, tried):
                     raise
                 log.warning("%s It is repeated with other clients.", error)
                 rejected += error.rejected
                 attempt += 1
                 continue
-            return replace(
-                result, rejected=rejected + result.rejected, dropped_out=vanished, retries=attempt
-            )
+            rejected += result.rejected
+            return replace(result, rejected=rejected, dropped_out=dropped_out, retries=attempt)
 
     def _attempt(
         self, state: ServerState, client_states: ClientStateStore, answering: list[ClientId]
     ) -> RoundResult:
-        task, adversary = self.task, self.conditions.adversary
+        task, adversary = self.task, self.faults.adversary
         if not answering:
             raise NoUsableReplyError(state.round + 1, ())
         received = broadcast(task, state)
         batches = [self.clients.batches(client, received.round) for client in answering]
-        results, answers = self.train(task, received, client_states, batches)
+        results, answers = self.train(received, client_states, batches)
         own = sorted((reply for reply, _ in results), key=lambda reply: reply.client)
         replies = apply_attack(
             own, adversary, received.round, following=find_following(task, received)
         )
-        state = server_round(
-            task, state, replies, asked=answering, minimum=self.conditions.min_replies
-        )
+        state = server_round(task, state, replies, asked=answering, minimum=self.faults.min_replies)
         exchanged = sum(t.numel() * t.element_size() for t in answers.values())
         return RoundResult(
             state=state,

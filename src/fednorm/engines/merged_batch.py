@@ -1,12 +1,13 @@
 """One-step rounds: one forward and backward pass for all clients.
 
 When every client takes one step from the same weights, and the server takes a weighted mean, the
-clients can stand in one batch: the gradient of its mean loss is the mean of their gradients, and
-pooled moments are the moments of the whole. Only a layer that normalises by each client's own
-batch must know where one client ends and the next begins.
+clients can share one batch: the gradient of its mean loss is the mean of their gradients, and
+pooled moments are the moments of the whole. Only a layer that normalizes by each client's own
+batch must know where one client ends and the next begins. A strategy's `merge` then gets one report
+for all clients: their pooled moments.
 
-Equal to the loop within rounding. Where it does not apply, `fits` says so. It cannot see whether a
-model treats each sample by itself: `find_misfit` tries.
+Equal to the loop within rounding. Whether a model treats each sample independently cannot be seen;
+`find_misfit` tries it. `MergedClients` also make the reference run on one machine.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,10 +24,9 @@ from fednorm.core.messages import Batches, ClientState
 from fednorm.core.round import broadcast, client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
-from fednorm.data.federation import Federation, interleave_batches
+from fednorm.data.federation import interleave_batches
 from fednorm.engines import trial
-from fednorm.engines.base import NO_FAULTS, ClientSource, Faults
-from fednorm.engines.loop import RoundResult, Start
+from fednorm.engines.base import ClientSource, EngineRun, Progress, RoundResult
 from fednorm.engines.loop import rounds as rounds_in_turn
 from fednorm.errors import NonFiniteLossError
 from fednorm.nn import rules
@@ -83,35 +83,51 @@ def merge_batches(parts: Sequence[Batches]) -> Batches:
 _RANDOM = (_DropoutNd, nn.RReLU)
 
 
-def fits(task: Task, clients: Federation, conditions: Faults = NO_FAULTS) -> bool:
-    """Return whether a run can be made in lockstep.
+class MergedEngine:
+    """One pass for the batches of all clients."""
 
-    It cannot where clients lie or vanish, or where a robust rule looks at each of them: lockstep
-    has one reply of all clients together.
-    """
+    name = "merged"
+
+    def why_not(self, run: EngineRun) -> str | None:
+        """Return why the clients' batches cannot be merged, or None."""
+        missing = [need for need, met in _list_needs(run) if not met]
+        if missing:
+            return f"engine 'merged' needs {', '.join(missing)}"
+        return None if run.ours else find_misfit(run.task, run.clients)
+
+    def rounds(self, run: EngineRun, start: Progress | None = None) -> Iterator[RoundResult]:
+        """Run the rounds of `run`, or those after `start`."""
+        return rounds(run.task, run.clients, run.rounds, start)
+
+
+def _list_needs(run: EngineRun) -> Iterator[tuple[str, bool]]:
+    """Yield what merged batches need, and whether `run` meets it."""
+    task = run.task
     aggregators = (task.aggregator, task.statistics_aggregator)
-    return (
-        task.strategy.mergeable_batches
-        and conditions.faultless
-        and task.algorithm.single_step
-        and all(aggregator is weighted_mean for aggregator in aggregators)
-        and not task.layout.personal
-        and not task.clips  # a mean of clipped gradients is not the clipped mean
-        and not task.layout.buffers  # each client would change them by itself
-        and not is_random(task.model)  # each its own draws
-        and task.loss is nn.functional.cross_entropy  # a mean over samples
-        # The mean of the clients' momenta follows the mean gradient only if nobody is ever absent.
-        and not (task.algorithm.keeps_state and clients.participation < 1)
-        and not clients.data.segmentation  # a mean over pixels that have a label
-        and _statistics_fit(task)
-    )
+    exact = task.strategy.mergeable_batches and _statistics_fit(task)
+    yield "a strategy that is exact on the union of the clients' batches", exact
+    yield "one step per round (dsgd)", task.algorithm.single_step
+    yield "the mean as aggregator", all(rule is weighted_mean for rule in aggregators)
+    yield "clients that all are honest and answer", run.faults.faultless
+    yield "no personal tensors", not task.layout.personal
+    # The mean of clipped gradients is not the clipped mean.
+    yield "no clipped gradients", not task.clips
+    # Each client would change them by itself.
+    yield "no buffers outside normalization layers", not task.layout.buffers
+    yield "no dropout layers", not is_random(task.model)  # each client has its draws
+    # A mean over samples; that of segmentation is over pixels that have a label.
+    mean = task.loss is nn.functional.cross_entropy and not run.segmentation
+    yield "the cross-entropy of one label per sample", mean
+    # The mean of the clients' momenta follows the mean gradient only if none is ever absent.
+    present = run.participation >= 1 or not task.algorithm.keeps_state
+    yield "all clients in every round if they have momentum", present
 
 
-def find_misfit(task: Task, clients: ClientSource) -> str:
-    """Return why lockstep does not train a model as the loop does, or nothing; by trying two.
+def find_misfit(task: Task, clients: ClientSource) -> str | None:
+    """Try two clients in one batch; return how they differ from the loop, or None.
 
-    Clients with batches of one size stand otherwise in the batch of all than others do, so that
-    both are tried where there are both.
+    Batches of one size are interleaved and others are not, so both cases are tried if there are
+    both.
     """
     alike: dict[int, list[ClientId]] = {}
     for client in clients.all():
@@ -123,7 +139,7 @@ def find_misfit(task: Task, clients: ClientSource) -> str:
         compare = partial(_compare, trial.FewClients(clients, pair))
         if found := trial.find_misfit("merged", pair, task, compare):
             return found
-    return ""
+    return None
 
 
 def _compare(clients: ClientSource, task: Task) -> trial.Gap:
@@ -143,17 +159,17 @@ def is_random(model: nn.Module) -> bool:
 
 
 def _statistics_fit(task: Task) -> bool:
-    """Moments of the whole are pooled moments; an average needs each client's own."""
+    """Return whether moments of the whole are enough; an average needs those of each client."""
     if task.strategy.statistics == "pool" or not task.layout.sharing:
         return True
     return task.strategy.rule(broadcast(task, task.initial_state)) is rules.batch_stats
 
 
 class InterleavedClients(MergedClients):
-    """All clients of a round as one, in a batch that knows whose samples are whose."""
+    """All clients of a round as one; the batch knows which samples are whose."""
 
     def batches(self, client: ClientId, round_: int) -> Batches:  # noqa: ARG002 (protocol)
-        """Return the batches of all clients that take part, side by side."""
+        """Return the batches of all clients that take part as one."""
         drawn = [self.clients.batches(c, round_) for c in self.clients.participants(round_)]
         parts = [_with_batch_size(part) for part in drawn]
         steps, sizes = [part.steps for part in parts], tuple(part.batch_sizes[0] for part in parts)
@@ -168,7 +184,7 @@ class InterleavedClients(MergedClients):
 
 
 def _with_batch_size(part: Batches) -> Batches:
-    """Return a client's batches with known lengths; where they are not, the first is looked at."""
+    """Return a client's batches with their sizes; unknown ones are read off the first batch."""
     if part.batch_sizes:
         return part
     first = next(iter(part.steps))
@@ -176,9 +192,9 @@ def _with_batch_size(part: Batches) -> Batches:
 
 
 def rounds(
-    task: Task, clients: ClientSource, count: int, start: Start | None = None
+    task: Task, clients: ClientSource, count: int, start: Progress | None = None
 ) -> Iterator[RoundResult]:
-    """Run federated rounds in lockstep, up to round `count`."""
+    """Run federated rounds with merged batches, up to round `count`."""
     state = start.state if start else task.initial_state
     try:
         for result in rounds_in_turn(task, InterleavedClients(clients), count, start):
@@ -186,6 +202,6 @@ def rounds(
             yield result
     except NonFiniteLossError:
         received = broadcast(task, state)
-        for client in clients.participants(received.round):  # to say whose loss it was
+        for client in clients.participants(received.round):  # to name the client
             client_round(task, received, ClientState(), clients.batches(client, received.round))
         raise

@@ -1,10 +1,10 @@
-"""Clients trained side by side, each in a process.
+"""Clients trained in worker processes.
 
-The processes stay for the whole run. What the server sends lies once in memory that all of them
-see; a client's reply lies in memory of its process. A process that is done gets the next client;
-the last ones are given out together, so that no core waits while there is work. One that dies is
-replaced and its client trained again: a round is a function of what it is given. The result is that
-of the loop, bit by bit; with cohorts, that of cohorts in one process.
+The processes live as long as the run. A broadcast is written once, into memory that all of them
+see; a client's reply into memory of its process. A process that is done gets the next client; the
+last ones start together, so that no core waits while there is work. A process that dies is replaced
+and its client trained again: a round is a function of its arguments. The result is that of the
+loop, bit by bit, or that of stacked clients in one process.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import signal
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, multiprocessing
@@ -23,20 +23,19 @@ from torch import Tensor, multiprocessing
 from fednorm.core.messages import Batches, Broadcast, ClientState
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
-from fednorm.engines.base import NO_FAULTS, ClientSource, Faults
-from fednorm.engines.loop import RoundResult, Start
-from fednorm.engines.loop import rounds as rounds_in_turn
-from fednorm.engines.stacked import ClientResults, StackedTrainer
-from fednorm.errors import WorkerPoolError
+from fednorm.engines import loop
+from fednorm.engines.base import ClientSource, EngineRun, Progress, RoundResult
+from fednorm.engines.stacked import ClientResults, StackedTrainer, choose_size
+from fednorm.errors import WorkerError
 from fednorm.nn.copies import refuse_uncopyable
 from fednorm.system import keep_memory
 
-_ALIGNED = 64  # bytes; a tensor begins where any number format may
+_ALIGNED = 64  # bytes; suits every number format
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Where a tensor lies in a block."""
+    """Position of a tensor in a block."""
 
     start: int
     shape: tuple[int, ...]
@@ -44,24 +43,24 @@ class TensorPlace:
 
 
 class SharedBlock:
-    """Memory that another process sees too; it grows when it must."""
+    """Memory shared with another process; it grows when it must."""
 
     def __init__(self) -> None:
         self.bytes = _allocate_shared(0)
 
     def write(self, value: Any) -> tuple[Any, Tensor | None]:
-        """Write all tensors of a value; return its plan, and the block if it is a new one."""
+        """Write all tensors of `value`; return its plan, and the block if it is new."""
         found: list[Tensor] = []
         places: list[TensorPlace] = []
 
-        def placed(tensor: Tensor) -> TensorPlace:
+        def place_tensor(tensor: Tensor) -> TensorPlace:
             end = places[-1].start + _size(found[-1]) if places else 0
             start = -(-end // _ALIGNED) * _ALIGNED
             found.append(tensor.detach())
             places.append(TensorPlace(start, tuple(tensor.shape), tensor.dtype))
             return places[-1]
 
-        plan = _map_values(value, Tensor, placed)
+        plan = _map_values(value, Tensor, place_tensor)
         needed = places[-1].start + _size(found[-1]) if places else 0
         new = needed > len(self.bytes)
         if new:
@@ -72,18 +71,18 @@ class SharedBlock:
 
 
 def read_plan(plan: Any, block: Tensor, *, copy: bool) -> Any:
-    """Return the value of a plan; without a copy it lives as long as nobody writes."""
+    """Return the value of `plan`; without `copy` it is valid until the next write."""
 
-    def found(place: TensorPlace) -> Tensor:
+    def read_tensor(place: TensorPlace) -> Tensor:
         view = _view(block, place)
         return view.clone() if copy else view
 
-    return _map_values(plan, TensorPlace, found)
+    return _map_values(plan, TensorPlace, read_tensor)
 
 
 def _allocate_shared(count: int) -> Tensor:
-    client_state: Tensor = torch.empty(count, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-    return client_state
+    block: Tensor = torch.empty(count, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+    return block
 
 
 def _size(tensor: Tensor) -> int:
@@ -99,7 +98,7 @@ def _view(block: Tensor, place: TensorPlace) -> Tensor:
 
 
 def _map_values(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Return the value with everything of one kind changed, however deep it lies."""
+    """Return `value` with every `kind` in it replaced, however deep."""
     if isinstance(value, kind):
         return change(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -115,22 +114,50 @@ def _map_values(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     return value
 
 
-_DEATHS = 3  # of processes over the same clients, before the run gives up
-_Group = tuple[ClientId, ...]  # clients that are trained by one process at once
+DEATHS = 3  # of worker processes over the same work, before a run gives up
+_Group = tuple[ClientId, ...]  # clients that one process trains at once
 
 
-def fits(task: Task) -> bool:
-    """Return whether clients can be trained apart.
+@dataclass(frozen=True)
+class ProcessEngine:
+    """Clients in worker processes, one by one or, if `stacked`, several in one wide model."""
 
-    Exchanges in mid-round need all of them, and what they train must travel to processes.
-    """
-    return not task.strategy.exchanges and _is_picklable(task)
+    stacked: bool = False
+    name: ClassVar[str] = "processes"
+
+    def why_not(self, run: EngineRun) -> str | None:
+        """Return why clients cannot be trained in other processes, or None."""
+        exchanges = run.task.strategy.exchanges  # which need all clients in one place
+        if run.device.type == "cpu" and not exchanges and _is_picklable(run.task):
+            return None
+        return (
+            "engine 'processes' needs device 'cpu', a strategy without exchanges in mid-round, and "
+            "a model that can be pickled, hooks included"
+        )
+
+    def rounds(self, run: EngineRun, start: Progress | None = None) -> Iterator[RoundResult]:
+        """Run the rounds of `run`, or those after `start`, in `run.processes` processes."""
+        first = run.list_first_batches()
+        size = max(2, choose_size(run.task, first)) if self.stacked else 1
+        pool = WorkerPool(
+            run.task,
+            run.clients,
+            min(run.processes, len(first)),
+            stack=size,
+            byzantine=run.faults.byzantine,
+        )
+        try:
+            yield from loop.rounds(
+                run.task, run.clients, run.rounds, start, train=pool.train, faults=run.faults
+            )
+        finally:
+            pool.close()
 
 
 def _is_picklable(task: Task) -> bool:
     try:
         pickle.dumps(task)
-    except Exception:  # noqa: BLE001 (whatever a user's model holds: a hook that is a lambda, …)
+    except Exception:  # noqa: BLE001 (a user's model may hold anything: a hook that is a lambda, …)
         return False
     return True
 
@@ -145,15 +172,15 @@ class Worker:
 
     process: Any
     wire: Connection
-    orders: SharedBlock  # what it gets beside the broadcast
-    block: Tensor = field(default_factory=_make_empty)  # where its replies lie
-    group: _Group | None = None  # whom it is training
+    orders: SharedBlock  # what it gets besides the broadcast
+    block: Tensor = field(default_factory=_make_empty)  # that holds its replies
+    group: _Group | None = None  # clients that it is training
     informed: int = -1  # number of the broadcast that it has
     seen: Tensor | None = None  # the block of broadcasts that it knows
 
 
 class WorkerPool:
-    """A fixed number of processes that train clients."""
+    """A fixed number of processes that train clients, each up to `stack` of them at once."""
 
     def __init__(
         self,
@@ -161,138 +188,154 @@ class WorkerPool:
         clients: ClientSource,
         count: int,
         *,
-        cohort: int = 1,
+        stack: int = 1,
         byzantine: Collection[ClientId] = (),
     ) -> None:
-        """Start the processes; each trains up to `cohort` clients at once."""
         refuse_uncopyable(task.model)
         self.context = multiprocessing.get_context("spawn")
         # Tensors go to other processes as shared memory. That is meant for the data, not for the
-        # model, which is a workspace: ours stays ours, and each process makes its own copy.
-        self.recipe = (copy.deepcopy(task), clients, cohort, byzantine, torch.get_num_threads())
-        self.cohorts = StackedTrainer(task, cohort)
-        self.sent = SharedBlock()
-        self.number = -1
+        # model, which is a workspace: each process makes its own copy of a copy.
+        self.arguments = (copy.deepcopy(task), clients, stack, byzantine, torch.get_num_threads())
+        self.trainer = StackedTrainer(task, stack)  # which groups the clients
+        self.broadcasts = SharedBlock()
+        self.number = -1  # of the last broadcast
         self.count = count
-        self.members = [self._member() for _ in range(count)]
+        self.workers = [self._start_worker() for _ in range(count)]
 
-    def _member(self) -> Worker:
+    def _start_worker(self) -> Worker:
         ours, theirs = self.context.Pipe()
-        process = self.context.Process(target=_serve, args=(theirs, *self.recipe), daemon=True)
-        process.start()
+        process = self.context.Process(target=_serve, args=(theirs, *self.arguments), daemon=True)
+        with block_interrupts():
+            process.start()
         theirs.close()
         return Worker(process, ours, SharedBlock())
 
     def close(self) -> None:
-        """Let the processes end."""
-        for member in self.members:
+        """End the processes."""
+        for worker in self.workers:
             with contextlib.suppress(OSError):
-                member.wire.send(None)
-            member.wire.close()
-        for member in self.members:
-            member.process.join(5)
-            if member.process.is_alive():
-                member.process.kill()
+                worker.wire.send(None)
+            worker.wire.close()
+        for worker in self.workers:
+            worker.process.join(5)
+            if worker.process.is_alive():
+                worker.process.kill()
 
     def train(
         self,
-        task: Task,
         received: Broadcast,
         client_states: Mapping[ClientId, ClientState],
         batches: Sequence[Batches],
     ) -> tuple[ClientResults, dict[str, Tensor]]:
         """Train the clients of a round."""
-        del task
         self.number += 1
-        plan, _ = self.sent.write(received)
-        groups = self.cohorts.groups(batches, client_states)
-        # The longest first: what comes last should be short, so that nobody waits for it long.
+        plan, _ = self.broadcasts.write(received)
+        groups = self.trainer.group_clients(batches, client_states)
+        # The longest first: the last ones, for which other workers wait, should be short.
         groups.sort(key=lambda group: -sum(own.examples for own in group))
         waiting = [tuple(own.client for own in group) for group in groups]
         done: ClientResults = []
         deaths: dict[_Group, int] = {}
         while len(done) < len(batches):
-            for member in self._free(len(waiting)):
-                self._give(member, waiting.pop(0), plan, client_states)
-            for member in self._ready():
-                group = member.group
-                assert group is not None, "only members with work are waited for"  # noqa: S101
-                member.group = None
+            for worker in self._list_free(len(waiting)):
+                self._send(worker, waiting.pop(0), plan, client_states)
+            for worker in self._wait():
+                group = worker.group
+                assert group is not None, "only workers with work are waited for"  # noqa: S101
+                worker.group = None
                 try:
-                    done += self._take(member)
+                    done += self._receive(worker)
                 except (EOFError, ConnectionError):
                     deaths[group] = deaths.get(group, 0) + 1
-                    self._replace(member, group, deaths[group])
+                    self._replace(worker, group, deaths[group])
                     waiting.insert(0, group)
         return sorted(done, key=lambda result: result[0].client), {}
 
-    def _free(self, waiting: int) -> list[Worker]:
-        """Return who gets work now.
+    def _list_free(self, waiting: int) -> list[Worker]:
+        """Return the workers that get one of `waiting` groups now.
 
-        Three clients on two cores take as long as four, unless all three run at once: less than
-        two each, if they do not come out even, are given out together.
+        If the last groups do not divide evenly among the workers, all of them start at once: three
+        clients on two cores would otherwise take as long as four.
         """
-        busy = sum(member.group is not None for member in self.members)
+        busy = sum(worker.group is not None for worker in self.workers)
         left = waiting + busy
         last = left < 2 * self.count and left % self.count > 0
         wanted = min(waiting, (left if last else self.count) - busy)
-        while len(self.members) - busy < wanted:
-            self.members.append(self._member())
-        return [member for member in self.members if member.group is None][: max(0, wanted)]
+        while len(self.workers) - busy < wanted:
+            self.workers.append(self._start_worker())
+        return [worker for worker in self.workers if worker.group is None][: max(0, wanted)]
 
-    def _give(
+    def _send(
         self,
-        member: Worker,
+        worker: Worker,
         group: _Group,
         plan: Any,
         client_states: Mapping[ClientId, ClientState],
     ) -> None:
-        member.group = group
-        news = None
-        if member.informed != self.number:
-            fresh = self.sent.bytes if member.seen is not self.sent.bytes else None
-            news, member.informed, member.seen = (plan, fresh), self.number, self.sent.bytes
-        kept = member.orders.write([client_states.get(client, ClientState()) for client in group])
-        with contextlib.suppress(OSError):  # a dead one is noticed when it is waited for
-            member.wire.send((news, group, kept))
+        worker.group = group
+        news, block = None, self.broadcasts.bytes
+        if worker.informed != self.number:
+            news = plan, block if worker.seen is not block else None
+            worker.informed, worker.seen = self.number, block
+        kept = worker.orders.write([client_states.get(client, ClientState()) for client in group])
+        with contextlib.suppress(OSError):  # a dead worker is noticed when it is waited for
+            worker.wire.send((news, group, kept))
 
-    def _ready(self) -> list[Worker]:
-        busy = {m.wire: m for m in self.members if m.group is not None}
+    def _wait(self) -> list[Worker]:
+        """Wait for an answer; return the workers that sent one."""
+        busy = {worker.wire: worker for worker in self.workers if worker.group is not None}
         return [busy[wire] for wire in wait(list(busy)) if wire in busy]
 
-    def _take(self, member: Worker) -> ClientResults:
-        kind, content, block = member.wire.recv()
+    def _receive(self, worker: Worker) -> ClientResults:
+        kind, content, block = worker.wire.recv()
         if kind == "error":
             raise content
-        if block is not None:  # a reply without tensors, such as a diverged liar's, needs none
-            member.block = block
-        found: ClientResults = read_plan(content, member.block, copy=True)
+        if block is not None:  # a reply without tensors, as of a diverged client, needs none
+            worker.block = block
+        found: ClientResults = read_plan(content, worker.block, copy=True)
         return found
 
-    def _replace(self, member: Worker, group: _Group, deaths: int) -> None:
-        if deaths == _DEATHS:
-            raise WorkerPoolError(
+    def _replace(self, worker: Worker, group: _Group, deaths: int) -> None:
+        if deaths == DEATHS:
+            raise WorkerError(
                 f"processes that trained clients {', '.join(map(str, group))} died {deaths} times, "
                 "perhaps for lack of memory; use fewer workers, or engine 'loop'."
             )
-        member.wire.close()
-        fresh = self._member()
-        self.members[self.members.index(member)] = fresh
+        worker.wire.close()
+        self.workers[self.workers.index(worker)] = self._start_worker()
+
+
+@contextlib.contextmanager
+def block_interrupts() -> Iterator[None]:
+    """Let processes that start in the block never see Ctrl-C: it is for their parent."""
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start_worker() -> None:
+    """Set up a worker process: Ctrl-C is for the parent, and memory is kept."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it could not be blocked
+    keep_memory()
 
 
 def _serve(
     wire: Connection,
     task: Task,
     clients: ClientSource,
-    cohort: int,
+    stack: int,
     byzantine: Collection[ClientId],
     threads: int,
 ) -> None:
     """Train clients until the parent has no more, or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    start_worker()
     torch.set_num_threads(threads)
-    keep_memory()
-    cohorts = StackedTrainer(copy.deepcopy(task), cohort, byzantine)
+    trainer = StackedTrainer(copy.deepcopy(task), stack, byzantine)
     replies, received = SharedBlock(), Broadcast(task.initial_state)
     blocks: dict[str, Tensor] = {}
     with contextlib.suppress(EOFError, ConnectionError):
@@ -300,12 +343,14 @@ def _serve(
             news, group, client_states = order
             if news is not None:
                 received = _read("broadcast", blocks, news, private=False)
-            # What a client keeps outlives this order, and may be part of its answer.
-            kept = _read("memory", blocks, client_states, private=True)
+            # Client states outlive this order, and may be part of its answer.
+            kept = _read("client states", blocks, client_states, private=True)
             try:
                 batches = [clients.batches(client, received.round) for client in group]
-                client_state = dict(zip(group, kept, strict=True))
-                wire.send(("reply", *replies.write(cohorts.train(received, client_state, batches))))
+                results = trainer.train_group(
+                    received, dict(zip(group, kept, strict=True)), batches
+                )
+                wire.send(("reply", *replies.write(results)))
             except Exception as error:  # noqa: BLE001 (the parent raises it)
                 wire.send(("error", error, None))
 
@@ -317,23 +362,3 @@ def _read(
     if block is not None:
         blocks[name] = block
     return read_plan(plan, blocks.get(name, _make_empty()), copy=private)
-
-
-def rounds(  # noqa: PLR0913 (as in one process, and how many)
-    task: Task,
-    clients: ClientSource,
-    count: int,
-    start: Start | None = None,
-    *,
-    processes: int,
-    cohort: int = 1,
-    conditions: Faults = NO_FAULTS,
-) -> Iterator[RoundResult]:
-    """Run federated rounds with so many processes, up to round `count`."""
-    crew = WorkerPool(task, clients, processes, cohort=cohort, byzantine=conditions.byzantine)
-    try:
-        yield from rounds_in_turn(
-            task, clients, count, start, train=crew.train, conditions=conditions
-        )
-    finally:
-        crew.close()

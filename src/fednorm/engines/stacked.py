@@ -1,9 +1,9 @@
-"""Small models: several clients with weights of their own in one set of tensor operations.
+"""Small models: several clients, each with its weights, in one set of tensor operations.
 
-For a small model the cost of a step is the cost of calling its operations, not of their arithmetic.
-A cohort is a few clients side by side in a wide model (`nn/stacked_model.py`), trained by the very
-`client_round` that trains one: the update of each is its part of the wide update. Equal to the
-loop within rounding. Where it does not apply, `fits` says so, after trying.
+A step of a small model costs as much as calling its operations, not as their arithmetic. Stacked
+clients share a wide model (`nn/stacked_model.py`), trained by the same `client_round` that trains
+one client: the update of each is its part of the wide update. Equal to the loop within rounding;
+whether that holds for a model is tried before the run.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,22 +22,22 @@ from fednorm.core.round import broadcast, client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId, Tensors
 from fednorm.data.federation import interleave_batches
-from fednorm.engines import trial
-from fednorm.engines.base import train_client
+from fednorm.engines import loop, trial
+from fednorm.engines.base import EngineRun, Progress, RoundResult, train_client
 from fednorm.engines.merged_batch import is_random
 from fednorm.errors import NonFiniteLossError
 from fednorm.nn.stacked_model import count_activations, repeat_for_clients, widen
 
 ClientResults = list[tuple[Reply, ClientState]]
-# Measured on a CPU: above so many values that a client's step puts out, nothing is gained.
+# Measured on a CPU: nothing is gained if the layers put out more values in a client's step.
 _SMALL = 2_000_000
-_TOGETHER = 10_000_000  # values of a whole cohort
-_LARGEST = 16  # clients of a cohort
+_TOGETHER = 10_000_000  # values of all stacked clients
+_LARGEST = 16  # stacked clients
 
 
 @dataclass
 class _MeanLosses:
-    """The loss of a wide model: the sum over clients, each of which is remembered."""
+    """The loss of a wide model: the sum over clients; each client's loss is recorded."""
 
     clients: int
     steps: list[Tensor] = field(default_factory=list)
@@ -68,11 +68,11 @@ class StackedClients:
         client_states: Mapping[ClientId, ClientState],
         group: Sequence[Batches],
     ) -> ClientResults:
-        """Train clients whose batches and memories have the same shapes."""
+        """Train clients whose batches and states have the same shapes."""
         kept = [client_states.get(own.client, ClientState()) for own in group]
         self.losses.steps.clear()
-        # The clients' examples differ, so that the number stays open (0), unless the algorithm
-        # counts the batch itself, which is the same for all.
+        # The clients' examples differ, so the number is left open (0), unless the algorithm counts
+        # the batch, which is the same for all.
         side = Batches(
             group[0].client,
             _JoinedSteps([own.steps for own in group], self.memory_format),
@@ -80,22 +80,22 @@ class StackedClients:
             all_data=_JoinedSteps([own.all_steps for own in group], self.memory_format),
         )
         reply, client_state = client_round(
-            self.task, _make_stacked(received, self.count), self._memory(kept), side, Replay({})
+            self.task, _make_stacked(received, self.count), self._join(kept), side, Replay({})
         )
         losses = torch.stack(self.losses.steps).mean(0).tolist()
         return [
-            (self._reply(reply, i, own, losses[i]), self._kept(client_state, i))
+            (self._reply(reply, i, own, losses[i]), self._split(client_state, i))
             for i, own in enumerate(group)
         ]
 
-    def _memory(self, kept: Sequence[ClientState]) -> ClientState:
+    def _join(self, kept: Sequence[ClientState]) -> ClientState:
         tensors = [client_state.tensors or self.initial.tensors for client_state in kept]
         return ClientState(
             _join_states(tensors), _join_states([client_state.optimizer for client_state in kept])
         )
 
-    def _kept(self, client_state: ClientState, i: int) -> ClientState:
-        # Copied: what one client keeps must not keep the rest of its cohort in memory.
+    def _split(self, client_state: ClientState, i: int) -> ClientState:
+        # Copied: a view would hold the states of all stacked clients in memory.
         tensors, optimizer = (
             self._part(client_state.tensors, i),
             self._part(client_state.optimizer, i),
@@ -160,7 +160,7 @@ def _join_states(parts: Sequence[Tensors]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class _JoinedSteps:
-    """The batches of several clients side by side; labels are `[batch, clients]`."""
+    """The batches of several clients as one; labels are `[batch, clients]`."""
 
     parts: Sequence[Iterable[tuple[Tensor, Tensor]]]
     memory_format: torch.memory_format
@@ -174,7 +174,7 @@ class _JoinedSteps:
 
 
 def _is_channels_last(model: nn.Module) -> bool:
-    """Return whether a model's channels lie side by side; of one channel nobody can tell."""
+    """Return whether a model is in channels_last; ambiguous for a single channel."""
     return any(
         p.dim() == 4  # noqa: PLR2004
         and p.is_contiguous(memory_format=torch.channels_last)
@@ -184,36 +184,36 @@ def _is_channels_last(model: nn.Module) -> bool:
 
 
 class StackedTrainer:
-    """Trains the clients of a round in cohorts of at most `size`."""
+    """Trains the clients of a round in stacks of at most `size`."""
 
     def __init__(self, task: Task, size: int, byzantine: Collection[ClientId] = ()) -> None:
         self.task, self.size, self.byzantine = task, size, byzantine
-        self.wide: dict[int, StackedClients] = {}
+        self.stacks: dict[int, StackedClients] = {}  # by their number of clients
 
-    def groups(
+    def group_clients(
         self, batches: Sequence[Batches], client_states: Mapping[ClientId, ClientState]
     ) -> list[list[Batches]]:
-        """Return the cohorts of a round: clients that are alike, in groups of about one size."""
+        """Return the stacks of a round: clients of equal shapes, in groups of about equal size."""
         alike: dict[object, list[Batches]] = {}
         for own in batches:
             shape = _describe_shape(self.task, own, client_states.get(own.client, ClientState()))
             alike.setdefault(shape, []).append(own)
         return [group for same in alike.values() for group in _cut(same, self.size)]
 
-    def train(
+    def train_group(
         self,
         received: Broadcast,
         client_states: Mapping[ClientId, ClientState],
         group: Sequence[Batches],
     ) -> ClientResults:
-        """Train one cohort."""
+        """Train one stack of clients."""
         if len(group) > 1:
-            if len(group) not in self.wide:
-                self.wide[len(group)] = StackedClients(self.task, len(group))
+            if len(group) not in self.stacks:
+                self.stacks[len(group)] = StackedClients(self.task, len(group))
             try:
-                return self.wide[len(group)].train(received, client_states, group)
+                return self.stacks[len(group)].train(received, client_states, group)
             except NonFiniteLossError:
-                pass  # whose loss it is shows when they train one by one
+                pass  # trained one by one, the client with that loss is known
         return [
             train_client(self.task, received, client_state, own, Replay({}), self.byzantine)
             for own, client_state in (
@@ -221,55 +221,66 @@ class StackedTrainer:
             )
         ]
 
-    def train_all(
+    def train(
         self,
-        task: Task,
         received: Broadcast,
         client_states: Mapping[ClientId, ClientState],
         batches: Sequence[Batches],
     ) -> tuple[ClientResults, dict[str, Tensor]]:
-        """Train the clients of a round, cohort after cohort."""
-        del task
+        """Train the clients of a round, stack after stack."""
         results = [
             result
-            for group in self.groups(batches, client_states)
-            for result in self.train(received, client_states, group)
+            for group in self.group_clients(batches, client_states)
+            for result in self.train_group(received, client_states, group)
         ]
         return results, {}
 
 
 def _describe_shape(task: Task, own: Batches, client_state: ClientState) -> object:
-    """Return what clients of one cohort must have in common."""
+    """Return what stacked clients must have in common."""
     tensors = [*client_state.tensors.items(), *client_state.optimizer.items()]
     counters = tuple((name, t.item()) for name, t in tensors if not t.dim())
-    known = own.batch_sizes or own.client  # nobody is like a client of whom nothing is known
-    measured = own.examples if task.strategy.measures else None  # all data pass, side by side
+    known = own.batch_sizes or own.client  # unknown sizes: grouped with no other client
+    measured = own.examples if task.strategy.measures else None  # all their data pass together
     return known, measured, tuple(client_state.tensors), tuple(client_state.optimizer), counters
 
 
 def _cut(same: list[Batches], size: int) -> Iterable[list[Batches]]:
-    """Cut clients into groups of at most `size`, each of which has one at least."""
+    """Cut clients into non-empty groups of at most `size`."""
     parts = -(-len(same) // size)
-    if parts > 1:  # so that two processes come out even, if there are clients enough
+    if parts > 1:  # an even number, for two processes, if there are enough clients
         parts = min(parts + parts % 2, len(same))
     return (same[i * len(same) // parts : (i + 1) * len(same) // parts] for i in range(parts))
 
 
 def choose_size(task: Task, batches: Sequence[Batches]) -> int:
-    """Return how many clients a cohort should have: 1 for a model that is not small."""
+    """Return how many clients to stack: 1 for a model that is not small."""
     x, _ = next(iter(batches[0].steps))
     values = max(1, count_activations(task.model, x))
     return min(_LARGEST, _TOGETHER // values, len(batches)) if values <= _SMALL else 1
 
 
-def fits(task: Task, batches: Sequence[Batches]) -> bool:
-    """Return whether cohorts train these clients as the loop does; found out by trying two."""
-    return not find_misfit(task, batches)
+class StackedEngine:
+    """A few clients at a time in one wide model."""
+
+    name = "stacked"
+
+    def why_not(self, run: EngineRun) -> str | None:
+        """Return why the clients cannot be stacked, or None."""
+        return find_misfit(run.task, run.list_first_batches())
+
+    def rounds(self, run: EngineRun, start: Progress | None = None) -> Iterator[RoundResult]:
+        """Run the rounds of `run`, or those after `start`."""
+        size = max(2, choose_size(run.task, run.list_first_batches()))
+        trainer = StackedTrainer(run.task, size, run.faults.byzantine)
+        return loop.rounds(
+            run.task, run.clients, run.rounds, start, train=trainer.train, faults=run.faults
+        )
 
 
-def find_misfit(task: Task, batches: Sequence[Batches]) -> str:
-    """Return why cohorts do not train these clients as the loop does, or nothing if they do."""
-    groups = StackedTrainer(task, len(batches)).groups(batches, {})
+def find_misfit(task: Task, batches: Sequence[Batches]) -> str | None:
+    """Try two clients in one wide model; return how they differ from the loop, or None."""
+    groups = StackedTrainer(task, len(batches)).group_clients(batches, {})
     alike = max(groups, key=len, default=[])
     if (
         task.strategy.exchanges
@@ -279,9 +290,9 @@ def find_misfit(task: Task, batches: Sequence[Batches]) -> str:
         or len(alike) < 2  # noqa: PLR2004
     ):
         return (
-            "engine 'stacked' needs at least two clients a round whose batches are alike, a model "
-            "of convolutions, linear and normalization layers without dropout, and a strategy "
-            "without exchanges in mid-round"
+            "engine 'stacked' needs at least two clients a round with batches of equal sizes, a "
+            "model of convolutions, linear and normalization layers without dropout, and a "
+            "strategy without exchanges in mid-round"
         )
     # From the second step on the clients' weights differ.
     pair = [trial.take_first_steps(own, 2) for own in alike[:2]]

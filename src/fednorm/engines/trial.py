@@ -1,7 +1,7 @@
-"""Tries an engine on a few clients before a run, in double precision, against the loop.
+"""Try an engine on a few clients before a run, in double precision, against the loop.
 
-An engine that trains several clients at once is exact for models that treat every sample by itself
-and keep nothing outside of their modules. Whether a user's model does so, only a trial can tell.
+An engine that trains several clients at once is exact for models that treat samples independently
+and keep nothing outside their modules. Whether a user's model does so, only a trial can tell.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from fednorm.core.types import ClientId, Tensors
 from fednorm.engines.base import ClientSource
 from fednorm.nn.copies import copy_model
 
-CLOSE = 1e-9  # how near an engine must come to the loop
+CLOSE = 1e-9  # largest gap that rounding explains
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Gap:
 
 
 def find_gap(expected: Tensors, got: Tensors) -> Gap:
-    """Compare numbers that go by the same names.
+    """Compare tensors of the same names; return the largest gap.
 
     >>> one = {"a": torch.zeros(2), "b": torch.ones(1)}
     >>> find_gap(one, {**one, "b": torch.tensor([1.5])})
@@ -50,19 +50,16 @@ def _distance(expected: Tensor, got: Tensor) -> float:
 
 def find_misfit(
     engine: str, clients: Sequence[ClientId], task: Task, compare: Callable[[Task], Gap]
-) -> str:
-    """Return why an engine does not train clients as the loop does, or nothing if it does.
-
-    `compare` is given the task in double precision.
-    """
+) -> str | None:
+    """Return how `engine` differs from the loop, or None; `compare` gets `task` in float64."""
     who = " and ".join(map(str, clients))
     how = f"engine {engine!r} was tried on clients {who} in double precision, against the loop"
     try:
         gap = compare(_to_double(task))
-    except Exception as error:  # noqa: BLE001 (whatever a user's model does not like)
+    except Exception as error:  # noqa: BLE001 (a user's model may raise anything)
         return f"{how}: it fails ({type(error).__name__}: {error})"
     if gap.size <= CLOSE:
-        return ""
+        return None
     return f"{how}: {gap.what} is off by {gap.size:.1e}, and rounding explains {CLOSE:g} at most"
 
 
@@ -90,7 +87,7 @@ def take_first_steps(own: Batches, count: int) -> Batches:
 
 @dataclass(frozen=True, slots=True)
 class FewClients:
-    """Some clients, all of which take part in every round, with one step each."""
+    """The `chosen` clients, which take part in every round with one step each."""
 
     clients: ClientSource
     chosen: Sequence[ClientId]
@@ -113,7 +110,7 @@ class FewClients:
 
 
 def collect_numbers(results: Sequence[tuple[Reply, ClientState]]) -> dict[str, Tensor]:
-    """Return all that clients send and keep, by what it is."""
+    """Return all tensors that clients send and keep, by a description."""
     found: dict[str, Tensor] = {}
     for reply, client_state in results:
         whose = f"of client {reply.client}"
@@ -137,7 +134,7 @@ def _join(calls: Iterable[Tensor]) -> Tensor:
 def collect_round_numbers(
     update: Tensors, running: Mapping[str, RunningStats], loss: float
 ) -> dict[str, Tensor]:
-    """Return what a round comes to for the server, by what it is."""
+    """Return a round's outcome at the server, by a description."""
     return {
         **{f"the mean update of {name!r}": t for name, t in update.items()},
         **{f"the shared mean of {path!r}": r.mean for path, r in running.items()},

@@ -5,10 +5,11 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from fednorm.experiment.build import ModelSource, clear_data_cache
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.diagnostics import window_bytes
 from fednorm.experiment.job import CheckpointPolicy, Job, execute_job, lock_folder
-from fednorm.experiment.prepare import ModelSource, clear_data_cache, prepare
+from fednorm.experiment.prepare import prepare
 from fednorm.experiment.process_pool import run_in_processes
 from fednorm.experiment.results import Comparison, RunResult
 from fednorm.experiment.run import Event, OnRound

@@ -41,12 +41,11 @@ from fednorm.core.messages import Batches, ClientState, Reply, RunningStats, Ser
 from fednorm.core.round import broadcast, client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId, Tensors
-from fednorm.engines.base import ClientSource
-from fednorm.engines.loop import RoundResult
+from fednorm.engines.base import ClientSource, RoundResult
 from fednorm.engines.masks import UnmatchedDrawError, share_masks
 from fednorm.engines.merged_batch import merge_batches
 from fednorm.errors import NonFiniteLossError
-from fednorm.experiment.prepare import PreparedRun
+from fednorm.experiment.build import PreparedRun
 from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.switch_norm import SwitchableNorm
 from fednorm.strategies.naive import Naive

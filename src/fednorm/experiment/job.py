@@ -10,12 +10,13 @@ from filelock import FileLock, Timeout
 
 from fednorm.core.messages import ServerState
 from fednorm.core.task import export
-from fednorm.engines.loop import RoundResult
+from fednorm.engines.base import RoundResult
 from fednorm.errors import ConfigError
 from fednorm.experiment import checkpoint
+from fednorm.experiment.build import ModelSource, PreparedRun
 from fednorm.experiment.checkpoint import Checkpoint
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.prepare import ModelSource, PreparedRun, prepare
+from fednorm.experiment.prepare import prepare
 from fednorm.experiment.results import RunResult
 from fednorm.experiment.run import Event, OnRound, find_tested_state, run
 from fednorm.experiment.run_folder import (

@@ -2,24 +2,21 @@
 
 import multiprocessing
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event as Flag
 from typing import Any
 
+from fednorm.engines.processes import DEATHS, block_interrupts, start_worker
 from fednorm.errors import WorkerError
 from fednorm.experiment.job import Job, execute_job, log
 from fednorm.experiment.results import RunResult
 from fednorm.experiment.run import Event, OnRound
-from fednorm.system import keep_memory
 
 _POLL = 0.2  # seconds between looks at the workers
-_DEATHS = 3  # of workers in a row without a finished run, before the comparison gives up
 
 # What a worker process shares with its parent; set once when the worker starts.
 _shared: dict[str, Any] = {}
@@ -37,7 +34,7 @@ def run_in_processes(
         if not died:
             return
         deaths = 1 if done else deaths + 1
-        if deaths == _DEATHS:
+        if deaths == DEATHS:
             raise WorkerError(
                 f"worker processes died {deaths} times in a row, perhaps for lack of memory; "
                 "what was done is kept. Try fewer --workers."
@@ -55,7 +52,7 @@ def _run_once(
     stop = context.Event()
     died = False
     with ProcessPoolExecutor(workers, context, _start_worker, (events, stop)) as pool:
-        with _ignore_ctrl_c():
+        with block_interrupts():
             futures = {pool.submit(_work, job): number for number, job in jobs.items()}
         try:
             _watch(set(futures), lambda: _drain(events, on_round))
@@ -77,8 +74,7 @@ def _has_succeeded(future: Future[RunResult]) -> bool:
 
 
 def _start_worker(events: "SimpleQueue[Event]", stop: Flag) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it could not be blocked
-    keep_memory()
+    start_worker()
     _shared.update(events=events, stop=stop, busy=threading.Lock(), orphaned=threading.Event())
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -100,19 +96,6 @@ def _work(job: Job) -> RunResult:
 
     with _shared["busy"]:
         return execute_job(job, on_round)
-
-
-@contextmanager
-def _ignore_ctrl_c() -> Iterator[None]:
-    """Start processes that never see Ctrl-C, not even while they start; it is for the parent."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _watch(futures: set[Future[RunResult]], look: Callable[[], None]) -> None:

@@ -7,7 +7,7 @@ from math import isfinite, nan
 from statistics import fmean, pstdev
 from typing import Any, Literal, TypeAlias
 
-from fednorm.engines.loop import RoundResult
+from fednorm.engines.base import RoundResult
 from fednorm.experiment.diagnostics import Diagnostics, Window
 
 Status: TypeAlias = Literal["finished", "diverged", "stopped", "interrupted"]

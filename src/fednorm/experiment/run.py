@@ -13,17 +13,17 @@ from fednorm.core.types import ClientId
 from fednorm.data import Dataset
 from fednorm.data.federation import Federation
 from fednorm.data.transforms import Batch
+from fednorm.engines.base import Progress, RoundResult
 from fednorm.engines.evaluation import Score, is_personal, score, score_clients, score_global
 from fednorm.engines.evaluation_statistics import (
     Transport,
     calibrate_for_test,
     initial_client_state,
 )
-from fednorm.engines.loop import RoundResult, Start
 from fednorm.errors import NonFiniteLossError, NoUsableReplyError
+from fednorm.experiment.build import PreparedRun
 from fednorm.experiment.checkpoint import Checkpoint
 from fednorm.experiment.diagnostics import Diagnosis, Diagnostics
-from fednorm.experiment.prepare import PreparedRun
 from fednorm.experiment.results import Evaluation, RunRecorder, RunResult, Status
 
 log = logging.getLogger("fednorm")
@@ -83,7 +83,7 @@ def run(
     except NoUsableReplyError as error:
         if saves and done:
             saves.save(done, tally)
-        ended: Status = "diverged" if prepared.conditions.faultless else "stopped"
+        ended: Status = "diverged" if prepared.faults.faultless else "stopped"
         return _make_result(prepared, tally, ended, str(error))
     except NonFiniteLossError as error:
         return _make_result(prepared, tally, "diverged", str(error))
@@ -103,7 +103,7 @@ def _run_rounds(
     diagnosis = Diagnosis(prepared) if experiment.diagnose else None
     if diagnosis and start:
         diagnosis.resume(start.state, start.client_states, start.window)
-    for result in prepared.rounds(Start(start.state, start.client_states) if start else None):
+    for result in prepared.rounds(start):
         number = result.state.round
         due = number % experiment.evaluation_rounds == 0 or number == experiment.rounds
         tested = find_tested_state(prepared, result) if due else None
@@ -158,7 +158,7 @@ def _make_result(
     )
 
 
-def find_tested_state(prepared: PreparedRun, reached: RoundResult | Checkpoint) -> ServerState:
+def find_tested_state(prepared: PreparedRun, reached: Progress) -> ServerState:
     """Return the state that is tested: strategies may take the statistics anew for it."""
     task, clients = prepared.task, prepared.clients
     return calibrate_for_test(
@@ -230,7 +230,7 @@ def _mean_accuracy(scores: Mapping[ClientId, Score]) -> float | None:
 
 def list_honest(prepared: PreparedRun) -> list[ClientId]:
     """Return whose models are tested: what a Byzantine client ends with is of no interest."""
-    liars = prepared.conditions.byzantine
+    liars = prepared.faults.byzantine
     return [client for client in prepared.federation.all() if client not in liars]
 
 
@@ -245,7 +245,7 @@ def measure_attack_success(
     Where models are personal it is the mean over honest clients, each on all test images; one that
     has not trained yet has the layers of `start`.
     """
-    adversary, world = prepared.conditions.adversary, prepared.world
+    adversary, world = prepared.faults.adversary, prepared.world
     attack = adversary.attack if adversary else None
     if not isinstance(attack, Backdoor) or world is None:
         return None
@@ -261,8 +261,8 @@ def measure_attack_success(
 
 def _make_transport(prepared: PreparedRun) -> Transport:
     """Return how answers of a survey come to the server."""
-    ask = prepared.remote.ask if prepared.remote else None
-    return Transport(prepared.conditions.adversary, ask)
+    ask = prepared.remote.get_link().ask if prepared.remote else None
+    return Transport(prepared.faults.adversary, ask)
 
 
 def has_personal_models(prepared: PreparedRun) -> bool:
@@ -280,7 +280,7 @@ def _score_clients(
     data, adapt = prepared.federation, prepared.experiment.adapt_statistics
     here = [client for client in clients if client in data.all()]
     if prepared.remote and here:  # their data and their memories are elsewhere
-        return prepared.remote.scores(prepared.task, state, here, adapt)
+        return prepared.remote.get_link().score_clients(state, here, adapt)
     everywhere = has_personal_models(prepared) and prepared.experiment.evaluate == "global"
     tested = AllTestSamples(data, prepared.data) if everywhere else data
     return score_clients(prepared.task, state, client_states, tested, clients, adapt=adapt)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fednorm.core.messages import RejectedReply
-from fednorm.engines.loop import RoundResult
+from fednorm.engines.base import RoundResult
 from fednorm.errors import ConfigError
 from fednorm.experiment import checkpoint
 from fednorm.experiment.checkpoint import Checkpoint

@@ -1,12 +1,14 @@
-"""The server's side of a run: `simulate.rounds` with nodes that train, survey and evaluate.
+"""The server's side of a run on nodes, which train, calibrate and evaluate.
 
-A node that fails, is gone or is too late is missing from a round; the run goes on with the others.
+A node that fails, is gone or is too late is missing from a round; the run continues without it.
 """
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import ClassVar, TypeAlias
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -18,34 +20,77 @@ from fednorm.core.messages import Batches, Broadcast, ClientState, Reply, Server
 from fednorm.core.round import broadcast
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
+from fednorm.engines import loop
+from fednorm.engines.base import EngineRun, Progress, RoundResult
 from fednorm.engines.evaluation import Score
 from fednorm.engines.flower import wire
 from fednorm.engines.flower.arrays import to_array_record
 from fednorm.engines.flower.node_app import ANSWERS, NO_CLIENT, PENDING
-from fednorm.errors import NonFiniteLossError, NoNodesError, WireError
+from fednorm.errors import ConfigError, NonFiniteLossError, NoNodesError, WireError
 
 _ASKED = 60.0  # seconds for a node to say which partition it has
 _LOOK = 0.5  # seconds between looks for nodes
 log = logging.getLogger("fednorm")
 
+OpenGrid: TypeAlias = Callable[[], AbstractContextManager[Grid]]
+
 
 @dataclass
-class RemoteClients:
-    """Nodes of one run, found by the clients that they hold."""
+class FlowerNodes:
+    """The nodes of one run; connected while its rounds go on."""
 
-    grid: Grid
+    open: OpenGrid
     entry: int  # number of the strategy in its experiment
     seed: int
     timeout: float  # seconds for an answer
+    refusal: str | None = None  # why these nodes cannot make the run
+    link: "RemoteClients | None" = None
+    name: ClassVar[str] = "flower"
+
+    def why_not(self, run: EngineRun) -> str | None:
+        """Return why the nodes cannot train the clients, or None."""
+        del run
+        return self.refusal
+
+    def rounds(self, run: EngineRun, start: Progress | None = None) -> Iterator[RoundResult]:
+        """Run the rounds of `run`, or those after `start`, on the nodes."""
+        if start and (run.task.layout.personal or run.task.algorithm.keeps_state):
+            raise ConfigError(
+                "what this strategy or its momentum keeps on the nodes is in no checkpoint, so the "
+                "run cannot be resumed; start it again with --no-resume."
+            )
+        with self.open() as grid:
+            self.link = RemoteClients(grid, run.task, self.entry, self.seed, self.timeout)
+            self.link.connect(run.clients.all())
+            yield from loop.rounds(
+                run.task, run.clients, run.rounds, start, train=self.link.train, faults=run.faults
+            )
+
+    def get_link(self) -> "RemoteClients":
+        """Return the connection; it exists while rounds go on."""
+        if self.link is None:
+            raise RuntimeError("nodes can be asked only while the rounds of a run go on.")
+        return self.link
+
+
+@dataclass
+class RemoteClients:
+    """The connected nodes of one run, by the clients that they hold."""
+
+    grid: Grid
+    task: Task
+    entry: int
+    seed: int
+    timeout: float
     nodes: dict[ClientId, int] = field(default_factory=dict)
     asked: set[int] = field(default_factory=set)  # nodes that were asked for their partition
     answered: set[int] = field(default_factory=set)
 
     def connect(self, clients: Sequence[ClientId]) -> None:
-        """Wait until there is a node for each client, or until the time is up."""
+        """Wait until each client has a node, or until `timeout` is over."""
         until = time.monotonic() + self.timeout
         while True:
-            # A node may still be starting when it is first asked: until it answers, ask it again.
+            # A node may still be starting: ask it again until it answers.
             self.asked &= self.answered
             self._look(clients)
             missing = [client for client in clients if client not in self.nodes]
@@ -56,10 +101,10 @@ class RemoteClients:
             time.sleep(_LOOK)
         if not self.nodes:
             raise NoNodesError(f"no node has appeared within {self.timeout:g} seconds.")
-        log.warning("there is no node for clients %s; the run goes on without them.", missing)
+        log.warning("there is no node for clients %s; the run continues without them.", missing)
 
     def _look(self, clients: Iterable[ClientId]) -> None:
-        """Ask nodes that are new for their partition; those without one get a free client."""
+        """Ask new nodes for their partition; those without one get a free client."""
         new = [node for node in self.grid.get_node_ids() if node not in self.asked]
         content = RecordDict({wire.HEADER: ConfigRecord({"version": wire.VERSION})})
         found: dict[int, int] = {}
@@ -80,12 +125,11 @@ class RemoteClients:
 
     def train(
         self,
-        task: Task,
         received: Broadcast,
         client_states: Mapping[ClientId, ClientState],
         batches: Sequence[Batches],
     ) -> tuple[list[tuple[Reply, ClientState]], dict[str, Tensor]]:
-        """Let nodes train, again and again while they wait for answers of an exchange."""
+        """Let nodes train, anew after each exchange; return results and answers."""
         del client_states  # they stay on the nodes
         clients, answers = [own.client for own in batches], dict[str, Tensor]()
         while True:
@@ -104,7 +148,7 @@ class RemoteClients:
                 return results, answers
             clients = list(waiting)  # one that was lost in mid-round stays out of it
             answers[waiting[clients[0]].site] = answer_exchange(
-                list(waiting.values()), task.statistics_aggregator
+                list(waiting.values()), self.task.statistics_aggregator
             )
 
     @staticmethod
@@ -123,26 +167,24 @@ class RemoteClients:
             log.warning("round %d continues without client %d: %s", received.round, client, error)
             return None
 
-    def ask(
-        self, task: Task, received: Broadcast, clients: Sequence[ClientId]
-    ) -> list[CalibrationReply]:
-        """Return what clients say of the statistics of their data."""
+    def ask(self, received: Broadcast, clients: Sequence[ClientId]) -> list[CalibrationReply]:
+        """Let clients measure the statistics of their data."""
         answers = self._call("query.survey", wire.broadcast_records(received), clients)
-        surveyed = []
+        measured = []
         for client, found in answers.items():
             try:
                 layers = wire.header(found).layers()
-                stats = wire.read_stats(found, layers, task.initial_state.running)
-                surveyed.append(CalibrationReply(client, wire.examples_of(found), stats))
+                stats = wire.read_stats(found, layers, self.task.initial_state.running)
+                measured.append(CalibrationReply(client, wire.examples_of(found), stats))
             except WireError as error:
                 log.warning("no statistics of client %d: %s", client, error)
-        return surveyed
+        return measured
 
-    def scores(
-        self, task: Task, state: ServerState, clients: Iterable[ClientId], adapt: float
+    def score_clients(
+        self, state: ServerState, clients: Iterable[ClientId], adapt: float
     ) -> dict[ClientId, Score]:
         """Let clients test their models on their own data."""
-        content = wire.broadcast_records(broadcast(task, state), adapt=adapt)
+        content = wire.broadcast_records(broadcast(self.task, state), adapt=adapt)
         scores = {}
         for client, found in self._call("evaluate", content, list(clients)).items():
             values = {key: float(str(v)) for key, v in found[wire.METRICS].items()}
@@ -154,7 +196,7 @@ class RemoteClients:
     def _call(
         self, kind: str, content: RecordDict, clients: Sequence[ClientId]
     ) -> dict[ClientId, RecordDict]:
-        """Send to the nodes of clients and return what came back, by client."""
+        """Send `content` to the nodes of `clients`; return the answers by client."""
         self._look(clients)
         there = set(self.grid.get_node_ids())
         nodes = {self.nodes[c]: c for c in clients if self.nodes.get(c) in there}

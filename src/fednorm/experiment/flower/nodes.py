@@ -1,111 +1,59 @@
-"""Experiments on Flower: what a node builds, and what stands between a run and its nodes."""
+"""Experiments on Flower's nodes: what a node builds, and how a run reaches the nodes."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TypeAlias
 
 from flwr.app import Context
 from flwr.serverapp import Grid
 
-from fednorm.core.calibration import CalibrationReply
-from fednorm.core.messages import Batches, Broadcast, ServerState
-from fednorm.core.task import Task
+from fednorm.core.messages import Batches
 from fednorm.core.types import ClientId
 from fednorm.data.federation import Federation
 from fednorm.data.transforms import Batch
-from fednorm.engines import loop
-from fednorm.engines.base import NO_FAULTS, ClientSource, Faults
-from fednorm.engines.evaluation import Score, is_personal
+from fednorm.engines.evaluation import is_personal
 from fednorm.engines.flower.node_app import Build, Site, client_app
-from fednorm.engines.flower.remote_clients import RemoteClients
-from fednorm.engines.loop import RoundResult, Start
-from fednorm.errors import ConfigError
-from fednorm.experiment import threat_model
+from fednorm.engines.flower.remote_clients import FlowerNodes, OpenGrid
+from fednorm.experiment.build import PreparedRun, build_run
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.specs import StrategySpec
-
-Open: TypeAlias = Callable[[], AbstractContextManager[Grid]]
 
 
-@dataclass
-class Remote:
-    """The clients of a run on Flower's nodes; connected while its rounds go on."""
-
-    open: Open
-    entry: int
-    seed: int
-    timeout: float
-    link: RemoteClients | None = None
-
-    def rounds(
-        self,
-        task: Task,
-        clients: ClientSource,
-        count: int,
-        start: Start | None = None,
-        conditions: Faults = NO_FAULTS,
-    ) -> Iterator[RoundResult]:
-        """Run federated rounds on the nodes, up to round `count`."""
-        if start and (task.layout.personal or task.algorithm.keeps_state):
-            raise ConfigError(
-                "what this strategy or its momentum keeps on the nodes is in no checkpoint, so "
-                "that the run cannot go on; begin it anew with --no-resume."
-            )
-        with self.open() as grid:
-            self.link = RemoteClients(grid, self.entry, self.seed, self.timeout)
-            self.link.connect(clients.all())
-            train = self.link.train
-            yield from loop.rounds(task, clients, count, start, train=train, conditions=conditions)
-
-    def ask(
-        self, task: Task, received: Broadcast, asked: Sequence[ClientId]
-    ) -> list[CalibrationReply]:
-        """Let clients survey their data."""
-        return self._get_link().ask(task, received, asked)
-
-    def scores(
-        self, task: Task, state: ServerState, clients: Sequence[ClientId], adapt: float
-    ) -> dict[ClientId, Score]:
-        """Let clients test their models."""
-        return self._get_link().scores(task, state, clients, adapt)
-
-    def _get_link(self) -> RemoteClients:
-        if self.link is None:
-            raise RuntimeError("nodes can be asked only while the rounds of a run go on.")
-        return self.link
+def make_nodes(experiment: Experiment, prepared: PreparedRun) -> FlowerNodes:
+    """Return the nodes of a run in Flower's simulation runtime; they build it by themselves."""
+    build = partial(_build_simulated_site, experiment.model_dump_json())
+    return FlowerNodes(
+        partial(_open_simulation, build, experiment.clients - experiment.unseen_clients),
+        experiment.strategies.index(prepared.entry),
+        prepared.seed,
+        experiment.timeout,
+        refusal=_find_refusal(prepared),
+    )
 
 
-def make_remote(experiment: Experiment, entry: StrategySpec, seed: int, task: Task) -> Remote:
-    """Return the clients of a run in Flower's simulation runtime; refuse what it cannot do."""
-    if experiment.diagnose:
-        raise ValueError("engine 'flower' cannot diagnose, which needs all clients at the server.")
-    attack = threat_model.make_attack(experiment.for_entry(entry))
-    if attack and attack.on_data:
-        raise ValueError(
-            "engine 'flower' leaves data as its nodes hold them, so that an attack on data cannot "
-            "be made there; use another engine."
-        )
+def _find_refusal(prepared: PreparedRun) -> str | None:
+    """Return what nodes cannot do of a run, or None."""
+    experiment, personal = prepared.experiment, is_personal(prepared.task)
     untrained = (
         experiment.unseen_clients or experiment.participation < 1 or experiment.client_dropout
     )
-    if untrained and is_personal(task) and experiment.unseen_init == "average":
-        raise ValueError(
-            "engine 'flower' leaves personal layers on their nodes, so that there is no mean of "
-            "them for clients that have not trained (unseen_clients, participation, "
-            "client_dropout); use unseen_init = 'initial'."
+    if experiment.diagnose:
+        return "engine 'flower' cannot diagnose, which needs all clients at the server"
+    if prepared.world:
+        return "engine 'flower' leaves data on its nodes, so an attack on data cannot be made there"
+    if untrained and personal and experiment.unseen_init == "average":
+        return (
+            "engine 'flower' leaves personal layers on their nodes, so there is no mean of them "
+            "for clients that have not trained (unseen_clients, participation, client_dropout); "
+            "use unseen_init = 'initial'"
         )
-    if experiment.evaluate == "global" and (is_personal(task) or experiment.adapt_statistics):
-        raise ValueError(
+    if experiment.evaluate == "global" and (personal or experiment.adapt_statistics):
+        return (
             "engine 'flower' tests a client's own model on its node, which does not hold all test "
-            "samples; use evaluate = 'auto'."
+            "samples; use evaluate = 'auto'"
         )
-    build = partial(_build_simulated_site, experiment.model_dump_json())
-    nodes = experiment.clients - experiment.unseen_clients
-    number = experiment.strategies.index(entry)
-    return Remote(partial(_open_simulation, build, nodes), number, seed, experiment.timeout)
+    return None
 
 
 def _open_simulation(build: Build, nodes: int) -> AbstractContextManager[Grid]:
@@ -124,16 +72,14 @@ def _build_deployed_site(context: Context, entry: int, seed: int) -> Site:
 
 
 def find_data_path(context: Context) -> str | None:
-    """Return where a node's own data are, if it says so."""
+    """Return the folder of a node's own data, if its configuration names one."""
     found = context.node_config.get("data-path")
     return None if found is None else str(found)
 
 
 @lru_cache(maxsize=1)
 def build_site(description: str, entry: int, seed: int, path: str | None = None) -> Site:
-    """Return a run as a node sees it; with a path, all data there are the node's own."""
-    from fednorm.experiment.prepare import build_run  # noqa: PLC0415 (which knows of this module)
-
+    """Return a run as a node sees it; with `path`, all data there are the node's own."""
     experiment = Experiment.model_validate_json(description).model_copy(update={"engine": "loop"})
     if path is None:
         made = build_run(experiment, experiment.strategies[entry], seed)
@@ -154,7 +100,7 @@ def build_site(description: str, entry: int, seed: int, path: str | None = None)
 
 @dataclass(frozen=True)
 class OwnData:
-    """A node's own data: whichever client it is called, it holds all of them."""
+    """A node's own data; it holds all of them, whatever its client's number."""
 
     federation: Federation
 
@@ -183,6 +129,6 @@ class OwnData:
 client = client_app(_build_deployed_site)  # what a SuperNode runs
 
 
-def use_grid(grid: Grid) -> Open:
-    """Return a way to open a grid that is there already."""
+def use_grid(grid: Grid) -> OpenGrid:
+    """Return a function that opens an existing grid."""
     return lambda: contextlib.nullcontext(grid)

@@ -16,12 +16,13 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fednorm.core.task import export
-from fednorm.engines.loop import RoundResult
+from fednorm.engines.base import RoundResult
 from fednorm.errors import ConfigError
 from fednorm.experiment import checkpoint
+from fednorm.experiment.build import PreparedRun
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.flower.nodes import use_grid
-from fednorm.experiment.prepare import PreparedRun, prepare
+from fednorm.experiment.prepare import prepare
 from fednorm.experiment.results import RunRecorder, replace_nan
 from fednorm.experiment.run import Event, run
 from fednorm.experiment.specs import StrategySpec

@@ -19,7 +19,7 @@ from typing import Any
 import tomli_w
 
 from fednorm.core.messages import RejectedReply
-from fednorm.errors import ConfigError
+from fednorm.errors import ConfigError, MissingFlowerError
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.job import lock_folder, log
 from fednorm.experiment.results import Comparison, Evaluation, RunResult
@@ -137,9 +137,7 @@ def _read_lines(experiment: Experiment, superlink: SuperLink) -> Iterator[dict[s
 def _find_flwr() -> str:
     beside = Path(sys.executable).with_name("flwr")
     if not beside.exists():
-        raise ConfigError(
-            "engine 'flower' needs Flower, which is not installed; pip install \"fednorm[flower]\"."
-        )
+        raise MissingFlowerError("engine 'flower'")
     return str(beside)
 
 

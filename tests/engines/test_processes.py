@@ -9,11 +9,11 @@ import torch
 from fednorm.algorithms import algorithm
 from fednorm.core.messages import ClientState, RunningStats, ServerState
 from fednorm.engines.loop import rounds as in_turn
-from fednorm.engines.processes import SharedBlock, WorkerPool, fits, read_plan, rounds
+from fednorm.engines.processes import SharedBlock, WorkerPool, read_plan
 from fednorm.errors import ConfigError, NonFiniteLossError
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment
-from support import ToyClients, task_of
+from support import ToyClients, in_processes, task_of, why_not
 
 STEP = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
 
@@ -53,7 +53,7 @@ CLIENTS = ToyClients(sizes=(3, 5, 4, 6, 2), steps=2, absent={2: (1, 3)})
 def test_a_crew_gives_what_the_loop_gives(name):
     task = task_of(name, STEP, count=4)
     for ours, expected in zip(
-        rounds(task, CLIENTS, 3, processes=2), in_turn(task, CLIENTS, 3), strict=True
+        in_processes(task, CLIENTS, 3), in_turn(task, CLIENTS, 3), strict=True
     ):
         assert_equal(ours, expected)
 
@@ -65,22 +65,22 @@ def test_a_process_that_dies_is_replaced():
     try:
         for number, ours in enumerate(in_turn(task, CLIENTS, 2, train=crew.train)):
             assert_equal(ours, expected[number])
-            os.kill(crew.members[0].process.pid, signal.SIGKILL)
+            os.kill(crew.workers[0].process.pid, signal.SIGKILL)
     finally:
         crew.close()
-    assert not any(member.process.is_alive() for member in crew.members)
+    assert not any(worker.process.is_alive() for worker in crew.workers)
 
 
 def test_a_loss_that_is_not_finite_is_told_as_in_the_loop():
     task = task_of("none", algorithm("fedavg", lr=1e200), count=4)
     with pytest.raises(NonFiniteLossError, match=r"in round \d at client \d"):
-        list(rounds(task, CLIENTS, 4, processes=2))
+        list(in_processes(task, CLIENTS, 4))
 
 
 def test_exchanges_in_mid_round_need_all_clients():
-    assert fits(task_of("fbn", STEP))
-    assert not fits(task_of("fedtan", STEP))
-    assert not fits(task_of("fedfn", STEP, base="fedtan"))
+    assert why_not("processes", task_of("fbn", STEP), CLIENTS) is None
+    assert why_not("processes", task_of("fedtan", STEP), CLIENTS)
+    assert why_not("processes", task_of("fedfn", STEP, base="fedtan"), CLIENTS)
 
 
 def test_values_come_out_of_a_block_as_they_went_in():

@@ -14,7 +14,7 @@ from fednorm.engines import merged_batch
 from fednorm.errors import NonFiniteLossError
 from fednorm.models import build
 from fednorm.strategies import STRATEGIES
-from support import ToyClients, last, nested_model, task_of
+from support import ToyClients, last, nested_model, task_of, why_not
 
 STEP = algorithm("dsgd", lr=0.05, momentum=0.9, weight_decay=1e-3)
 LOCKSTEP = sorted(name for name in STRATEGIES if create_strategy(name).mergeable_batches)
@@ -55,9 +55,9 @@ def test_equals_the_loop_with_every_switch(name, statistics, momentum):
     fields = {"statistics": statistics, "stats_momentum": momentum, "count": 8}
     clients = ToyClients(sizes=(3, 5))
     if (name, statistics) in {("fbn", "average"), ("fedtan", "average")}:
-        assert not merged_batch.fits(task_of(name, STEP, **fields), _digits())
+        assert why_not("merged", task_of(name, STEP, **fields), _digits(), ours=True)
         return
-    assert merged_batch.fits(task_of(name, STEP, **fields), _digits())
+    assert why_not("merged", task_of(name, STEP, **fields), _digits(), ours=True) is None
     assert_equal(
         last(task_of(name, STEP, **fields), clients, 8),
         together(task_of(name, STEP, **fields), clients),
@@ -112,25 +112,30 @@ def _digits(participation=1.0):
 
 @pytest.mark.parametrize("name", sorted(set(STRATEGIES) - set(LOCKSTEP)))
 def test_other_strategies_are_left_to_the_loop(name):
-    assert not merged_batch.fits(task_of(name, STEP), _digits())
+    assert why_not("merged", task_of(name, STEP), _digits(), ours=True)
 
 
 def test_fits_only_where_it_is_exact():
     model = nested_model()
-    assert merged_batch.fits(task_of("naive", STEP), _digits())
-    assert not merged_batch.fits(task_of("naive", algorithm("fedavg")), _digits())
-    assert not merged_batch.fits(task_of("fedbn", STEP), _digits())
-    assert not merged_batch.fits(task_of("silobn", STEP), _digits())
-    assert not merged_batch.fits(task_of("naive", STEP), _digits(participation=0.5))
-    assert merged_batch.fits(task_of("naive", algorithm("dsgd")), _digits(participation=0.5))
+    assert why_not("merged", task_of("naive", STEP), _digits(), ours=True) is None
+    assert why_not("merged", task_of("naive", algorithm("fedavg")), _digits(), ours=True)
+    assert why_not("merged", task_of("fedbn", STEP), _digits(), ours=True)
+    assert why_not("merged", task_of("silobn", STEP), _digits(), ours=True)
+    assert why_not("merged", task_of("naive", STEP), _digits(participation=0.5), ours=True)
+    assert (
+        why_not(
+            "merged", task_of("naive", algorithm("dsgd")), _digits(participation=0.5), ours=True
+        )
+        is None
+    )
     robust = Task.build(
         model, create_strategy("fbn"), STEP, aggregator=lambda v, _w: v.median(0).values
     )
-    assert not merged_batch.fits(robust, _digits())
+    assert why_not("merged", robust, _digits(), ours=True)
     dropping = build("fbn_cnn", (1, 8, 8), 10, 0)
-    assert not merged_batch.fits(task_of("naive", STEP, model=dropping), _digits())
+    assert why_not("merged", task_of("naive", STEP, model=dropping), _digits(), ours=True)
     model.register_buffer("level", torch.zeros(()))
-    assert not merged_batch.fits(task_of("naive", STEP, model=model), _digits())
+    assert why_not("merged", task_of("naive", STEP, model=model), _digits(), ours=True)
 
 
 def test_a_loss_that_is_not_finite_names_its_client():

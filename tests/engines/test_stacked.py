@@ -21,7 +21,7 @@ from fednorm.models import build as network
 from fednorm.nn.stacked_model import widen
 from fednorm.strategies import STRATEGIES
 from populations import Population
-from support import CLASSES, SHAPE, ToyClients, task_of
+from support import CLASSES, SHAPE, ToyClients, task_of, why_not
 
 LOCAL = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local", weight_decay=1e-3)
 ALGORITHMS = {
@@ -65,14 +65,14 @@ def assert_close(ours, expected):
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_cohorts_give_what_the_loop_gives(name):
     task = task_of(name, LOCAL, count=4)
-    assert stacked.fits(task, first(CLIENTS)) is (name not in ALONE)
+    assert (why_not("stacked", task, CLIENTS) is None) is (name not in ALONE)
     if name not in ALONE:
         cohorts = stacked.StackedTrainer(task, 3)
         expected = list(in_turn(task, CLIENTS, 3))
-        got = list(in_turn(task, CLIENTS, 3, train=cohorts.train_all))
+        got = list(in_turn(task, CLIENTS, 3, train=cohorts.train))
         for ours, theirs in zip(got, expected, strict=True):
             assert_close(ours, theirs)
-        assert max(cohorts.wide) > 1
+        assert max(cohorts.stacks) > 1
 
 
 @pytest.mark.parametrize("which", sorted(ALGORITHMS))
@@ -81,9 +81,7 @@ def test_every_algorithm(which, name):
     task = task_of(name, ALGORITHMS[which], count=4)
     cohorts = stacked.StackedTrainer(task, 4)
     expected = list(in_turn(task, CLIENTS, 3))
-    for ours, theirs in zip(
-        in_turn(task, CLIENTS, 3, train=cohorts.train_all), expected, strict=True
-    ):
+    for ours, theirs in zip(in_turn(task, CLIENTS, 3, train=cohorts.train), expected, strict=True):
         assert_close(ours, theirs)
 
 
@@ -106,14 +104,14 @@ def test_with_processes_the_result_is_the_same_bit_by_bit():
     torch.set_num_threads(1)
     task = task_of("fedbn", LOCAL, count=4)
     cohorts = stacked.StackedTrainer(task, 2)
-    crew = WorkerPool(task, CLIENTS, 2, cohort=2)
+    crew = WorkerPool(task, CLIENTS, 2, stack=2)
     try:
-        expected = in_turn(task, CLIENTS, 2, train=cohorts.train_all)
+        expected = in_turn(task, CLIENTS, 2, train=cohorts.train)
         for ours, theirs in zip(in_turn(task, CLIENTS, 2, train=crew.train), expected, strict=True):
             for name, value in theirs.state.weights.items():
                 assert torch.equal(ours.state.weights[name], value)
             assert ours.train_loss == theirs.train_loss
-            os.kill(crew.members[0].process.pid, signal.SIGKILL)  # it is replaced
+            os.kill(crew.workers[0].process.pid, signal.SIGKILL)  # it is replaced
     finally:
         crew.close()
 
@@ -121,7 +119,7 @@ def test_with_processes_the_result_is_the_same_bit_by_bit():
 def test_a_loss_that_is_not_finite_is_the_clients_own():
     task = task_of("none", algorithm("fedavg", lr=1e200), count=4)
     with pytest.raises(NonFiniteLossError, match=r"in round \d at client \d"):
-        list(in_turn(task, CLIENTS, 4, train=stacked.StackedTrainer(task, 3).train_all))
+        list(in_turn(task, CLIENTS, 4, train=stacked.StackedTrainer(task, 3).train))
 
 
 class Shuffled(nn.Module):
@@ -176,7 +174,7 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize("made", [Shuffled, Tied, Noisy, Scaled])
 def test_a_model_that_mixes_its_clients_is_noticed(made):
     torch.manual_seed(0)
-    assert not stacked.fits(task_of("fbn", LOCAL, model=made().double()), first(CLIENTS))
+    assert why_not("stacked", task_of("fbn", LOCAL, model=made().double()), CLIENTS)
 
 
 def test_large_models_train_alone():
@@ -198,7 +196,7 @@ BASE = {
 
 def test_it_is_chosen_for_small_models_of_several_steps():
     experiment = build_experiment(BASE)
-    assert prepare(experiment, experiment.strategies[0], 0).engine == "stacked"
+    assert prepare(experiment, experiment.strategies[0], 0).engine.name == "stacked"
     loop, wide = (
         run_comparison(build_experiment({**BASE, "engine": e})).runs[0] for e in ("loop", "auto")
     )
@@ -248,6 +246,6 @@ def test_clients_that_measure_all_their_data_are_tried_with_one_that_has_as_much
     )
     task = task_of("hbn", algorithm("fedavg", lr=0.05))
     batches = [clients.batches(client, 1) for client in clients.all()]
-    assert not stacked.find_misfit(task, batches)
-    groups = stacked.StackedTrainer(task, 4).groups(batches, {})
+    assert stacked.find_misfit(task, batches) is None
+    groups = stacked.StackedTrainer(task, 4).group_clients(batches, {})
     assert sorted([own.client for own in group] for group in groups) == [[0, 2], [1, 3]]

@@ -13,7 +13,7 @@ def test_replies_are_not_held_during_the_next_round():
 
     def train(*args):
         alive.append([ref() is not None for ref in seen])
-        results, answers = train_clients(*args)
+        results, answers = train_clients(task, *args)
         seen[:] = [weakref.ref(t) for reply, _ in results for t in reply.update.values()]
         return results, answers
 

@@ -20,7 +20,7 @@ from fednorm.engines.loop import rounds
 from fednorm.errors import ConfigError, NonFiniteLossError
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment
-from support import CLASSES, SHAPE, ToyClients, task_of
+from support import CLASSES, SHAPE, ToyClients, task_of, why_not
 
 STEPS = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
 CLIENTS = ToyClients(sizes=(3, 5, 4), steps=2, absent={2: (1,)})
@@ -87,7 +87,7 @@ def test_without_room_for_all_they_train_anew(monkeypatch):
     task = task_of("fedtan", STEPS, count=2)
     expected = next(rounds(task, CLIENTS, 2))
     batches = [CLIENTS.batches(client, 1) for client in range(3)]
-    need = BarrierTrainer(task, 0).held(batches)
+    need = BarrierTrainer(task, 0).count_bytes(batches)
     assert next(meeting_rounds(task, CLIENTS, 2, room=need)).train_loss == expected.train_loss
     monkeypatch.setattr(barrier, "ClientThread", None)
     ours = next(meeting_rounds(task, CLIENTS, 2, room=need - 1))
@@ -97,7 +97,7 @@ def test_without_room_for_all_they_train_anew(monkeypatch):
 def test_what_clients_hold_grows_with_batches_and_parameters():
     task = task_of("fedtan", STEPS)
     one, two, large = (
-        BarrierTrainer(task, 0).held(
+        BarrierTrainer(task, 0).count_bytes(
             [ToyClients(sizes=sizes).batches(i, 1) for i in range(len(sizes))]
         )
         for sizes in ((4,), (4, 4), (4, 400))
@@ -118,7 +118,7 @@ def test_a_client_that_lies_may_diverge():
     clients = ToyClients(sizes=(3, 5, 4), broken=frozenset({1}))
     task = task_of("fedtan", STEPS, count=2)
     results, _ = BarrierTrainer(task, 10**9, byzantine={0, 1, 2}).train(
-        task, broadcast(task, task.initial_state), {}, [clients.batches(i, 1) for i in range(3)]
+        broadcast(task, task.initial_state), {}, [clients.batches(i, 1) for i in range(3)]
     )
     assert [reply.client for reply, _ in results] == [0, 1, 2]
 
@@ -186,8 +186,8 @@ def test_nobody_trains_to_the_end_after_an_interruption():
 @pytest.mark.parametrize(("settings", "expected"), [({}, True), ({"precision": "bf16"}, False)])
 def test_only_in_full_precision(settings, expected):
     task = replace(task_of("fedtan", STEPS), **settings)
-    assert barrier.fits(task) is expected
-    assert not barrier.fits(task_of("naive", STEPS))
+    assert (why_not("barrier", task, CLIENTS, ours=True) is None) is expected
+    assert why_not("barrier", task_of("naive", STEPS), CLIENTS, ours=True)
 
 
 def test_an_experiment_uses_it_for_models_of_its_own_only(monkeypatch):

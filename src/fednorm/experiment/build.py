@@ -1,0 +1,209 @@
+"""Build the data, clients, model and task of one run."""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import nn
+
+from fednorm.attacks import World
+from fednorm.core.task import Task
+from fednorm.data import Dataset, load
+from fednorm.data.federation import Federation, federation
+from fednorm.engines import ENGINES, count_processes, run_rounds
+from fednorm.engines.base import (
+    ClientSource,
+    Engine,
+    EngineRun,
+    Faults,
+    PoisonedClients,
+    Progress,
+    RoundResult,
+)
+from fednorm.engines.evaluation import is_personal
+from fednorm.engines.merged_batch import MergedClients
+from fednorm.experiment import threat_model
+from fednorm.experiment.config import Experiment
+from fednorm.experiment.specs import Spec, StrategySpec
+from fednorm.models import MODELS, build
+from fednorm.nn.copies import copy_model
+from fednorm.system import has_bfloat16
+
+if TYPE_CHECKING:  # Flower is an extra
+    from fednorm.engines.flower.remote_clients import FlowerNodes
+
+log = logging.getLogger("fednorm")
+
+IMAGE_AXES = 3
+_SAFE_CHANNELS = 16
+
+ModelSource: TypeAlias = nn.Module | Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """One run, ready to start."""
+
+    experiment: Experiment
+    entry: StrategySpec
+    seed: int
+    setup: EngineRun
+    federation: Federation
+    data: Dataset
+    world: World | None = None  # what an attack on data knows of them
+    engine: Engine = ENGINES["loop"]
+    kept: int = 0  # bytes that a client keeps between its rounds
+    sent: int = 0  # bytes that a client sends in a round
+    remote: "FlowerNodes | None" = None
+
+    @property
+    def task(self) -> Task:
+        """The converted model with its strategy and algorithm."""
+        return self.setup.task
+
+    @property
+    def clients(self) -> ClientSource:
+        """The clients that train: the federation, or all of it as one machine."""
+        return self.setup.clients
+
+    @property
+    def faults(self) -> Faults:
+        """What goes wrong in the run."""
+        return self.setup.faults
+
+    def count_workers(self, free: int) -> int:
+        """Return how many of `free` processes the run would use for its clients."""
+        return count_processes(self.engine, replace(self.setup, processes=free))
+
+    def bytes_per_round(self) -> int:
+        """Return how many bytes the clients of a round send, and keep after it."""
+        merged = self.entry.centralized or self.engine.name == "merged"
+        return (1 if merged else len(self.clients.participants(1))) * (self.sent + self.kept)
+
+    def rounds(self, start: Progress | None = None) -> Iterator[RoundResult]:
+        """Run the rounds, or those after `start`."""
+        return run_rounds(self.engine, self.setup, start)
+
+
+def load_data(experiment: Experiment, seed: int) -> Dataset:
+    """Return the data of an experiment, downloaded if missing; the last result is cached."""
+    return _load_data(experiment.data.model_dump_json(), seed)
+
+
+@lru_cache(maxsize=1)
+def _load_data(entry: str, seed: int) -> Dataset:
+    chosen = Spec.model_validate_json(entry)
+    return load(chosen.name, seed, **chosen.fields)
+
+
+def clear_data_cache() -> None:
+    """Forget the data that were loaded last."""
+    _load_data.cache_clear()
+
+
+def build_run(
+    experiment: Experiment, entry: StrategySpec, seed: int, model: ModelSource | None = None
+) -> PreparedRun:
+    """Build one run without trying it."""
+    experiment = experiment.for_entry(entry)
+    dtype = getattr(torch, experiment.dtype)
+    device = _find_device(experiment.device)
+    data = load_data(experiment, seed).to(device, dtype)
+    ours = model is None and experiment.model.name in MODELS
+    network = _make_model(experiment, data, seed, model).to(device, dtype)
+    if ours and len(data.shape) == IMAGE_AXES and channels_may_come_last(network):
+        # A user's model may flatten with `view`, which this arrangement forbids.
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        data = replace(data, look=replace(data.look, channels_last=True))
+    clients = federation(
+        data,
+        experiment.partition,
+        experiment.plan,
+        clients=experiment.clients,
+        seed=seed,
+        participation=experiment.participation,
+        unseen=experiment.unseen_clients,
+    )
+    task = _build_task(experiment, entry, network)
+    faults = threat_model.make_faults(experiment, task, clients, seed)
+    world = threat_model.make_world(faults, data)
+    source: ClientSource = MergedClients(clients) if entry.centralized else clients
+    if faults.adversary and world:
+        source = PoisonedClients(clients, faults.adversary, world)
+    setup = EngineRun(
+        task,
+        source,
+        experiment.rounds,
+        engine="loop" if entry.centralized else experiment.engine,
+        faults=faults,
+        ours=ours,
+        participation=experiment.participation,
+        segmentation=data.segmentation,
+        threads=experiment.threads,
+    )
+    return PreparedRun(experiment, entry, seed, setup, clients, data, world)
+
+
+def _build_task(experiment: Experiment, entry: StrategySpec, network: nn.Module) -> Task:
+    strategy = experiment.make_strategy(entry)
+    aggregator, statistics_aggregator = threat_model.make_aggregators(experiment)
+    on_cpu = experiment.device.startswith("cpu")
+    if experiment.precision == "bf16" and on_cpu and not has_bfloat16():
+        _warn_of_slow_bfloat16()
+    task = Task.build(
+        network,
+        strategy,
+        experiment.make_algorithm(strategy),
+        rounds=experiment.rounds,
+        aggregator=aggregator,
+        statistics_aggregator=statistics_aggregator,
+        precision=experiment.precision,
+    )
+    if entry.centralized and is_personal(task):
+        raise ValueError(
+            f"{entry.strategy!r} keeps tensors on its clients, and a centralized run has none; "
+            "choose a strategy that shares everything."
+        )
+    return task
+
+
+@lru_cache(maxsize=1)
+def _warn_of_slow_bfloat16() -> None:  # once, not for every run
+    log.warning("this processor has no products in bfloat16; precision 'full' will be faster.")
+
+
+def channels_may_come_last(network: nn.Module) -> bool:
+    """Return False for models with which torch's CPU kernels corrupt memory in that arrangement.
+
+    The backward pass of a strided 1x1 convolution of few channels (seen below 8, with torch 2.13
+    and oneDNN) writes beyond its buffers.
+    """
+    return not any(
+        max(conv.kernel_size) == 1 and max(conv.stride) > 1 and conv.in_channels < _SAFE_CHANNELS
+        for conv in network.modules()
+        if isinstance(conv, nn.Conv2d)
+    )
+
+
+def _find_device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device {name!r} cannot be used here: {reason}") from None
+    return device
+
+
+def _make_model(
+    experiment: Experiment, data: Dataset, seed: int, model: ModelSource | None
+) -> nn.Module:
+    if isinstance(model, nn.Module):
+        return copy_model(model)  # `.to` changes a module in place
+    if model is not None:
+        return model()
+    entry = experiment.model
+    return build(entry.name, data.shape, data.classes, seed, **entry.fields)
