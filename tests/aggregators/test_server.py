@@ -78,7 +78,7 @@ def test_a_counter_of_a_liar_is_outvoted():
     for aggregate, expected in ((weighted_mean, 10**9), (parse("median", f=1), 11)):
         merge = merge_of(aggregate, counters)
         for found in (average(merge), pool_statistics(merge), ema_update(before, merge)):
-            assert found.batches == expected
+            assert found.num_batches == expected
     pooled = pool([r.moments for r in merge.reports], merge.aggregator)
     torch.testing.assert_close(ema_update(before, merge).mean, 0.1 * pooled.mean)
 
@@ -130,7 +130,7 @@ def test_a_liar_does_not_take_the_round_down(replies, text):
         update = {name: torch.full_like(t, -1e30) for name, t in reply.update.items()}
         stats = {
             path: LayerStats(
-                Moments(1e12, r.moments.mean * 0 + 1e15, r.moments.var * 0 + 1e15), r.batches + 999
+                Moments(1e12, r.moments.mean * 0 + 1e15, r.moments.var * 0 + 1e15), r.num_batches + 999
             )
             for path, r in reply.stats.items()
         }
@@ -143,7 +143,7 @@ def test_a_liar_does_not_take_the_round_down(replies, text):
     for name, weight in after.weights.items():
         torch.testing.assert_close(weight, honest.weights[name], rtol=0, atol=0.5)
     for path, running in after.running.items():
-        assert running.batches == honest.running[path].batches
+        assert running.num_batches == honest.running[path].num_batches
         torch.testing.assert_close(running.mean, honest.running[path].mean, rtol=0.5, atol=1.0)
         assert (running.var >= 0).all()
         assert (running.var < 10 * honest.running[path].var + 10).all()

@@ -135,7 +135,7 @@ def check(found, expected):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("momentum", [BETA, None])
 def test_the_server_ends_where_algorithm_2_does(name, rule, momentum):
-    found = run(Source(), attack(name), 8, rule=rule, momentum=momentum)
+    found = run(Source(), attack(name), 8, rule=rule, stats_momentum=momentum)
     check(found, algorithm_2(Source(), LIES[name], 8, RULES[rule], momentum))
 
 
@@ -200,7 +200,7 @@ def expected_round(source, round_, r, v, momentum):
 def test_local_steps_unequal_clients_and_absent_ones_as_users_run_it(momentum):
     sizes = (6, 9, 4, 5, 8, 6, 7, 12, 3, 6)
     source = Source(sizes, steps=3, dtype=torch.float32, absent=2)
-    found = run(source, attack("sign_flip"), 6, algo="fedavg", momentum=momentum)
+    found = run(source, attack("sign_flip"), 6, algo="fedavg", stats_momentum=momentum)
     r, v = np.zeros(CHANNELS), np.ones(CHANNELS)
     for t, (mean, var) in enumerate(zip(*found, strict=True), start=1):
         r, v = expected_round(source, t, r, v, momentum)
@@ -212,7 +212,7 @@ def replies_of(name, *, steps=1, sizes=(5, 4, 6, 5, 3), **fields):
     task = task_of(name, algorithm("fedavg", lr=0.05), **fields)
     # Statistics that have moved: at r = 0 a flipped running mean is a flipped mean.
     running = {
-        path: replace(one, mean=one.mean + 0.7, var=one.var + 0.3, batches=4)
+        path: replace(one, mean=one.mean + 0.7, var=one.var + 0.3, num_batches=4)
         for path, one in task.initial_state.running.items()
     }
     received = broadcast(task, replace(task.initial_state, running=running))
@@ -292,7 +292,7 @@ def test_backward_means_are_followed_with_their_own_momentum():
 def test_the_rate_is_the_servers_where_clients_take_unequal_steps():
     """It counts as many batches as the client with the most of them."""
     replies, received, following = replies_of("fbn")
-    longer = {p: replace(r, batches=r.num_batches + 2) for p, r in replies[0].stats.items()}
+    longer = {p: replace(r, num_batches=r.num_batches + 2) for p, r in replies[0].stats.items()}
     found = lies_of("sign_flip", [replace(replies[0], stats=longer), *replies[1:]], following)
     rate = 1 - 0.9**3
     for path, report in replies[1].stats.items():

@@ -161,7 +161,7 @@ def test_costs_are_those_of_the_engine(nested, name):
         result.bytes_up,
         result.bytes_down,
     )
-    kept = result.memories[0]
+    kept = result.client_states[0]
     assert cost.personal_bytes == sum(t.numel() * t.element_size() for t in kept.tensors.values())
     assert cost.momentum_bytes == sum(8 * t.numel() for t in kept.optimizer.values())
     if cost.survey_bytes_up is not None:

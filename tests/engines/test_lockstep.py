@@ -31,7 +31,7 @@ def assert_equal(one, two):
     for path, running in one.state.running.items():
         torch.testing.assert_close(two.state.running[path].mean, running.mean, rtol=0, atol=1e-11)
         torch.testing.assert_close(two.state.running[path].var, running.var, rtol=0, atol=1e-11)
-        assert two.state.running[path].batches == running.batches
+        assert two.state.running[path].num_batches == running.num_batches
     assert two.exchanges == one.exchanges
     assert two.bytes_up == one.bytes_up
     assert two.bytes_down == one.bytes_down

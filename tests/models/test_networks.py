@@ -8,7 +8,7 @@ from rich.console import Console
 from torch import nn
 from torch.nn import functional
 
-from fednorm.cli.listing import description
+from fednorm.cli.listing import describe_entry
 from fednorm.models import MODELS, build
 
 IMAGENET = (3, 224, 224)
@@ -53,7 +53,7 @@ def convolutions(model):
 def test_names_its_paper(name):
     console = Console(width=1000)
     with console.capture() as shown:
-        console.print(description("models", name))
+        console.print(describe_entry("models", name))
     assert re.search(r"arXiv:\d{4}\.\d{5}|doi:10\.\d+/\S+", shown.get())
 
 
