@@ -41,7 +41,7 @@ RULES: dict[str, list[tuple[object, ...]]] = {
     "geometric_median(start=zero, iterations=3, smoothing=0.1)": [("GeometricMedian",)],
     "krum": [("Krum", F)],
     "multi_krum": [("MultiKrum", F)],
-    "centred_clipping(start=zero, iterations=1, radius=100)": [("CenteredClipping",)],
+    "centered_clipping(start=zero, iterations=1, radius=100)": [("CenteredClipping",)],
     "nnm > mean": [("NNM", F), ("Average",)],
     "bucketing > mean(f=0)": [("Bucketing", 2), ("Average",)],
     "norm_clipping > mean": [("ARC", F), ("Average",)],

@@ -45,6 +45,11 @@ def test_fields_and_the_default_number_of_byzantine_clients():
         ("medain", UnknownNameError, "unknown aggregator 'medain'; did you mean 'median'"),
         ("nmm > median", UnknownNameError, "unknown pre-aggregation 'nmm'; did you mean 'nnm'"),
         ("median > nnm", UnknownNameError, "unknown pre-aggregation 'median'"),
+        (
+            "centred_clipping(radius=2)",
+            UnknownNameError,
+            "aggregator 'centred_clipping' is now called 'centered_clipping'",
+        ),
         ("median(g=1)", UnknownNameError, "unknown field of aggregator 'median' 'g'"),
         ("median(1)", ValueError, r"median got '1', which is not a field.*'median\(f=2\)'"),
         ("median(f=1, f=2)", ValueError, "median got 'f=2'"),

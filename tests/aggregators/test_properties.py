@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fednorm.aggregators import parse
 
 ROBUST = ["median", "trimmed_mean", "mean_around_median", "geometric_median", "krum", "multi_krum"]
-EQUIVARIANT = [*ROBUST, "centred_clipping", "nnm > median", "nnm > mean"]
+EQUIVARIANT = [*ROBUST, "centered_clipping", "nnm > median", "nnm > mean"]
 
 
 @st.composite
@@ -45,7 +45,7 @@ def test_liars_cannot_move_it_out_of_the_honest_range(text, crowd):
 
 
 @pytest.mark.parametrize(
-    "text", [*ROBUST, "centred_clipping", "nnm > trimmed_mean", "norm_clipping > median"]
+    "text", [*ROBUST, "centered_clipping", "nnm > trimmed_mean", "norm_clipping > median"]
 )
 @given(crowd=crowds(np.float32))
 def test_liars_cannot_send_it_far_away(text, crowd):

@@ -70,7 +70,7 @@ def geometric_median(x):
     return z
 
 
-def centred_clipping(x):
+def centered_clipping(x):
     centre = nearest_half(x)
     for _ in range(3):
         away = [np.linalg.norm(row - centre) for row in x]
@@ -107,7 +107,7 @@ RULES = {
     "geometric_median": geometric_median,
     "krum": krum,
     "multi_krum": multi_krum,
-    "centred_clipping": centred_clipping,
+    "centered_clipping": centered_clipping,
 }
 BEFORE = {"nnm": nnm, "bucketing": bucketing, "norm_clipping": norm_clipping}
 

@@ -13,7 +13,7 @@ from fednorm.attacks import (
     ATTACKS,
     Adversary,
     DataAttack,
-    World,
+    DataInfo,
     apply_attack,
     attack,
     choose_byzantine,
@@ -161,7 +161,7 @@ def test_z_is_finite_where_the_formula_is_not(n, f):
 
 def test_flipped_labels():
     x, y = torch.zeros(4, 1, 8, 8), torch.tensor([0, 9, 4, -100])
-    world = World(10, torch.ones(1, 8, 8))
+    world = DataInfo(10, torch.ones(1, 8, 8))
     same, flipped = attack("label_flip").poison(x, y, world, torch.Generator())
     assert same is x
     assert flipped.tolist() == [9, 0, 5, -100]
@@ -169,7 +169,7 @@ def test_flipped_labels():
 
 def test_a_backdoor_marks_a_share_of_images_and_tests_on_all_others():
     x, y = torch.rand(2000, 2, 8, 8), torch.arange(2000) % 10
-    world = World(10, torch.full((2, 8, 8), 7.0))
+    world = DataInfo(10, torch.full((2, 8, 8), 7.0))
     chosen = attack("backdoor", target=3, size=2, share=0.25)
     seen, taught = chosen.poison(x, y, world, torch.Generator().manual_seed(0))
     marked = (seen[..., -2:, -2:] == 7).flatten(1).all(1)
@@ -178,7 +178,7 @@ def test_a_backdoor_marks_a_share_of_images_and_tests_on_all_others():
     assert torch.equal(taught[~marked], y[~marked])
     assert torch.equal(seen[~marked], x[~marked])
     assert torch.equal(seen[..., :-2, :], x[..., :-2, :])
-    ((tested, wanted),) = chosen.triggered([(x, y)], world)
+    ((tested, wanted),) = chosen.add_trigger([(x, y)], world)
     assert len(tested) == 1800
     assert bool((wanted == 3).all())
     assert bool((tested[..., -2:, -2:] == 7).all())

@@ -10,7 +10,7 @@ import torch
 
 from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS, parse
 from fednorm.algorithms import algorithm
-from fednorm.attacks import ATTACKS, Adversary, World, attack
+from fednorm.attacks import ATTACKS, Adversary, DataInfo, attack
 from fednorm.core.task import Task
 from fednorm.engines.conditions import Conditions
 from fednorm.engines.poisoned import Poisoned
@@ -49,7 +49,7 @@ def attacked_run(name, chosen, target, rule="nnm > trimmed_mean"):
     adversary = Adversary(attack(name), frozenset({3}), target, seed=0)
     source = clients
     if adversary.attack.on_data:
-        source = Poisoned(clients, adversary, World(CLASSES, torch.ones(SHAPE)))
+        source = Poisoned(clients, adversary, DataInfo(CLASSES, torch.ones(SHAPE)))
     task = Task.build(
         nested_model(),
         strategy(chosen),

@@ -8,7 +8,7 @@ import torch
 
 from fednorm.data import load
 from fednorm.data.cache import DamagedDataError
-from fednorm.data.federation import federation
+from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
 from fednorm.data.sources import MissingDataError
 
@@ -56,7 +56,7 @@ def test_writers_are_groups_and_pixels_are_kept(halves):
 
 def test_clients_are_the_writers(halves):
     data = load("femnist", 0, root=str(halves[0]))
-    parts = federation(data, "natural", Plan(2), clients=3, seed=0)
+    parts = build_federation(data, "natural", Plan(2), clients=3, seed=0)
     assert [len(part) for part in parts.parts] == [6, 4, 5]
     assert [len(part) for part in parts.test_parts] == [3, 1, 2]
 
@@ -64,7 +64,7 @@ def test_clients_are_the_writers(halves):
 def test_the_second_time_nothing_is_parsed(halves, monkeypatch):
     root, _ = halves
     first = load("femnist", 0, root=str(root))
-    monkeypatch.setattr("fednorm.data.datasets.femnist.read", None)
+    monkeypatch.setattr("fednorm.data.datasets.femnist.read_leaf_file", None)
     assert torch.equal(load("femnist", 0, root=str(root)).x, first.x)
 
 
@@ -83,7 +83,7 @@ def test_a_part_of_the_samples_can_still_be_divided_by_writer(tmp_path):
     data = load("femnist", 0, root=str(root), train=5)
     writers = set(data.groups)
     assert set(data.groups_test) == writers
-    parts = federation(data, "natural", Plan(2), clients=len(writers), seed=0)
+    parts = build_federation(data, "natural", Plan(2), clients=len(writers), seed=0)
     assert sum(map(len, parts.test_parts)) == 2 * len(writers)
 
 

@@ -126,14 +126,14 @@ def test_more_samples_than_there_are_is_an_error(here):
 )
 def test_augment_is_how_training_batches_are_made(here, augment, pad, flip):
     del here
-    look = load("mnist", 0, augment=augment).look
-    assert (look.pad, look.flip) == (pad, bool(flip))
-    assert look.mean == (0.1307,)
+    transform = load("mnist", 0, augment=augment).transform
+    assert (transform.pad, transform.flip) == (pad, bool(flip))
+    assert transform.mean == (0.1307,)
 
 
 def test_the_shift_can_be_chosen(here):
     del here
-    assert load("mnist", 0, augment="crop_flip", pad=2).look.pad == 2
+    assert load("mnist", 0, augment="crop_flip", pad=2).transform.pad == 2
     with pytest.raises(ValueError, match="pad of data set 'mnist' is for augment = 'crop_flip'"):
         Mnist(pad=2)
 

@@ -9,7 +9,7 @@ from fednorm.algorithms import algorithm
 from fednorm.core.round import NonFiniteLossError
 from fednorm.core.task import Task
 from fednorm.data import load
-from fednorm.data.federation import federation
+from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
 from fednorm.engines import lockstep
 from fednorm.models import build
@@ -107,7 +107,7 @@ def test_a_model_that_folds_an_axis_into_the_batch():
 def _digits(participation=1.0):
     plan = Plan(20)
     data = load("digits", 0)
-    return federation(data, "iid", plan, clients=4, seed=0, participation=participation)
+    return build_federation(data, "iid", plan, clients=4, seed=0, participation=participation)
 
 
 @pytest.mark.parametrize("name", sorted(set(STRATEGIES) - set(LOCKSTEP)))

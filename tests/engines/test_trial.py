@@ -11,7 +11,7 @@ from fednorm.algorithms import algorithm
 from fednorm.core.messages import Batches
 from fednorm.core.task import export
 from fednorm.data import load
-from fednorm.data.federation import federation
+from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
 from fednorm.engines import lockstep, meeting, trial
 from fednorm.engines.simulate import rounds
@@ -229,7 +229,7 @@ def test_numbers_that_are_missing_or_none_are_far_off():
 
 def test_a_federation_is_tried_with_clients_of_all_sizes():
     data = load("digits", 0)
-    parts = federation(data, "dirichlet_unbalanced=0.3", Plan(300), clients=6, seed=0)
+    parts = build_federation(data, "dirichlet_unbalanced=0.3", Plan(300), clients=6, seed=0)
     lengths = {parts.batches(client, 1).lengths[0] for client in parts.all()}
     assert len(lengths) > 1
     task = task_of("naive", algorithm("dsgd"), model=Centred())

@@ -10,7 +10,7 @@ import fednorm
 from fednorm import Memory, broadcast, client_round, strategy
 from fednorm.algorithms import algorithm
 from fednorm.data import load
-from fednorm.data.federation import federation
+from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
 from fednorm.engines import cohort, lockstep, simulate, workers
 from fednorm.engines.centralized import Merged
@@ -271,7 +271,9 @@ def test_feature_normalisation_on_top_clips_too():
     options = {"base": "fedwon", "options": {"clip": 0.01}}
     task = task_of("fedfn", step, model=two_headed(), **options)
     assert sorted(task.clips) == ["0.weight", "4.weight"]
-    data = federation(load("digits", 0), "iid", Plan(20), clients=4, seed=0, participation=1.0)
+    data = build_federation(
+        load("digits", 0), "iid", Plan(20), clients=4, seed=0, participation=1.0
+    )
     assert not lockstep.fits(task, data)
 
 
@@ -295,7 +297,9 @@ def test_federated_equals_one_machine():
 
 def test_lockstep_only_without_clipping():
     """Each client clips its own gradient; the mean of clipped gradients is another thing."""
-    data = federation(load("digits", 0), "iid", Plan(20), clients=4, seed=0, participation=1.0)
+    data = build_federation(
+        load("digits", 0), "iid", Plan(20), clients=4, seed=0, participation=1.0
+    )
     step = algorithm("dsgd", lr=LR)
     assert lockstep.fits(task_of("fedwon", step), data)
     assert not lockstep.fits(task_of("fedwon", step, clip=0.01), data)

@@ -9,13 +9,13 @@ from typing import Any
 
 from fednorm.aggregators.base import Pipeline, PreAggregator, Rule, TooFewClientsError
 from fednorm.aggregators.bucketing import Bucketing
-from fednorm.aggregators.clipping import CentredClipping, NormClipping
+from fednorm.aggregators.clipping import CenteredClipping, NormClipping
 from fednorm.aggregators.coordinate_wise import Mean, MeanAroundMedian, Median, TrimmedMean
 from fednorm.aggregators.geometric_median import GeometricMedian
 from fednorm.aggregators.krum import Krum, MultiKrum
 from fednorm.aggregators.nnm import NNM
 from fednorm.core.aggregator import Aggregator, weighted_mean
-from fednorm.core.registry import create, find
+from fednorm.core.registry import UnknownNameError, create, find
 
 __all__ = ["AGGREGATORS", "PRE_AGGREGATORS", "Pipeline", "TooFewClientsError", "check", "parse"]
 
@@ -27,7 +27,7 @@ AGGREGATORS: dict[str, type[Rule]] = {
     "geometric_median": GeometricMedian,
     "krum": Krum,
     "multi_krum": MultiKrum,
-    "centred_clipping": CentredClipping,
+    "centered_clipping": CenteredClipping,
 }
 
 PRE_AGGREGATORS: dict[str, type[PreAggregator]] = {
@@ -36,6 +36,7 @@ PRE_AGGREGATORS: dict[str, type[PreAggregator]] = {
     "norm_clipping": NormClipping,
 }
 
+_RENAMED = {"centred_clipping": "centered_clipping"}
 _STAGE = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*")
 
 
@@ -76,6 +77,8 @@ def _create_stage(kind: str, registry: dict[str, type[Any]], text: str, f: int) 
             "write for example 'nnm > trimmed_mean(f=2)'."
         )
     name, fields = match.groups()
+    if name in _RENAMED:
+        raise UnknownNameError(f"{kind} {name!r} is now called {_RENAMED[name]!r}.")
     find(kind, registry, name)
     return create(kind, registry, name, {"f": f} | _parse_fields(name, fields or ""))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fednorm.aggregators.columns import Scratch
-from fednorm.aggregators.rows import Vectors, as_rows, materialise, reduce_columns, sum_vectors
+from fednorm.aggregators.rows import Vectors, as_rows, materialize, reduce_columns, sum_vectors
 from fednorm.core.registry import param
 
 Start: TypeAlias = Literal["half", "zero"]
@@ -77,7 +77,7 @@ class PreAggregator(Stage):
         """Return the new vectors."""
         self.check(len(rows))
         vectors = Vectors(as_rows(rows))
-        return materialise(vectors.mix(self.mixing(vectors)))
+        return materialize(vectors.mix(self.mixing(vectors)))
 
 
 @dataclass(frozen=True)

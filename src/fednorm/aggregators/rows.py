@@ -134,7 +134,7 @@ def _add_up(parts: list[Tensor]) -> Tensor:
     return sum(parts[1:], parts[0])
 
 
-def materialise(vectors: Vectors) -> Tensor:
+def materialize(vectors: Vectors) -> Tensor:
     """Compute the values `[m, d]` of vectors that are sums of rows."""
     rows, mixing = vectors.rows, vectors.mixing
     if mixing is None:

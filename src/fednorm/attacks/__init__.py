@@ -5,15 +5,15 @@ from typing import Any
 from fednorm.attacks.adversary import Adversary, Target, apply_attack, choose_byzantine
 from fednorm.attacks.alie import ALittleIsEnough
 from fednorm.attacks.backdoor import Backdoor
-from fednorm.attacks.base import Attack, DataAttack, World
+from fednorm.attacks.base import Attack, DataAttack, DataInfo
 from fednorm.attacks.foe import FallOfEmpires
-from fednorm.attacks.following import Following, find_following
 from fednorm.attacks.gaussian import Gaussian
 from fednorm.attacks.label_flip import LabelFlip
 from fednorm.attacks.mimic import Mimic
 from fednorm.attacks.model_replacement import ModelReplacement
 from fednorm.attacks.non_finite import NonFinite
 from fednorm.attacks.sign_flip import SignFlip
+from fednorm.attacks.translation import TrackedLayer, find_tracked_layers
 from fednorm.core.registry import create
 
 ATTACKS: dict[str, type[Attack]] = {
@@ -34,13 +34,13 @@ __all__ = [
     "Attack",
     "Backdoor",
     "DataAttack",
-    "Following",
+    "DataInfo",
     "Target",
-    "World",
+    "TrackedLayer",
     "apply_attack",
     "attack",
     "choose_byzantine",
-    "find_following",
+    "find_tracked_layers",
 ]
 
 

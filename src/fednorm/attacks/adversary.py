@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fednorm.attacks.base import Attack, AttackContext
-from fednorm.attacks.following import Following, Translation
+from fednorm.attacks.translation import TrackedLayer, Translation
 from fednorm.core.messages import Reply, Report
 from fednorm.core.moments import Moments
 from fednorm.core.survey import Surveyed
@@ -41,7 +41,7 @@ class Adversary:
     target: Target = "both"
     seed: int = 0
 
-    def generator(self, client: ClientId, round_: int, purpose: int = 0) -> torch.Generator:
+    def make_generator(self, client: ClientId, round_: int, purpose: int = 0) -> torch.Generator:
         """Return the randomness of one client in one round."""
         entropy = np.random.SeedSequence([self.seed, client, round_, TAG + 1, purpose])
         seed = int(entropy.generate_state(1, np.uint64)[0] >> np.uint64(1))
@@ -54,7 +54,7 @@ def apply_attack(
     round_: int,
     *,
     survey: bool = False,
-    following: Mapping[str, Following] = MappingProxyType({}),
+    tracked: Mapping[str, TrackedLayer] = MappingProxyType({}),
 ) -> list[Answer]:
     """Return the answers of a round, or of a survey, with those of Byzantine clients falsified.
 
@@ -76,10 +76,10 @@ def apply_attack(
     if adversary.attack.omniscient and not honest:
         return list(answers)
     purpose = 1 + survey
-    translations = _find_translations(answers, following)
+    translations = _find_translations(answers, tracked)
 
     def corrupt(answer: Answer) -> Answer:
-        rng = adversary.generator(answer.client, round_, purpose)
+        rng = adversary.make_generator(answer.client, round_, purpose)
         corruption = _Corruption(adversary.attack, liars, rng, translations)
         return _corrupt_answer(answer, honest, adversary.target, corruption)
 
@@ -87,13 +87,13 @@ def apply_attack(
 
 
 def _find_translations(
-    answers: Sequence[Reply | Surveyed], following: Mapping[str, Following]
+    answers: Sequence[Reply | Surveyed], tracked: Mapping[str, TrackedLayer]
 ) -> dict[str, Translation]:
     """Return how lies about each layer are translated; the server counts as its clients do."""
     found = {}
-    for path, layer in following.items():
+    for path, layer in tracked.items():
         counters = [answer.stats[path].batches for answer in answers if path in answer.stats]
-        if counters and (translation := layer.translation(max(counters))):
+        if counters and (translation := layer.find_translation(max(counters))):
             found[path] = translation
     return found
 
@@ -101,7 +101,7 @@ def _find_translations(
 @dataclass(frozen=True, slots=True)
 class _Corruption:
     attack: Attack
-    liars: int
+    byzantine: int
     rng: torch.Generator
     translations: Mapping[str, Translation]
 
@@ -155,7 +155,7 @@ class _Corruption:
     def _find_context(self, own: Tensor, honest: Sequence[Tensor | None]) -> AttackContext:
         present = [tensor for tensor in honest if tensor is not None]
         stacked = torch.stack(present) if present else own.new_empty(0, *own.shape)
-        return AttackContext(stacked, self.liars, self.rng)
+        return AttackContext(stacked, self.byzantine, self.rng)
 
 
 def _corrupt_answer(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fednorm.attacks.base import DataAttack, World
+from fednorm.attacks.base import DataAttack, DataInfo
 from fednorm.core.registry import param
 
 
@@ -37,25 +37,25 @@ class Backdoor(DataAttack):
             )
 
     def poison(
-        self, x: Tensor, y: Tensor, world: World, rng: torch.Generator
+        self, x: Tensor, y: Tensor, info: DataInfo, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """Return the batch with the patch and the target's label in a share of its images."""
         chosen = (torch.rand(len(y), generator=rng) < self.share).to(x.device)
-        patched = torch.where(chosen.view(-1, *(1,) * (x.dim() - 1)), self.patched(x, world), x)
+        patched = torch.where(chosen.view(-1, *(1,) * (x.dim() - 1)), self.add_patch(x, info), x)
         return patched, torch.where(chosen, self.target, y)
 
-    def patched(self, x: Tensor, world: World) -> Tensor:
+    def add_patch(self, x: Tensor, info: DataInfo) -> Tensor:
         """Return the images with the patch."""
         corner = (..., slice(-self.size, None), slice(-self.size, None))
         result = x.clone()
-        result[corner] = world.white.to(x)[corner]
+        result[corner] = info.white.to(x)[corner]
         return result
 
-    def triggered(
-        self, batches: Iterable[tuple[Tensor, Tensor]], world: World
+    def add_trigger(
+        self, batches: Iterable[tuple[Tensor, Tensor]], info: DataInfo
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield images of other classes with the patch; what they are taken for if it works."""
         for x, y in batches:
             others = y != self.target
             if bool(others.any()):
-                yield self.patched(x[others], world), torch.full_like(y[others], self.target)
+                yield self.add_patch(x[others], info), torch.full_like(y[others], self.target)

@@ -48,7 +48,7 @@ class DataAttack(Attack):
     on_data: ClassVar[bool] = True
 
     def poison(
-        self, x: Tensor, y: Tensor, world: "World", rng: torch.Generator
+        self, x: Tensor, y: Tensor, info: "DataInfo", rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """Return what the client learns from in the place of a batch."""
         raise NotImplementedError
@@ -65,7 +65,7 @@ class DataAttack(Attack):
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class DataInfo:
     """What an attack on data knows of them."""
 
     classes: int

@@ -5,21 +5,21 @@ from typing import Any
 
 from fednorm.core.own import call_own
 from fednorm.core.registry import create
-from fednorm.data.dataset import Dataset, Source
+from fednorm.data.dataset import Dataset, DatasetConfig
 from fednorm.data.datasets.cifar import Cifar10, Cifar100
 from fednorm.data.datasets.cityscapes import Cityscapes
 from fednorm.data.datasets.digits import Digits
 from fednorm.data.datasets.femnist import Femnist
-from fednorm.data.datasets.folder import Folder
+from fednorm.data.datasets.folder import ImageFolder
 from fednorm.data.datasets.huggingface import HuggingFace
 from fednorm.data.datasets.imagenet import ImageNet
 from fednorm.data.datasets.mnist import FashionMnist, Mnist
 from fednorm.data.datasets.synthetic import Patterns, Ring, Scenes
 from fednorm.data.datasets.tiny_imagenet import TinyImageNet
 
-__all__ = ["DATASETS", "Dataset", "Source", "load"]
+__all__ = ["DATASETS", "Dataset", "DatasetConfig", "load"]
 
-DATASETS: dict[str, type[Source]] = {
+DATASETS: dict[str, type[DatasetConfig]] = {
     "digits": Digits,
     "ring": Ring,
     "patterns": Patterns,
@@ -32,7 +32,7 @@ DATASETS: dict[str, type[Source]] = {
     "tiny_imagenet": TinyImageNet,
     "imagenet": ImageNet,
     "cityscapes": Cityscapes,
-    "folder": Folder,
+    "folder": ImageFolder,
     "hf": HuggingFace,
 }
 

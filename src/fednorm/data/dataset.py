@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fednorm.data.transforms import AS_IT_IS, IGNORED, Batch, Look
+from fednorm.data.transforms import IDENTITY, IGNORED, Batch, BatchTransform
 
 _EVERY = 8  # pixels of a mask
 _MOST_SAMPLES, _MOST_VALUES = 1000, 4_000_000  # of a test batch
@@ -29,7 +29,7 @@ class Dataset:
         classes: how many classes there are.
         groups: the natural group (writer, city, hospital) of each training sample, if it has one.
         groups_test: the same for each test sample.
-        look: what is done to a batch before a model sees it.
+        transform: what is done to a batch before a model sees it.
         on_disk: whether the samples are mapped from a file, too large for memory.
     """
 
@@ -41,7 +41,7 @@ class Dataset:
     classes: int
     groups: NDArray[Any] | None = None
     groups_test: NDArray[Any] | None = None
-    look: Look = AS_IT_IS
+    transform: BatchTransform = IDENTITY
     on_disk: bool = False
 
     def __post_init__(self) -> None:
@@ -120,7 +120,11 @@ class Dataset:
         chosen = torch.from_numpy(indices)
         # Twice as fast as `self.x[chosen]`, which small batches feel.
         x, y = self.x.index_select(0, chosen), self.y.index_select(0, chosen)
-        return self.look.plain(x, y) if rng is None else self.look.training(x, y, rng)
+        return (
+            self.transform.apply_evaluation(x, y)
+            if rng is None
+            else self.transform.apply_training(x, y, rng)
+        )
 
     def test_batches(self, indices: NDArray[np.int64] | None = None) -> Iterator[Batch]:
         """Yield these test samples, or all, as a model sees them."""
@@ -129,16 +133,16 @@ class Dataset:
         size = max(1, min(_MOST_SAMPLES, _MOST_VALUES // values))
         for start in range(0, len(numbers), size):
             chosen = torch.from_numpy(numbers[start : start + size])
-            yield self.look.plain(self.x_test[chosen], self.y_test[chosen])
+            yield self.transform.apply_evaluation(self.x_test[chosen], self.y_test[chosen])
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> "Dataset":
         """Return the same data for a device, batches in the given floating-point type.
 
         Bytes stay bytes, and what is mapped from a file stays there until a batch is made of it.
         """
-        look = replace(self.look, device=device, dtype=dtype)
+        transform = replace(self.transform, device=device, dtype=dtype)
         if self.on_disk:
-            return replace(self, look=look)
+            return replace(self, transform=transform)
         kind = dtype if self.x.is_floating_point() else self.x.dtype
         return replace(
             self,
@@ -146,11 +150,11 @@ class Dataset:
             y=self.y.to(device),
             x_test=self.x_test.to(device, kind),
             y_test=self.y_test.to(device),
-            look=look,
+            transform=transform,
         )
 
 
-class Source(Protocol):
+class DatasetConfig(Protocol):
     """What a registered data set is: a frozen dataclass that makes a `Dataset` from a seed."""
 
     def load(self, seed: int) -> Dataset:

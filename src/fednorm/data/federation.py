@@ -84,7 +84,7 @@ class Steps:
         data, key = self.federation.data, (self.federation.seed, self.client, self.round_)
         for step, chosen in enumerate(self.draw_indices()):
             # A generator takes as long to make as a small batch does.
-            rng = np.random.default_rng([*key, step, TAG + 1]) if data.look.random else None
+            rng = np.random.default_rng([*key, step, TAG + 1]) if data.transform.is_random else None
             yield data.training_batch(chosen, rng)
 
     def draw_indices(self) -> Iterator[Indices]:
@@ -103,7 +103,7 @@ def interleave_batches(parts: Sequence[Iterable[Batch]]) -> Iterator[Batch]:
     """
     steps = [own for own in parts if isinstance(own, Steps)]
     data = steps[0].federation.data if len(steps) == len(parts) else None
-    if data and not data.look.random:  # one cut for all of them, which small batches feel
+    if data and not data.transform.is_random:  # one cut for all of them, which small batches feel
         for chosen in zip(*(own.draw_indices() for own in steps), strict=True):
             yield data.training_batch(np.stack(chosen, 1).ravel())
         return
@@ -118,7 +118,7 @@ def _derive_dropout_seed(seed: int, client: int, round_: int) -> int:
     return int.from_bytes(blake2b(key, digest_size=8).digest(), "little") >> 1
 
 
-def federation(  # noqa: PLR0913 (what a federation is)
+def build_federation(  # noqa: PLR0913 (what a federation is)
     data: Dataset,
     rule: str,
     plan: Plan,

@@ -11,7 +11,7 @@ from torch import Tensor
 from fednorm.core.registry import param
 from fednorm.data.cache import Arrays
 from fednorm.data.dataset import Dataset, random_generator
-from fednorm.data.transforms import Look
+from fednorm.data.transforms import BatchTransform
 
 TAG = 103
 
@@ -57,12 +57,14 @@ class ImageDataset:
                 f"but is {self.pad} with augment = {self.augment!r}."
             )
 
-    def make_look(self, mean: tuple[float, ...], std: tuple[float, ...], size: int) -> Look:
+    def make_transform(
+        self, mean: tuple[float, ...], std: tuple[float, ...], size: int
+    ) -> BatchTransform:
         """Return the batch transform for images whose short side has `size` pixels."""
         if self.augment is None:
-            return Look(mean, std)
+            return BatchTransform(mean, std)
         shift = max(1, size // 8) if self.pad is None else self.pad
-        return Look(mean, std, pad=shift if self.augment == "crop_flip" else 0, flip=True)
+        return BatchTransform(mean, std, pad=shift if self.augment == "crop_flip" else 0, flip=True)
 
     def choose(self, labels: NDArray[Any], seed: int, *, test: bool) -> NDArray[np.int64]:
         """Return the numbers of the samples to use, in ascending order."""
@@ -86,7 +88,7 @@ class ImageDataset:
         return result
 
 
-def make_dataset(name: str, arrays: Arrays, *, classes: int, look: Look) -> Dataset:
+def make_dataset(name: str, arrays: Arrays, *, classes: int, transform: BatchTransform) -> Dataset:
     """Make a data set of arrays; those mapped from a file stay there."""
     return Dataset(
         name,
@@ -97,7 +99,7 @@ def make_dataset(name: str, arrays: Arrays, *, classes: int, look: Look) -> Data
         classes=classes,
         groups=arrays.get("groups"),
         groups_test=_find_tested_groups(arrays),
-        look=look,
+        transform=transform,
         on_disk=any(isinstance(array, np.memmap) for array in arrays.values()),
     )
 

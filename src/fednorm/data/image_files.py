@@ -31,10 +31,10 @@ from fednorm.data.dataset import Dataset
 from fednorm.data.image_dataset import ImageDataset, make_dataset
 from fednorm.data.progress_bar import Advance, show_progress
 from fednorm.data.sources import MissingDataError
-from fednorm.data.transforms import Look
+from fednorm.data.transforms import BatchTransform
 
-Picture: TypeAlias = NDArray[np.uint8]
-Decode: TypeAlias = Callable[[Path], Picture]
+ImageArray: TypeAlias = NDArray[np.uint8]
+Decode: TypeAlias = Callable[[Path], ImageArray]
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp")
 _AT_ONCE = 4096  # files handed to the threads; their results go straight to disk
@@ -42,10 +42,10 @@ _AT_ONCE = 4096  # files handed to the threads; their results go straight to dis
 
 @dataclass(frozen=True, slots=True)
 class ImageFiles:
-    """The picture files of one split, with their labels and groups.
+    """The image files of one split, with their labels and groups.
 
     Attributes:
-        paths: the picture files.
+        paths: the image files.
         labels: the class of each; if every pixel has one, the files of the masks.
         groups: the natural group of each, if they have one.
     """
@@ -55,7 +55,7 @@ class ImageFiles:
     groups: NDArray[Any] | None = None
 
     def take(self, numbers: NDArray[np.int64]) -> "ImageFiles":
-        """Return the pictures with these numbers."""
+        """Return the images with these numbers."""
         labels = self.labels
         return ImageFiles(
             [self.paths[i] for i in numbers],
@@ -66,7 +66,7 @@ class ImageFiles:
 
 @dataclass(frozen=True, slots=True)
 class SplitFiles:
-    """The picture files of both splits of a data set."""
+    """The image files of both splits of a data set."""
 
     train: ImageFiles
     test: ImageFiles
@@ -75,45 +75,45 @@ class SplitFiles:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """How pictures and masks are read; `settings` must differ wherever the result does."""
+    """How images and masks are read; `settings` must differ wherever the result does."""
 
-    picture: Decode
+    image: Decode
     settings: str
     mask: Decode | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFileDataset(ImageDataset, ABC):
-    """A folder of picture files; only the chosen ones are decoded, once for each choice."""
+    """A folder of image files; only the chosen ones are decoded, once for each choice."""
 
     mean: ClassVar[tuple[float, ...]] = (0.485, 0.456, 0.406)  # of ImageNet
     std: ClassVar[tuple[float, ...]] = (0.229, 0.224, 0.225)
 
     @abstractmethod
     def list_files(self, seed: int) -> SplitFiles:
-        """Return all picture files."""
+        """Return all image files."""
 
     @abstractmethod
     def make_decoder(self) -> Decoder:
         """Return the decoder of the files."""
 
-    def choose_look(self, height: int, width: int) -> Look:
-        """Return the batch transform for pictures of this size."""
-        return self.make_look(self.mean, self.std, min(height, width))
+    def choose_transform(self, height: int, width: int) -> BatchTransform:
+        """Return the batch transform for images of this size."""
+        return self.make_transform(self.mean, self.std, min(height, width))
 
     def load(self, seed: int) -> Dataset:
-        """Return the chosen pictures, decoded."""
+        """Return the chosen images, decoded."""
         files = self.list_files(seed)
         train = self._choose_files(files.train, seed, test=False)
         test = self._choose_files(files.test, seed, test=True)
         arrays = load_decoded(self.name, train, test, self.make_decoder())
-        look = self.choose_look(*arrays["x"].shape[-2:])
-        return make_dataset(self.name, arrays, classes=files.classes, look=look)
+        transform = self.choose_transform(*arrays["x"].shape[-2:])
+        return make_dataset(self.name, arrays, classes=files.classes, transform=transform)
 
     def _choose_files(self, files: ImageFiles, seed: int, *, test: bool) -> ImageFiles:
         if not files.paths:
             split = "test" if test else "training"
-            raise MissingDataError(f"data set {self.name!r} found no {split} pictures.")
+            raise MissingDataError(f"data set {self.name!r} found no {split} images.")
         # Masks are not known before they are read: those are chosen evenly by their group.
         kinds = files.groups if isinstance(files.labels, list) else files.labels
         return files.take(self.choose(np.asarray(kinds), seed, test=test))
@@ -150,7 +150,7 @@ def list_folders(folder: Path) -> list[str]:
 
 
 def list_images(folder: Path) -> list[Path]:
-    """Return the picture files of a folder, sorted by name."""
+    """Return the image files of a folder, sorted by name."""
     with os.scandir(folder) as entries:
         names = sorted(
             e.name
@@ -161,7 +161,7 @@ def list_images(folder: Path) -> list[Path]:
 
 
 def scan_classes(classes: Iterable[tuple[Path, int]]) -> ImageFiles:
-    """Return the pictures of folders, each with the class of its folder."""
+    """Return the images of folders, each with the class of its folder."""
     found = [(path, label) for folder, label in classes for path in list_images(folder)]
     return ImageFiles(
         [path for path, _ in found], np.array([label for _, label in found], np.int64)
@@ -171,23 +171,23 @@ def scan_classes(classes: Iterable[tuple[Path, int]]) -> ImageFiles:
 def center_crop(size: int | None, channels: int = 3) -> Decoder:
     """Return a decoder that resizes the short side to `size` and crops the centre.
 
-    Without a size, pictures are left as large as they are.
+    Without a size, images are left as large as they are.
     """
     if size is not None and size < 1:
         raise ValueError(f"size must be at least 1 pixel, but is {size}.")
     return Decoder(lambda path: _read_square(path, size, channels), f"square {size} {channels}")
 
 
-def _read_square(path: Path, size: int | None, channels: int) -> Picture:
-    with Image.open(path) as picture:
+def _read_square(path: Path, size: int | None, channels: int) -> ImageArray:
+    with Image.open(path) as image:
         if size is not None:  # a large JPEG is read at a fraction of its size, at least twice ours
-            picture.draft(None, (2 * size, 2 * size))
-        return to_array(picture, size, channels)
+            image.draft(None, (2 * size, 2 * size))
+        return to_array(image, size, channels)
 
 
-def to_array(picture: Image.Image, size: int | None, channels: int) -> Picture:
-    """Return a picture as channels x height x width; with a size, its centre."""
-    converted = picture.convert("RGB" if channels == 3 else "L")  # noqa: PLR2004 (red, green, blue)
+def to_array(image: Image.Image, size: int | None, channels: int) -> ImageArray:
+    """Return a image as channels x height x width; with a size, its centre."""
+    converted = image.convert("RGB" if channels == 3 else "L")  # noqa: PLR2004 (red, green, blue)
     if size is not None and converted.size != (size, size):
         converted = ImageOps.fit(converted, (size, size), Image.Resampling.BILINEAR)
     array = np.asarray(converted)
@@ -195,12 +195,12 @@ def to_array(picture: Image.Image, size: int | None, channels: int) -> Picture:
 
 
 def resize(size: tuple[int, int]) -> Decode:
-    """Return a function that reads a picture and resizes it bilinearly to height and width."""
+    """Return a function that reads a image and resizes it bilinearly to height and width."""
     height, width = size
 
-    def decode(path: Path) -> Picture:
-        with Image.open(path) as picture:
-            resized = picture.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
+    def decode(path: Path) -> ImageArray:
+        with Image.open(path) as image:
+            resized = image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
         return np.ascontiguousarray(np.asarray(resized).transpose(2, 0, 1))
 
     return decode
@@ -236,32 +236,32 @@ def _describe_file(path: Path) -> str:
 
 
 def _write_split(folder: Path, files: ImageFiles, end: str, decoder: Decoder) -> None:
-    _write_pictures(folder / f"x{end}.npy", files.paths, decoder.picture)
+    _write_images(folder / f"x{end}.npy", files.paths, decoder.image)
     if isinstance(files.labels, list):
         if decoder.mask is None:
             raise TypeError("labels that are files need a decoder with a mask.")
-        _write_pictures(folder / f"y{end}.npy", files.labels, decoder.mask)
+        _write_images(folder / f"y{end}.npy", files.labels, decoder.mask)
     else:
         save(folder, {f"y{end}": files.labels})
     if files.groups is not None:
         save(folder, {f"groups{end}": files.groups})
 
 
-def _write_pictures(target: Path, paths: list[Path], decode: Decode) -> None:
-    """Decode pictures into one file; the threads write to different rows."""
+def _write_images(target: Path, paths: list[Path], decode: Decode) -> None:
+    """Decode images into one file; the threads write to different rows."""
     shape = (len(paths), *_read(paths[0], decode).shape)
     rows = open_memmap(target, "w+", np.uint8, shape)
 
     def one(number: int) -> None:
-        picture = _read(paths[number], decode)
-        if picture.shape != shape[1:]:
+        image = _read(paths[number], decode)
+        if image.shape != shape[1:]:
             raise DamagedDataError(
-                f"pictures must be of one size, but {paths[number]} has shape {picture.shape} "
+                f"images must be of one size, but {paths[number]} has shape {image.shape} "
                 f"and {paths[0]} has {shape[1:]}; set the data set's size."
             )
-        rows[number] = picture
+        rows[number] = image
 
-    with show_progress(f"decoding {len(paths)} pictures", len(paths)) as advance:
+    with show_progress(f"decoding {len(paths)} images", len(paths)) as advance:
         _run_in_threads(one, len(paths), advance)
     rows.flush()
 
@@ -273,10 +273,10 @@ def _run_in_threads(work: Callable[[int], None], count: int, advance: Advance) -
                 advance(1)
 
 
-def _read(path: Path, decode: Decode) -> Picture:
+def _read(path: Path, decode: Decode) -> ImageArray:
     try:
         return decode(path)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DamagedDataError(
-            f"the picture {path} cannot be read: {error}; replace it by a whole copy or remove it."
+            f"the image {path} cannot be read: {error}; replace it by a whole copy or remove it."
         ) from error

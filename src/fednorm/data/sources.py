@@ -125,9 +125,9 @@ class DownloadableDataset(ImageDataset, ABC):
     def load(self, seed: int) -> Dataset:
         """Return the images; download them if this machine has no copy."""
         arrays = load_or_create(get_decoded_home() / self.name, self._fetch)
-        look = self.make_look(self.mean, self.std, arrays["x"].shape[-1])
+        transform = self.make_transform(self.mean, self.std, arrays["x"].shape[-1])
         return make_dataset(
-            self.name, self.subsample(arrays, seed), classes=self.classes, look=look
+            self.name, self.subsample(arrays, seed), classes=self.classes, transform=transform
         )
 
     def _fetch(self, folder: Path) -> None:

@@ -20,7 +20,7 @@ _NO_LABEL = -100  # what torch's cross entropy leaves out
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class BatchTransform:
     """The transform of a batch; the default leaves samples as they are.
 
     Attributes:
@@ -45,11 +45,11 @@ class Look:
     device: torch.device | str = "cpu"
 
     @property
-    def random(self) -> bool:
+    def is_random(self) -> bool:
         """Whether training batches are changed at random."""
         return bool(self.pad or self.window or self.flip)
 
-    def training(self, x: Tensor, y: Tensor, rng: np.random.Generator) -> Batch:
+    def apply_training(self, x: Tensor, y: Tensor, rng: np.random.Generator) -> Batch:
         """Apply the training transform; masks are cropped and flipped with their images."""
         if self.pad or self.window:
             x, y = self._crop(x, y, rng)
@@ -57,9 +57,9 @@ class Look:
             mirrored = torch.from_numpy(rng.random(len(x)) < 0.5).to(x.device)  # noqa: PLR2004
             x = _mirror(x, mirrored)
             y = _mirror(y, mirrored) if y.dim() > 1 else y
-        return self.plain(x, y)
+        return self.apply_evaluation(x, y)
 
-    def plain(self, x: Tensor, y: Tensor) -> Batch:
+    def apply_evaluation(self, x: Tensor, y: Tensor) -> Batch:
         """Apply the evaluation transform."""
         if x.dtype == torch.uint8:
             x = x.to(self.device, self.dtype).div_(255)
@@ -101,16 +101,17 @@ class Look:
 
 
 @lru_cache
-def _make_constants(look: Look, axes: int) -> tuple[Tensor, Tensor]:
+def _make_constants(transform: BatchTransform, axes: int) -> tuple[Tensor, Tensor]:
     """Return mean and deviation of the channels, shaped to broadcast over `axes` more axes."""
     shape = (-1, *(1,) * axes)
     mean, std = (
-        torch.tensor(t, dtype=look.dtype, device=look.device) for t in (look.mean, look.std)
+        torch.tensor(t, dtype=transform.dtype, device=transform.device)
+        for t in (transform.mean, transform.std)
     )
     return mean.view(shape), std.view(shape)
 
 
-AS_IT_IS = Look()
+IDENTITY = BatchTransform()
 
 
 def _mirror(images: Tensor, chosen: Tensor) -> Tensor:

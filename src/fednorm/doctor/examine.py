@@ -102,7 +102,7 @@ def _examine(examined: ExaminedModel, data: Dataset, state: State, batches: int 
 
 def _find_layers(model: nn.Module, data: Dataset) -> tuple[Layer, ...]:
     try:
-        return find_layers(model, data.look.plain(data.x[:2], data.y[:2])[0])
+        return find_layers(model, data.transform.apply_evaluation(data.x[:2], data.y[:2])[0])
     except REFUSALS as error:
         raise ConfigError(
             f"the model cannot be run on samples of shape {data.shape}: {describe_error(error)} "
@@ -173,4 +173,4 @@ def build_network(experiment: Experiment, data: Dataset, source: Any) -> nn.Modu
         model = source()
     if not isinstance(model, nn.Module):
         raise TypeError(f"a model must be a torch.nn.Module, but got {type(model).__name__}.")
-    return copy_model(model).to(data.look.device, data.look.dtype)
+    return copy_model(model).to(data.transform.device, data.transform.dtype)

@@ -56,7 +56,7 @@ def draw_random(data: Dataset, seed: int, clients: int = 2) -> FixedBatches:
     def batch() -> Batch:
         x = torch.randn(2, *data.shape, generator=generator)
         y = torch.randint(data.classes, (2, *data.y.shape[1:]), generator=generator)
-        return x.to(data.look.device, data.look.dtype), y.to(data.look.device)
+        return x.to(data.transform.device, data.transform.dtype), y.to(data.transform.device)
 
     return FixedBatches({client: [batch()] for client in range(clients)})
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from fednorm.attacks import Adversary, DataAttack, World
+from fednorm.attacks import Adversary, DataAttack, DataInfo
 from fednorm.core.messages import Batches
 from fednorm.core.types import ClientId
 from fednorm.engines.clients import Clients
@@ -17,7 +17,7 @@ class Poisoned:
 
     clients: Clients
     adversary: Adversary
-    world: World
+    world: DataInfo
 
     def all(self) -> list[ClientId]:
         """Return every client."""
@@ -54,7 +54,7 @@ class _Steps:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         adversary = self.source.adversary
-        attack, rng = adversary.attack, adversary.generator(self.client, self.round_)
+        attack, rng = adversary.attack, adversary.make_generator(self.client, self.round_)
         assert isinstance(attack, DataAttack), "other attacks leave the data alone"  # noqa: S101
         for x, y in self.steps:
             yield attack.poison(x, y, self.source.world, rng)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fednorm.aggregators import check, parse
-from fednorm.attacks import ATTACKS, Adversary, Attack, Backdoor, World, choose_byzantine
+from fednorm.attacks import ATTACKS, Adversary, Attack, Backdoor, DataInfo, choose_byzantine
 from fednorm.core.aggregator import Aggregator
 from fednorm.core.task import Task
 from fednorm.data import Dataset
@@ -84,7 +84,7 @@ def conditions(experiment: "Experiment", task: Task, clients: Clients, seed: int
     )
 
 
-def world(found: Conditions, data: Dataset) -> World | None:
+def world(found: Conditions, data: Dataset) -> DataInfo | None:
     """Return what an attack on data knows of them, if it is one; raise if it does not fit them."""
     attack = found.adversary.attack if found.adversary else None
     if attack is None or not attack.on_data:
@@ -103,4 +103,7 @@ def world(found: Conditions, data: Dataset) -> World | None:
             )
     brightest = 1 if data.x.is_floating_point() else 255
     white = torch.full((1, *data.shape), brightest, dtype=data.x.dtype)
-    return World(data.classes, data.look.plain(white, torch.zeros(1, dtype=torch.int64))[0][0])
+    return DataInfo(
+        data.classes,
+        data.transform.apply_evaluation(white, torch.zeros(1, dtype=torch.int64))[0][0],
+    )

@@ -82,7 +82,7 @@ def _recorded(job: Job, prepared: Prepared, on_round: OnRound, target: Path) -> 
     if not job.saving.resume:
         checkpoint.clear(target)
     try:
-        start, messages = saves.start(prepared.data.look.device)
+        start, messages = saves.start(prepared.data.transform.device)
         for message in messages:
             log.warning(message)
 

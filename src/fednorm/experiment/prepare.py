@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import nn
 
-from fednorm.attacks import World
+from fednorm.attacks import DataInfo
 from fednorm.core.messages import Batches, Memory, bytes_up
 from fednorm.core.round import NonFiniteLossError, broadcast, client_round
 from fednorm.core.task import Task, export
 from fednorm.core.types import ClientId
 from fednorm.data import Dataset, load
-from fednorm.data.federation import Federation, federation
+from fednorm.data.federation import Federation, build_federation
 from fednorm.data.sampling import Plan
 from fednorm.engines import simulate, workers
 from fednorm.engines.adapt import adapt_statistics
@@ -61,7 +61,7 @@ class Prepared:
     data: Dataset
     ours: bool  # whether the model is one of the library's own
     conditions: Conditions = USUAL
-    world: World | None = None  # what an attack on data knows of them
+    world: DataInfo | None = None  # what an attack on data knows of them
     engine: str = "loop"
     kept: int = 0  # bytes that a client keeps between its rounds
     sent: int = 0  # bytes that a client sends in a round
@@ -162,8 +162,8 @@ def built(
     if ours and len(data.shape) == IMAGE_AXES and channels_may_come_last(network):
         # A user's model may flatten with `view`, which this arrangement forbids.
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        data = replace(data, look=replace(data.look, channels_last=True))
-    clients = federation(
+        data = replace(data, transform=replace(data.transform, channels_last=True))
+    clients = build_federation(
         data,
         experiment.partition,
         experiment.plan,

@@ -245,7 +245,7 @@ def attack_success(
     tested: list[ClientId | None] = [*honest(prepared)] if personal(prepared) else [None]
     own = (None if client is None else memories.get(client, start) for client in tested)
     models = (export(task, state, memory) for memory in own)
-    scores = [score(m, attack.triggered(data.test_batches(), world), task.loss) for m in models]
+    scores = [score(m, attack.add_trigger(data.test_batches(), world), task.loss) for m in models]
     return fmean(found.accuracy for found in scores if found) if any(scores) else None
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from fednorm.core.own import call_own
 from fednorm.core.registry import create
-from fednorm.models.base import Model
+from fednorm.models.base import ModelConfig
 from fednorm.models.deeplabv3plus import DeepLabV3Plus
 from fednorm.models.fbn_cnn import FbnCnn
 from fednorm.models.lenet import LeNet
@@ -16,9 +16,9 @@ from fednorm.models.mobilenet_v2 import MobileNetV2
 from fednorm.models.resnet import ResNet, ResNet18, ResNet20, ResNet50
 from fednorm.models.small import Cnn, Mlp, TutorialCnn
 
-__all__ = ["MODELS", "Model", "build"]
+__all__ = ["MODELS", "ModelConfig", "build"]
 
-MODELS: dict[str, type[Model]] = {
+MODELS: dict[str, type[ModelConfig]] = {
     "mlp": Mlp,
     "cnn": Cnn,
     "resnet": ResNet,

@@ -12,7 +12,7 @@ STEM_HELP = (
 _SMALL = 96  # pixels: CIFAR-10 has 32, Tiny-ImageNet 64, ImageNet 224
 
 
-class Model(Protocol):
+class ModelConfig(Protocol):
     """A frozen dataclass that makes a network for samples of a shape."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:

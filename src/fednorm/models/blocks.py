@@ -121,7 +121,7 @@ def add_classifier(layers: dict[str, nn.Module], features: int, classes: int) ->
         "fc": nn.Linear(features, classes),
     }
     model = nn.Sequential(OrderedDict({**layers, **head}))
-    he_initialise(model)
+    initialize_he(model)
     return model
 
 
@@ -141,7 +141,7 @@ def dilate(layers: Iterable[nn.Module]) -> None:
         dilation = 2
 
 
-def he_initialise(model: nn.Module) -> None:
+def initialize_he(model: nn.Module) -> None:
     """Draw the convolutions' weights from N(0, 2/fan_out), as He et al. (arXiv:1502.01852)."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):

@@ -28,7 +28,7 @@ from torch.nn.functional import interpolate
 
 from fednorm.core.registry import param
 from fednorm.models.base import check_choice, check_image_shape
-from fednorm.models.blocks import add_norm, conv, dilate, he_initialise
+from fednorm.models.blocks import add_norm, conv, dilate, initialize_he
 from fednorm.models.mobilenet_v2 import build_mobilenet_features
 from fednorm.models.resnet import build_resnet50_trunk
 
@@ -80,7 +80,7 @@ class DeepLab(nn.Module):
             add_norm(conv(LOW_WIDTH + WIDTH, WIDTH, 3), nn.ReLU()),
             add_norm(conv(WIDTH, WIDTH, 3), nn.ReLU()),
         )
-        he_initialise(self)
+        initialize_he(self)
         self.classifier = nn.Conv2d(WIDTH, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fednorm.core.registry import param
 from fednorm.models.base import STEM_HELP, Stem, check_stem, choose_stem
-from fednorm.models.blocks import add_norm, conv, he_initialise
+from fednorm.models.blocks import add_norm, conv, initialize_he
 
 # Expansion of a block, channels that leave it, blocks in the stage, stride of the first.
 STAGES = (
@@ -70,7 +70,7 @@ class MobileNetV2:
             "classifier": nn.Sequential(nn.Dropout(self.dropout), linear),
         }
         model = nn.Sequential(OrderedDict(parts))
-        he_initialise(model)
+        initialize_he(model)
         nn.init.normal_(linear.weight, std=0.01)
         nn.init.zeros_(linear.bias)
         return model

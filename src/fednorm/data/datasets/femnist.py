@@ -55,8 +55,10 @@ class Femnist(ImageDataset):
         )
         if "x_test" not in arrays:
             arrays = split(arrays, arrays["groups"], self.test_share, random_generator(seed, TAG))
-        look = self.make_look((0.5,), (0.5,), SIDE)
-        return make_dataset(self.name, self.subsample(arrays, seed), classes=CLASSES, look=look)
+        transform = self.make_transform((0.5,), (0.5,), SIDE)
+        return make_dataset(
+            self.name, self.subsample(arrays, seed), classes=CLASSES, transform=transform
+        )
 
     def _find_files(self) -> dict[str, list[Path]]:
         """Return the files of each part: "" for training, or for all, and "_test"."""
@@ -90,13 +92,13 @@ def _write(folder: Path, files: dict[str, list[Path]]) -> None:
         for end, paths in files.items():
             parts = []
             for path in paths:
-                parts.append(read(path))
+                parts.append(read_leaf_file(path))
                 advance(1)
             joined = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
             save(folder, {f"{key}{end}": array for key, array in joined.items()})
 
 
-def read(path: Path) -> Arrays:
+def read_leaf_file(path: Path) -> Arrays:
     """Return the samples of one of LEAF's files, writer by writer."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

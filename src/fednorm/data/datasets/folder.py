@@ -1,4 +1,4 @@
-"""A folder of pictures: `ROOT/CLASS/*.jpg`, or `ROOT/DOMAIN/CLASS/*.jpg` with one group a domain.
+"""A folder of images: `ROOT/CLASS/*.jpg`, or `ROOT/DOMAIN/CLASS/*.jpg` with one group a domain.
 
 Classes are the names of folders, sorted. `ROOT` may instead hold `train` and `test` (or `val`),
 each like this; if not, the same share of each class of each domain is held out for testing, chosen
@@ -24,21 +24,21 @@ from fednorm.data.image_files import (
     list_images,
 )
 from fednorm.data.sources import MissingDataError
-from fednorm.data.transforms import Look
+from fednorm.data.transforms import BatchTransform
 
 TAG = 105
 GREY, COLOUR = 1, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Folder(ImageFileDataset):
-    """Your own pictures, one folder a class; folders of domains around them are groups."""
+class ImageFolder(ImageFileDataset):
+    """Your own images, one folder a class; folders of domains around them are groups."""
 
     name: ClassVar[str] = "folder"
-    sources: ClassVar[tuple[str, ...]] = ("your pictures: root",)
+    sources: ClassVar[tuple[str, ...]] = ("your images: root",)
 
     root: str = param(help="the folder")
-    size: int | None = param(64, "height and width; none: pictures are of one size already")
+    size: int | None = param(64, "height and width; none: images are of one size already")
     channels: int = param(COLOUR, "3 for colours, 1 for grey")
     test_share: float = param(0.2, "share held out for testing, if there is no folder for it")
 
@@ -50,7 +50,7 @@ class Folder(ImageFileDataset):
             raise ValueError(f"data set 'folder' needs channels of 1 or 3, not {self.channels}.")
 
     def list_files(self, seed: int) -> SplitFiles:
-        """Return the pictures of both splits."""
+        """Return the images of both splits."""
         root = Path(self.root).expanduser().resolve()
         if not root.is_dir():
             raise MissingDataError(f"data set 'folder' needs a folder, but {root} is none.")
@@ -71,14 +71,14 @@ class Folder(ImageFileDataset):
         """Resize and crop."""
         return center_crop(self.size, self.channels)
 
-    def choose_look(self, height: int, width: int) -> Look:
+    def choose_transform(self, height: int, width: int) -> BatchTransform:
         """Normalise around the middle."""
         half = (0.5,) * self.channels
-        return self.make_look(half, half, min(height, width))
+        return self.make_transform(half, half, min(height, width))
 
 
 def scan_tree(root: Path, classes: list[str] | None = None) -> tuple[list[str], ImageFiles]:
-    """Return the classes and pictures below a folder; given classes must be the ones."""
+    """Return the classes and images below a folder; given classes must be the ones."""
     outer = list_folders(root)
     flat = any(list_images(root / name) for name in outer)
     folders = [("", name) for name in outer] if flat else _list_inner(root, outer)
@@ -91,7 +91,7 @@ def scan_tree(root: Path, classes: list[str] | None = None) -> tuple[list[str], 
     ]
     if not found:
         raise MissingDataError(
-            f"data set 'folder' needs pictures in CLASS/ or DOMAIN/CLASS/, but {root} has none."
+            f"data set 'folder' needs images in CLASS/ or DOMAIN/CLASS/, but {root} has none."
         )
     paths, labels, domains = zip(*found, strict=True)
     files = ImageFiles(list(paths), np.array(labels, np.int64), None if flat else np.array(domains))
@@ -104,5 +104,5 @@ def _list_inner(root: Path, outer: list[str]) -> list[tuple[str, str]]:
 
 def _list_class(folder: Path, name: str, names: list[str]) -> list[Path]:
     if name not in names:
-        raise unknown("class folder of the test pictures", name, names)
+        raise unknown("class folder of the test images", name, names)
     return list_images(folder)

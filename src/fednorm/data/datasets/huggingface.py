@@ -63,9 +63,11 @@ class HuggingFace(ImageDataset):
         if "x_test" not in arrays:
             arrays = split(arrays, arrays["y"], self.test_share, random_generator(seed, TAG))
         half = (0.5,) * self.channels
-        look = self.make_look(half, half, min(arrays["x"].shape[-2:]))
+        transform = self.make_transform(half, half, min(arrays["x"].shape[-2:]))
         classes = parts[""].features[find_column(parts[""], "ClassLabel")].num_classes
-        return make_dataset(self.name, self.subsample(arrays, seed), classes=classes, look=look)
+        return make_dataset(
+            self.name, self.subsample(arrays, seed), classes=classes, transform=transform
+        )
 
     def _write(self, folder: Path, part: Any, end: str) -> None:
         image, label = find_column(part, "Image"), find_column(part, "ClassLabel")
@@ -73,13 +75,13 @@ class HuggingFace(ImageDataset):
         rows = open_memmap(folder / f"x{end}.npy", "w+", np.uint8, (len(part), *first.shape))
         with show_progress(f"decoding {self.path}", len(part)) as advance:
             for number, row in enumerate(part):
-                picture = to_array(row[image], self.size, self.channels)
-                if picture.shape != first.shape:
+                pixels = to_array(row[image], self.size, self.channels)
+                if pixels.shape != first.shape:
                     raise ValueError(
                         f"images of data set {self.path!r} must be of one size, but have shapes "
-                        f"{first.shape} and {picture.shape}; set the data set's size."
+                        f"{first.shape} and {pixels.shape}; set the data set's size."
                     )
-                rows[number] = picture
+                rows[number] = pixels
                 advance(1)
         rows.flush()
         save(folder, {f"y{end}": np.array(part[label][:], np.int64)})

@@ -2,7 +2,7 @@
 
 Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge" (2015), arXiv:1409.0575.
 It may not be passed on, so it is not downloaded: `root` holds `train/<class>/*.JPEG` and
-`val/<class>/*.JPEG`. Pictures are resized so that the short side has `size` pixels, and the middle
+`val/<class>/*.JPEG`. Images are resized so that the short side has `size` pixels, and the middle
 is cut out; the usual evaluation resizes to 256 and cuts 224 out.
 """
 
@@ -31,7 +31,7 @@ class ImageNet(ImageFileDataset):
     size: int = param(64, "height and width: the short side is resized, the middle cut out")
 
     def list_files(self, seed: int) -> SplitFiles:
-        """Return the pictures of the folders `train` and `val`."""
+        """Return the images of the folders `train` and `val`."""
         del seed
         below = ("imagenet", "ILSVRC/Data/CLS-LOC")
         root = find_root(self.name, self.root, ("train", "val"), below)
@@ -39,7 +39,7 @@ class ImageNet(ImageFileDataset):
         if list_folders(root / "val") != names:
             raise ValueError(
                 f"data set {self.name!r} needs one folder a class in {root / 'val'}, named as the "
-                f"{len(names)} in {root / 'train'}; sort the pictures into them."
+                f"{len(names)} in {root / 'train'}; sort the images into them."
             )
         train, test = (
             scan_classes((root / split / name, label) for label, name in enumerate(names))

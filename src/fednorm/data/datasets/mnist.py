@@ -95,7 +95,7 @@ class Mnist(IdxDataset):
 
 @dataclass(frozen=True, slots=True)
 class FashionMnist(IdxDataset):
-    """Pictures of clothes, 28x28 pixels, 60 000 to train on and 10 000 to test on.
+    """Images of clothes, 28x28 pixels, 60 000 to train on and 10 000 to test on.
 
     Xiao, Rasul and Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
     Learning Algorithms" (2017), arXiv:1708.07747. It has 10 classes. A copy of torchvision or

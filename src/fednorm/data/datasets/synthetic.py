@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from fednorm.core.registry import param
 from fednorm.data.dataset import Dataset, random_generator
-from fednorm.data.transforms import IGNORED, Look
+from fednorm.data.transforms import IGNORED, BatchTransform
 
 RING_TAG, SCENES_TAG = 102, 103
 BLOCK, BRIGHTNESS = 3, 2.0  # of a pattern
@@ -162,7 +162,7 @@ class Scenes:
             self.classes,
             groups=cities,
             groups_test=cities_test,
-            look=Look(mean=(0.5,) * 3, std=(0.25,) * 3),
+            transform=BatchTransform(mean=(0.5,) * 3, std=(0.25,) * 3),
         )
 
     def _draw_scenes(

@@ -14,7 +14,7 @@ from torch import nn
 from fednorm import Memory, broadcast, client_round
 from fednorm.aggregators import parse
 from fednorm.algorithms import algorithm
-from fednorm.attacks import Adversary, apply_attack, attack, find_following
+from fednorm.attacks import Adversary, apply_attack, attack, find_tracked_layers
 from fednorm.core.messages import Batches
 from fednorm.core.task import Task
 from fednorm.engines.conditions import Conditions
@@ -139,7 +139,7 @@ def test_the_server_ends_where_algorithm_2_does(name, rule, momentum):
     check(found, algorithm_2(Source(), LIES[name], 8, RULES[rule], momentum))
 
 
-@pytest.mark.parametrize("text", ["nnm > median", "krum", "multi_krum", "centred_clipping"])
+@pytest.mark.parametrize("text", ["nnm > median", "krum", "multi_krum", "centered_clipping"])
 def test_rules_for_vectors_see_moments_as_they_would_see_running_statistics(text):
     def rule(x):
         return parse(text, len(LIARS))(torch.from_numpy(x), torch.ones(N)).numpy()
@@ -218,12 +218,12 @@ def replies_of(name, *, steps=1, sizes=(5, 4, 6, 5, 3), **fields):
     received = broadcast(task, replace(task.initial_state, running=running))
     clients = Toy(sizes=sizes, steps=steps)
     own = [client_round(task, received, Memory(), clients.batches(c, 1))[0] for c in range(5)]
-    return own, received, find_following(task, received)
+    return own, received, find_tracked_layers(task, received)
 
 
 def lies_of(name, replies, following, liars=(1, 4), **fields):
     adversary = Adversary(attack(name, **fields), frozenset(liars), "statistics", seed=3)
-    return apply_attack(replies, adversary, 1, following=following)
+    return apply_attack(replies, adversary, 1, tracked=following)
 
 
 @pytest.mark.parametrize("name", ["alie", "mimic"])

@@ -32,13 +32,13 @@ from fednorm.core.task import Task
 
 
 @dataclass(frozen=True, slots=True)
-class Following:
+class TrackedLayer:
     """A layer's shared running statistics before a round, and how they follow its moments."""
 
     before: Running
     momentum: float | None
 
-    def translation(self, batches: int) -> "Translation | None":
+    def find_translation(self, batches: int) -> "Translation | None":
         """Return the translation for a round that ends at this counter.
 
         There is none if the server's statistics do not move, whatever is sent.
@@ -75,7 +75,7 @@ def _exact(tensor: Tensor) -> Tensor:
     return tensor.to("cpu", torch.float64)
 
 
-def find_following(task: Task, received: Broadcast) -> dict[str, Following]:
+def find_tracked_layers(task: Task, received: Broadcast) -> dict[str, TrackedLayer]:
     """Return the layers of which clients send moments that the server's statistics follow.
 
     With `statistics="average"` there are none: clients send running statistics themselves. Nor are
@@ -85,6 +85,6 @@ def find_following(task: Task, received: Broadcast) -> dict[str, Following]:
         return {}
     layers = task.layout.sharing
     return {
-        path: Following(running, layers[path].momentum)
+        path: TrackedLayer(running, layers[path].momentum)
         for path, running in received.running.items()
     }

@@ -1,4 +1,4 @@
-"""Data sets of picture files, in the layouts that they come in."""
+"""Data sets of image files, in the layouts that they come in."""
 
 import hashlib
 import shutil
@@ -14,7 +14,7 @@ from fednorm.data import load
 from fednorm.data.cache import DamagedDataError
 from fednorm.data.datasets import tiny_imagenet
 from fednorm.data.datasets.cityscapes import LABELS, Cityscapes
-from fednorm.data.federation import federation
+from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
 from fednorm.data.sources import MissingDataError
 
@@ -27,8 +27,8 @@ def as_tensor(pixels):
 
 @pytest.fixture
 def domains(tmp_path, draw):
-    """Two domains of three classes; the first has ten pictures a class, the second five."""
-    root = tmp_path / "pictures"
+    """Two domains of three classes; the first has ten images a class, the second five."""
+    root = tmp_path / "images"
     for domain, count in (("photo", 10), ("sketch", 5)):
         for label in ("cat", "dog", "eel"):
             for number in range(count):
@@ -49,12 +49,12 @@ def test_a_folder_of_domains(domains):
         assert data.y[data.groups == domain].bincount().tolist() == [train] * 3
         assert data.y_test[data.groups_test == domain].bincount().tolist() == [test] * 3
     assert not torch.equal(data.x, load("folder", 1, root=str(domains), size=8).x)
-    assert data.look.mean == data.look.std == (0.5, 0.5, 0.5)
+    assert data.transform.mean == data.transform.std == (0.5, 0.5, 0.5)
 
 
 def test_clients_are_the_domains(domains):
     data = load("folder", 0, root=str(domains), size=8)
-    parts = federation(data, "natural", Plan(4), clients=2, seed=0)
+    parts = build_federation(data, "natural", Plan(4), clients=2, seed=0)
     assert [set(data.groups[part]) for part in parts.parts] == [{"photo"}, {"sketch"}]
     assert [set(data.groups_test[part]) for part in parts.test_parts] == [{"photo"}, {"sketch"}]
 
@@ -84,13 +84,13 @@ def test_a_folder_with_its_own_test_part(tmp_path, draw, test):
     assert torch.equal(data.x_test[0], as_tensor(last))
     assert (data.y.tolist(), data.y_test.tolist()) == ([0, 1], [1])
     draw(root / test / "bees" / "1.png", seed=3)
-    with pytest.raises(UnknownNameError, match="class folder of the test pictures 'bees'; did you"):
+    with pytest.raises(UnknownNameError, match="class folder of the test images 'bees'; did you"):
         load("folder", 5, root=str(root))
 
 
 def test_a_folder_that_is_none(tmp_path):
     (tmp_path / "empty" / "a").mkdir(parents=True)
-    with pytest.raises(MissingDataError, match="needs pictures in CLASS/ or DOMAIN/CLASS/"):
+    with pytest.raises(MissingDataError, match="needs images in CLASS/ or DOMAIN/CLASS/"):
         load("folder", 0, root=str(tmp_path / "empty"))
     with pytest.raises(ValueError, match="'folder' needs a value for root"):
         load("folder", 0)
@@ -100,7 +100,7 @@ def test_a_folder_that_is_none(tmp_path):
         load("folder", 0, root=".", channels=4)
 
 
-def test_so_many_pictures_of_a_folder(domains):
+def test_so_many_images_of_a_folder(domains):
     data = load("folder", 0, root=str(domains), size=8, train=6, test=3)
     assert data.y.bincount().tolist() == [2, 2, 2]
     assert data.y_test.bincount().tolist() == [1, 1, 1]
@@ -117,7 +117,7 @@ def test_imagenet(tmp_path, draw):
     assert data.shape == (3, 16, 16)
     assert data.y.tolist() == [0, 0, 0, 1, 1, 1]
     assert data.y_test.tolist() == [0, 1]
-    assert data.look.mean == (0.485, 0.456, 0.406)
+    assert data.transform.mean == (0.485, 0.456, 0.406)
     assert load("imagenet", 0, root=str(root), size=16, train=4).y.tolist() == [0, 0, 1, 1]
     (root / "val" / "n01" / "ILSVRC2012_val_1.JPEG").rename(root / "val" / "flat.JPEG")
     (root / "val" / "n01").rmdir()
@@ -200,7 +200,7 @@ def test_tiny_imagenet_is_downloaded(tiny, home, monkeypatch):
 
 @pytest.fixture
 def streets(tmp_path, draw):
-    """Three cities to train on and two to test on, two pictures each."""
+    """Three cities to train on and two to test on, two images each."""
     root = tmp_path / "cityscapes"
     rng = np.random.default_rng(0)
     for split, cities in (("train", ("aachen", "bochum", "ulm")), ("val", ("lindau", "munster"))):
@@ -252,7 +252,7 @@ def test_cityscapes_is_cropped_for_training(streets):
 
 def test_clients_are_the_cities(streets):
     data = load("cityscapes", 0, root=str(streets), size=(8, 16), test=2)
-    parts = federation(data, "natural", Plan(2), clients=3, seed=0)
+    parts = build_federation(data, "natural", Plan(2), clients=3, seed=0)
     assert [set(data.groups[part]) for part in parts.parts] == [{"aachen"}, {"bochum"}, {"ulm"}]
     # Other cities are tested than trained on: nobody's own, so each client gets its classes.
     assert data.groups_test is None
