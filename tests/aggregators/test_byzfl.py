@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fednorm.aggregators import parse
+from fednorm.aggregators import create_aggregator
 
 F = 2
 PAIRS = {
@@ -66,7 +66,7 @@ def test_a_rule_is_byzfls(byzfl, text, n, d, kind):
     x = inputs(kind, n, d)
     if kind == "tied" and "krum" in text.split(">")[-1]:
         x[0] *= 0.5  # of two equal pairs byzfl takes either
-    found = parse(text, F)(torch.from_numpy(x), torch.ones(n))
+    found = create_aggregator(text, F)(torch.from_numpy(x), torch.ones(n))
     expected = x.copy()
     for name, *arguments in PAIRS[text]:
         with np.errstate(divide="ignore"):  # at a distance of 0

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fednorm.aggregators import parse
+from fednorm.aggregators import create_aggregator
 
 ROBUST = ["median", "trimmed_mean", "mean_around_median", "geometric_median", "krum", "multi_krum"]
 EQUIVARIANT = [*ROBUST, "centered_clipping", "nnm > median", "nnm > mean"]
@@ -32,7 +32,7 @@ def alone(crowd):
 
 
 def aggregate(text, values, f):
-    return parse(text, f)(values, torch.ones(len(values)))
+    return create_aggregator(text, f)(values, torch.ones(len(values)))
 
 
 @pytest.mark.parametrize("text", ["median", "trimmed_mean", "bucketing(size=1) > median"])

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fednorm import Memory, broadcast, client_round, server_round
-from fednorm.aggregators import parse
-from fednorm.algorithms import algorithm
+from fednorm.aggregators import create_aggregator
+from fednorm.algorithms import create_algorithm
 from fednorm.core.aggregator import weighted_mean
 from fednorm.core.combine import combined
 from fednorm.core.round import NoUsableReplyError
@@ -63,11 +63,11 @@ def test_what_some_lack_is_combined_over_the_others_if_they_are_enough():
 
 @pytest.fixture
 def started():
-    task = task_of("fbn", algorithm("dsgd", lr=0.05))
+    task = task_of("fbn", create_algorithm("dsgd", lr=0.05))
     clients = Toy(sizes=(4, 4, 4, 4, 4))
     received = broadcast(task, task.initial_state)
     replies = [client_round(task, received, Memory(), clients.batches(c, 1))[0] for c in range(5)]
-    rule = parse("trimmed_mean", 2)
+    rule = create_aggregator("trimmed_mean", 2)
     return replace(task, aggregate=rule, aggregate_statistics=rule), replies
 
 

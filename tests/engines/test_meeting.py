@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fednorm import models
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.round import NonFiniteLossError, broadcast
 from fednorm.engines import meeting
 from fednorm.engines.meeting import Meeting
@@ -21,7 +21,7 @@ from fednorm.experiment.compare import run_all
 from fednorm.experiment.load import ConfigError, build
 from support import CLASSES, SHAPE, Toy, task_of
 
-STEPS = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
+STEPS = create_algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
 CLIENTS = Toy(sizes=(3, 5, 4), steps=2, absent={2: (1,)})
 
 
@@ -196,7 +196,7 @@ def test_an_experiment_uses_it_for_models_of_its_own_only(monkeypatch):
     )
     (ours,) = run_all(experiment).runs
     assert len(made) == 2
-    model = models.build("mlp", (1, 8, 8), 10, seed=0)
+    model = models.create_model("mlp", (1, 8, 8), 10, seed=0)
     (theirs,) = run_all(experiment, model=model).runs
     assert len(made) == 2
     assert ours.status == theirs.status == "finished"

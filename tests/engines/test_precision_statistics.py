@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.task import Task
 from fednorm.engines import cohort, lockstep, simulate
 from fednorm.engines.survey import surveyed
@@ -77,7 +77,7 @@ def run(name, precision, kind, engine=simulate.rounds, sizes=(48, 64)):
     made = model(store).double() if precision == "full" else model(store)
     toy = FarDouble if precision == "full" else Far
     clients = toy(sizes=sizes, shape=(2, 8, 8))
-    task = Task.build(made, chosen, algorithm(kind, lr=1e-3), rounds=2, precision=precision)
+    task = Task.build(made, chosen, create_algorithm(kind, lr=1e-3), rounds=2, precision=precision)
     *_, result = engine(task, clients, 1)
     outputs = [x.clone() for x in store]
     state = surveyed(task, result.state, result.memories, clients)

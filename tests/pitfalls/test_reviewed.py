@@ -6,7 +6,7 @@ from torch import nn
 
 import fednorm
 from fednorm import strategy
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.inspect import Expected, fault
 from fednorm.core.messages import Reply, Report, Running
 from fednorm.core.moments import Moments
@@ -16,7 +16,7 @@ from fednorm.experiment.load import ConfigError, build, override
 from fednorm.experiment.prepare import prepare
 from support import Toy, last, nested_model, task_of
 
-STEP = algorithm("dsgd", lr=0.05)
+STEP = create_algorithm("dsgd", lr=0.05)
 QUICK = {"rounds": 3, "clients": 3}
 
 

@@ -1,6 +1,7 @@
 """Aggregators of updates and statistics: one class for each rule, and one line here.
 
-`parse` reads "median", "trimmed_mean(f=2)" or "nnm > trimmed_mean": pre-aggregation, then a rule.
+`create_aggregator` reads "median", "trimmed_mean(f=2)" or "nnm > trimmed_mean": pre-aggregations
+in their order, then a rule.
 """
 
 import ast
@@ -17,7 +18,15 @@ from fednorm.aggregators.nnm import NNM
 from fednorm.core.aggregator import Aggregator, weighted_mean
 from fednorm.core.registry import UnknownNameError, create, find
 
-__all__ = ["AGGREGATORS", "PRE_AGGREGATORS", "Pipeline", "TooFewClientsError", "check", "parse"]
+__all__ = [
+    "AGGREGATORS",
+    "PRE_AGGREGATORS",
+    "Pipeline",
+    "TooFewClientsError",
+    "check_client_count",
+    "create_aggregator",
+    "list_aggregators",
+]
 
 AGGREGATORS: dict[str, type[Rule]] = {
     "mean": Mean,
@@ -40,12 +49,14 @@ _RENAMED = {"centred_clipping": "centered_clipping"}
 _STAGE = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*")
 
 
-def parse(text: str, f: int) -> Aggregator:
-    """Return the aggregator that a text names; f is for the stages that do not set one.
+def create_aggregator(text: str, f: int = 0) -> Aggregator:
+    """Create the aggregator that `text` names.
 
-    >>> parse("nnm > trimmed_mean(f=1)", f=2)
+    `f` is the number of Byzantine clients for every stage that does not set its own.
+
+    >>> create_aggregator("nnm > trimmed_mean(f=1)", f=2)
     Pipeline(stages=(NNM(f=2),), rule=TrimmedMean(f=1))
-    >>> parse("mean", f=0) is weighted_mean
+    >>> create_aggregator("mean") is weighted_mean
     True
     """
     *before, last = text.split(">")
@@ -56,10 +67,19 @@ def parse(text: str, f: int) -> Aggregator:
     return Pipeline(stages, rule) if stages else rule
 
 
-def check(aggregator: Aggregator, n: int) -> None:
+def list_aggregators() -> list[str]:
+    """Return the names of all aggregators, sorted, without pre-aggregations.
+
+    >>> list_aggregators()[:3]
+    ['centered_clipping', 'geometric_median', 'krum']
+    """
+    return sorted(AGGREGATORS)
+
+
+def check_client_count(aggregator: Aggregator, n: int) -> None:
     """Raise TooFewClientsError if n clients are too few for an aggregator of this module.
 
-    >>> check(parse("trimmed_mean", f=2), 4)
+    >>> check_client_count(create_aggregator("trimmed_mean", f=2), 4)
     Traceback (most recent call last):
     ...
     fednorm.aggregators.base.TooFewClientsError: trimmed_mean with f=2 Byzantine clients needs \

@@ -1,4 +1,4 @@
-"""Attacks of Byzantine clients: one file for each, and one line here."""
+"""Attacks of Byzantine clients: one file and one line of the registry for each."""
 
 from typing import Any
 
@@ -38,16 +38,26 @@ __all__ = [
     "Target",
     "TrackedLayer",
     "apply_attack",
-    "attack",
     "choose_byzantine",
+    "create_attack",
     "find_tracked_layers",
+    "list_attacks",
 ]
 
 
-def attack(name: str, **fields: Any) -> Attack:
-    """Make an attack by its name; fields are its settings.
+def create_attack(name: str, **fields: Any) -> Attack:
+    """Create the attack `name`; `fields` are its settings.
 
-    >>> attack("foe", epsilon=0.5)
+    >>> create_attack("foe", epsilon=0.5)
     FallOfEmpires(epsilon=0.5)
     """
     return create("attack", ATTACKS, name, fields)
+
+
+def list_attacks() -> list[str]:
+    """Return the names of all attacks, sorted.
+
+    >>> list_attacks()[:3]
+    ['alie', 'backdoor', 'foe']
+    """
+    return sorted(ATTACKS)

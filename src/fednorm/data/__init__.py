@@ -17,7 +17,7 @@ from fednorm.data.datasets.mnist import FashionMnist, Mnist
 from fednorm.data.datasets.synthetic import Patterns, Ring, Scenes
 from fednorm.data.datasets.tiny_imagenet import TinyImageNet
 
-__all__ = ["DATASETS", "Dataset", "DatasetConfig", "load"]
+__all__ = ["DATASETS", "Dataset", "DatasetConfig", "list_datasets", "load_dataset"]
 
 DATASETS: dict[str, type[DatasetConfig]] = {
     "digits": Digits,
@@ -37,8 +37,8 @@ DATASETS: dict[str, type[DatasetConfig]] = {
 }
 
 
-def load(name: str, seed: int, **fields: Any) -> Dataset:
-    """Return the data set `name`, drawn or split with the seed; it is fetched if it is missing.
+def load_dataset(name: str, seed: int, **fields: Any) -> Dataset:
+    """Load the data set `name`; download it if this machine has no copy.
 
     Args:
         name: a registered name, or "package.module:function" for a data set of your own, which is
@@ -46,15 +46,24 @@ def load(name: str, seed: int, **fields: Any) -> Dataset:
         seed: the same seed gives the same data everywhere.
         fields: further settings of the data set, such as `test=300`.
 
-    >>> load("ring", seed=0, classes=3).classes
+    >>> load_dataset("ring", seed=0, classes=3).classes
     3
     """
     if ":" in name:
-        return _load_own(name, seed, fields)
+        return _call_user_dataset(name, seed, fields)
     return create("data set", DATASETS, name, fields).load(seed)
 
 
-def _load_own(name: str, seed: int, fields: Mapping[str, Any]) -> Dataset:
+def list_datasets() -> list[str]:
+    """Return the names of all data sets, sorted.
+
+    >>> list_datasets()[:3]
+    ['cifar10', 'cifar100', 'cityscapes']
+    """
+    return sorted(DATASETS)
+
+
+def _call_user_dataset(name: str, seed: int, fields: Mapping[str, Any]) -> Dataset:
     """Call the user's function, with the seed if it takes one, and return its data."""
     data = call_own("data set", name, {"seed": seed}, fields)
     if not isinstance(data, Dataset):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fednorm.core.registry import UnknownNameError
-from fednorm.data import Dataset, load
+from fednorm.data import Dataset, load_dataset
 from fednorm.doctor.cautions import find_cautions
 from fednorm.doctor.client_shift import measure_clients
 from fednorm.doctor.costs import REFUSALS, ExaminedModel, describe_error, measure_costs
@@ -18,7 +18,7 @@ from fednorm.experiment.config import Experiment
 from fednorm.experiment.environment import threads
 from fednorm.experiment.load import ConfigError, build
 from fednorm.experiment.prepare import ModelSource
-from fednorm.models import build as build_model
+from fednorm.models import create_model
 from fednorm.nn.copies import copy_model
 from fednorm.strategies import STRATEGIES
 
@@ -154,7 +154,7 @@ def load_samples(
 ) -> Dataset:
     """Return the data, or samples of the given shape in its place."""
     seed, dtype = experiment.seeds[0], getattr(torch, experiment.dtype)
-    data = load(experiment.data.name, seed, **experiment.data.fields)
+    data = load_dataset(experiment.data.name, seed, **experiment.data.fields)
     if shape or classes:
         labels = torch.arange(classes or CLASSES)
         generator = torch.Generator().manual_seed(seed)
@@ -168,7 +168,7 @@ def build_network(experiment: Experiment, data: Dataset, source: Any) -> nn.Modu
     entry, model = experiment.model, source
     if not is_source(source):
         seed = experiment.seeds[0]
-        model = build_model(entry.name, data.shape, data.classes, seed, **entry.fields)
+        model = create_model(entry.name, data.shape, data.classes, seed, **entry.fields)
     elif not isinstance(source, nn.Module):
         model = source()
     if not isinstance(model, nn.Module):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fednorm.aggregators import check, parse
+from fednorm.aggregators import check_client_count, create_aggregator
 from fednorm.attacks import ATTACKS, Adversary, Attack, Backdoor, DataInfo, choose_byzantine
 from fednorm.core.aggregator import Aggregator
 from fednorm.core.task import Task
@@ -31,7 +31,7 @@ def check_adversity(experiment: "Experiment") -> None:
     taking_part = max(1, round(experiment.participation * trained))
     for key, rule in zip(("aggregate", "aggregate_statistics"), rules(experiment), strict=True):
         try:
-            check(rule, taking_part)
+            check_client_count(rule, taking_part)
         except ValueError as error:
             raise ValueError(f"{key}, with {taking_part} clients in a round: {error}") from None
     if experiment.minimum_replies > taking_part:
@@ -54,7 +54,9 @@ def _some_byzantine(entries: Iterable[StrategyEntry]) -> bool:
 def rules(experiment: "Experiment") -> tuple[Aggregator, Aggregator]:
     """Return the aggregators of updates and of statistics."""
     f = experiment.byzantine
-    return parse(experiment.aggregate, f), parse(experiment.aggregate_statistics, f)
+    return create_aggregator(experiment.aggregate, f), create_aggregator(
+        experiment.aggregate_statistics, f
+    )
 
 
 def make_attack(experiment: "Experiment") -> Attack | None:

@@ -9,7 +9,7 @@ from fednorm.algorithms import ALGORITHMS
 from fednorm.attacks import Target
 from fednorm.core.registry import find
 from fednorm.data import DATASETS
-from fednorm.data.partition import parse
+from fednorm.data.partition import create_partition
 from fednorm.data.sampling import Plan
 from fednorm.experiment.adversity import check_adversity
 from fednorm.experiment.entry import OWN_SETTINGS, Entry, StrategyEntry, make
@@ -157,7 +157,7 @@ class Experiment(BaseModel):
     def _check(self) -> Self:
         self.plan  # noqa: B018 (each of these raises an error that says what is wrong)
         self.make_algorithm()
-        parse(self.partition)
+        create_partition(self.partition)
         if ":" not in self.data.name:
             make("data set", DATASETS, self.data.name, self.data.fields)
         if ":" not in self.model.name:

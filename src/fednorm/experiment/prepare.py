@@ -16,7 +16,7 @@ from fednorm.core.messages import Batches, Memory, bytes_up
 from fednorm.core.round import NonFiniteLossError, broadcast, client_round
 from fednorm.core.task import Task, export
 from fednorm.core.types import ClientId
-from fednorm.data import Dataset, load
+from fednorm.data import Dataset, load_dataset
 from fednorm.data.federation import Federation, build_federation
 from fednorm.data.sampling import Plan
 from fednorm.engines import simulate, workers
@@ -33,7 +33,7 @@ from fednorm.experiment.config import Experiment
 from fednorm.experiment.entry import Entry, StrategyEntry
 from fednorm.experiment.environment import has_bfloat16
 from fednorm.experiment.load import ConfigError
-from fednorm.models import MODELS, build
+from fednorm.models import MODELS, create_model
 from fednorm.nn.copies import copy_model
 from fednorm.nn.forward_probe import note_single_values
 
@@ -141,7 +141,7 @@ def loaded(experiment: Experiment, seed: int) -> Dataset:
 @lru_cache(maxsize=1)
 def _loaded(entry: str, seed: int) -> Dataset:
     chosen = Entry.model_validate_json(entry)
-    return load(chosen.name, seed, **chosen.fields)
+    return load_dataset(chosen.name, seed, **chosen.fields)
 
 
 def forget_data() -> None:
@@ -254,7 +254,7 @@ def _model(
     if model is not None:
         return model()
     entry = experiment.model
-    return build(entry.name, data.shape, data.classes, seed, **entry.fields)
+    return create_model(entry.name, data.shape, data.classes, seed, **entry.fields)
 
 
 def _check_batches(prepared: Prepared) -> None:

@@ -16,7 +16,7 @@ from fednorm.models.mobilenet_v2 import MobileNetV2
 from fednorm.models.resnet import ResNet, ResNet18, ResNet20, ResNet50
 from fednorm.models.small import Cnn, Mlp, TutorialCnn
 
-__all__ = ["MODELS", "ModelConfig", "build"]
+__all__ = ["MODELS", "ModelConfig", "create_model", "list_models"]
 
 MODELS: dict[str, type[ModelConfig]] = {
     "mlp": Mlp,
@@ -33,8 +33,10 @@ MODELS: dict[str, type[ModelConfig]] = {
 }
 
 
-def build(name: str, shape: tuple[int, ...], classes: int, seed: int, **fields: Any) -> nn.Module:
-    """Return a new model whose initial weights come from the seed alone.
+def create_model(
+    name: str, shape: tuple[int, ...], classes: int, seed: int, **fields: Any
+) -> nn.Module:
+    """Create the model `name`; its initial weights depend on `seed` alone.
 
     Args:
         name: a registered name, or "package.module:function" for a model of your own, which is
@@ -44,18 +46,27 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int, **fields: 
         seed: the same seed gives the same weights; the caller's random state stays as it was.
         fields: further settings of the model, such as `hidden=(64,)`.
 
-    >>> build("mlp", (2,), classes=3, seed=0, hidden=(4,))(torch.zeros(5, 2)).shape
+    >>> create_model("mlp", (2,), classes=3, seed=0, hidden=(4,))(torch.zeros(5, 2)).shape
     torch.Size([5, 3])
     """
     devices = range(torch.cuda.device_count())
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         if ":" in name:
-            return _build_own(name, {"shape": tuple(shape), "classes": classes}, fields)
+            return _call_user_model(name, {"shape": tuple(shape), "classes": classes}, fields)
         return create("model", MODELS, name, fields).build(tuple(shape), classes)
 
 
-def _build_own(name: str, offered: Mapping[str, Any], fields: Mapping[str, Any]) -> nn.Module:
+def list_models() -> list[str]:
+    """Return the names of all models, sorted.
+
+    >>> list_models()[:3]
+    ['cnn', 'deeplabv3plus', 'fbn_cnn']
+    """
+    return sorted(MODELS)
+
+
+def _call_user_model(name: str, offered: Mapping[str, Any], fields: Mapping[str, Any]) -> nn.Module:
     """Call the user's function with shape and classes, if it takes them, and return its network."""
     model = call_own("model", name, offered, fields)
     if not isinstance(model, nn.Module):

@@ -17,8 +17,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from torch import nn
 
-from fednorm.aggregators import parse
-from fednorm.algorithms import algorithm
+from fednorm.aggregators import create_aggregator
+from fednorm.algorithms import create_algorithm
 from fednorm.core.inspect import Expected, fault
 from fednorm.core.messages import Reply, ServerState
 from fednorm.core.round import NoUsableReplyError, broadcast, expected, server_round
@@ -75,7 +75,10 @@ class NormStrategy(Strategy):
             )
         self.given, self.server = copy_model(model), server
         self.around = server or FedAvg(**arguments)  # decides on all that is not normalization
-        self.rules = parse(aggregate, byzantine), parse(aggregate_statistics, byzantine)
+        self.rules = (
+            create_aggregator(aggregate, byzantine),
+            create_aggregator(aggregate_statistics, byzantine),
+        )
         self.task = self._built(self.given, None)
         self.state = self.task.initial_state
         self.tested = self.state  # its statistics may be measured anew for an evaluation
@@ -91,7 +94,7 @@ class NormStrategy(Strategy):
         return Task.build(
             model,
             self.norm,
-            algorithm("fedavg"),
+            create_algorithm("fedavg"),
             rounds=rounds,
             aggregate=self.rules[0],
             aggregate_statistics=self.rules[1],
