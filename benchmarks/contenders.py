@@ -20,8 +20,8 @@ from fednorm.data import Dataset
 from fednorm.data.transforms import BatchTransform
 from fednorm.engines.allocator import keep_memory
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.environment import cores
 from fednorm.experiment.prepare import prepare
+from fednorm.system import count_cores
 
 _LONG = 10_000  # rounds: more than anybody waits for
 
@@ -82,12 +82,12 @@ def ours(work: Work, strategy: str, processes: int, **settings: object) -> Itera
 
 
 CONTENDERS: dict[str, Callable[[Work], Iterator[None]]] = {
-    "reference": lambda work: reference(work, cores()),
+    "reference": lambda work: reference(work, count_cores()),
     "reference, 1 thread": lambda work: reference(work, 1),
     "loop": lambda work: ours(work, "naive", 1, engine="loop"),
-    "naive": lambda work: ours(work, "naive", cores()),
-    "fbn": lambda work: ours(work, "fbn", cores()),
-    "naive bf16": lambda work: ours(work, "naive", cores(), precision="bf16"),
+    "naive": lambda work: ours(work, "naive", count_cores()),
+    "fbn": lambda work: ours(work, "fbn", count_cores()),
+    "naive bf16": lambda work: ours(work, "naive", count_cores(), precision="bf16"),
 }
 
 

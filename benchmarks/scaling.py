@@ -35,10 +35,10 @@ def images(seed: int) -> object:
 
 def one(strategy: str, clients: int, rounds: int) -> dict[str, float]:
     """Measure one line, in this process."""
-    from fednorm.experiment.environment import threads  # noqa: PLC0415
     from fednorm.experiment.load import build  # noqa: PLC0415
     from fednorm.experiment.memory import peak  # noqa: PLC0415
     from fednorm.experiment.prepare import prepare  # noqa: PLC0415
+    from fednorm.system import limit_threads  # noqa: PLC0415
 
     experiment = build(
         {
@@ -55,7 +55,7 @@ def one(strategy: str, clients: int, rounds: int) -> dict[str, float]:
             "seeds": [0],
         }
     )
-    with threads(1):
+    with limit_threads(1):
         prepared = prepare(experiment, experiment.strategies[0], 0)
         times, sent = [], (0.0, 0.0)
         with peak() as found:

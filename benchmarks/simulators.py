@@ -21,7 +21,8 @@ from statistics import median
 
 from works import WORKS
 
-from fednorm.experiment.environment import cores, has_bfloat16
+from fednorm.experiment.environment import has_bfloat16
+from fednorm.system import count_cores
 
 HERE = Path(__file__).parent
 NAMES = ["reference", "reference, 1 thread", "loop", "naive", "fbn", "naive bf16"]
@@ -131,7 +132,7 @@ def main() -> None:
     bf16 = "with" if has_bfloat16() else "without"
     print(
         f"{datetime.now(UTC):%Y-%m-%d}, {platform.system()} {platform.machine()}, "
-        f"{cores()} cores {bf16} bfloat16, torch {version('torch')}, "
+        f"{count_cores()} cores {bf16} bfloat16, torch {version('torch')}, "
         f"Python {platform.python_version()}"
     )
     for work in WORKS if chosen.work == "all" else [chosen.work]:

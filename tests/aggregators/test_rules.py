@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS, create_aggregator
-from fednorm.aggregators.bucketing import TAG
 from fednorm.aggregators.columns import sorting_network
 from fednorm.aggregators.rows import Vectors
+from fednorm.core.random_streams import Stream
 
 F = 3
 
@@ -89,7 +89,7 @@ def nnm(x):
 
 
 def bucketing(x):
-    order = np.random.default_rng([0, TAG, len(x)]).permutation(len(x))
+    order = np.random.default_rng([0, Stream.BUCKETING, len(x)]).permutation(len(x))
     return np.array([mean(x[order[i : i + 2]]) for i in range(0, len(x), 2)])
 
 

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from fednorm.aggregators.base import PreAggregator
 from fednorm.aggregators.rows import Vectors
+from fednorm.core.random_streams import Stream
 from fednorm.core.registry import param
-
-TAG = 301
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Bucketing(PreAggregator):
         """Weigh the vectors of a bucket alike."""
         n = len(vectors)
         bucket = torch.empty(n, dtype=torch.int64)
-        shuffled = np.random.default_rng([self.seed, TAG, n]).permutation(n)
+        shuffled = np.random.default_rng([self.seed, Stream.BUCKETING, n]).permutation(n)
         bucket[torch.from_numpy(shuffled)] = torch.arange(n) // self.size
         member = torch.arange(self.count(n))[:, None] == bucket
         return member / member.sum(1, keepdim=True, dtype=torch.float64)

@@ -5,11 +5,9 @@ done. Coordinate-wise rules see the values of each column sorted.
 """
 
 import math
-import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
@@ -18,6 +16,8 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+
+from fednorm.system import count_cores, limit_threads
 
 T = TypeVar("T")
 
@@ -65,29 +65,12 @@ def map_blocks(work: Callable[[slice, Scratch], T], slices: list[slice]) -> list
 
     size = math.ceil(len(slices) / _PARTS)
     parts = [slices[start : start + size] for start in range(0, len(slices), size)]
-    cores = min(len(parts), _count_cores())
+    cores = min(len(parts), count_cores())
     if cores <= 1:
         return work_on(slices)
-    with _limit_torch_to_one_thread(), ThreadPoolExecutor(cores) as pool:
+    # The cores are busy with other blocks: torch must not split one again.
+    with limit_threads(1), ThreadPoolExecutor(cores) as pool:
         return list(chain.from_iterable(pool.map(work_on, parts)))
-
-
-def _count_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-@contextmanager
-def _limit_torch_to_one_thread() -> Iterator[None]:
-    """Keep torch from splitting the blocks again: the cores are busy with other blocks."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # Order

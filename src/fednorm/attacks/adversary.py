@@ -13,13 +13,12 @@ from fednorm.attacks.base import Attack, AttackContext
 from fednorm.attacks.translation import TrackedLayer, Translation
 from fednorm.core.messages import Reply, Report
 from fednorm.core.moments import Moments
+from fednorm.core.random_streams import Stream, make_rng
 from fednorm.core.survey import Surveyed
 from fednorm.core.types import ClientId, Tensors
 
 Target: TypeAlias = Literal["updates", "statistics", "both"]
 Answer = TypeVar("Answer", Reply, Surveyed)
-
-TAG = 601
 
 
 def choose_byzantine(clients: Sequence[ClientId], count: int, seed: int) -> frozenset[ClientId]:
@@ -28,7 +27,7 @@ def choose_byzantine(clients: Sequence[ClientId], count: int, seed: int) -> froz
     >>> choose_byzantine(range(10), 3, seed=0) == choose_byzantine(range(10), 3, seed=0)
     True
     """
-    chosen = np.random.default_rng([seed, TAG]).choice(len(clients), count, replace=False)
+    chosen = make_rng(seed, Stream.BYZANTINE_CLIENTS).choice(len(clients), count, replace=False)
     return frozenset(clients[i] for i in chosen.tolist())
 
 
@@ -43,7 +42,7 @@ class Adversary:
 
     def make_generator(self, client: ClientId, round_: int, purpose: int = 0) -> torch.Generator:
         """Return the randomness of one client in one round."""
-        entropy = np.random.SeedSequence([self.seed, client, round_, TAG + 1, purpose])
+        entropy = np.random.SeedSequence([self.seed, client, round_, Stream.ATTACK_NOISE, purpose])
         seed = int(entropy.generate_state(1, np.uint64)[0] >> np.uint64(1))
         return torch.Generator().manual_seed(seed)
 

@@ -8,9 +8,9 @@ from rich.console import Console
 
 from fednorm.engines.allocator import keep_memory
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.environment import cores
 from fednorm.experiment.load import ConfigError
 from fednorm.experiment.prepare import loaded
+from fednorm.system import count_cores
 
 console = Console()
 errors = Console(stderr=True)
@@ -61,7 +61,7 @@ _LISTED = {
 def default_workers(experiment: Experiment) -> int:
     """Return how many runs go on at once: one for each core, unless one run takes them all."""
     alone = experiment.device != "cpu" or experiment.engine in ("workers", "flower")
-    return 1 if alone else max(1, cores() // experiment.threads)
+    return 1 if alone else max(1, count_cores() // experiment.threads)
 
 
 def prefetch(experiment: Experiment) -> None:

@@ -92,6 +92,11 @@ class Dataset:
         return tuple(self.x.shape[1:])
 
     @property
+    def has_images(self) -> bool:
+        """Whether samples are images: channels, height and width."""
+        return len(self.shape) == 3  # noqa: PLR2004 (as listed)
+
+    @property
     def segmentation(self) -> bool:
         """Whether every pixel has a label of its own."""
         return self.y.dim() > 1
@@ -160,8 +165,3 @@ class DatasetConfig(Protocol):
     def load(self, seed: int) -> Dataset:
         """Return the data; the same seed gives the same data everywhere."""
         ...
-
-
-def random_generator(seed: int, tag: int) -> np.random.Generator:
-    """Return an independent random generator for (seed, tag)."""
-    return np.random.default_rng([seed, tag])

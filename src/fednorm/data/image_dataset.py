@@ -8,12 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fednorm.core.random_streams import Stream, make_rng
 from fednorm.core.registry import param
 from fednorm.data.cache import Arrays
-from fednorm.data.dataset import Dataset, random_generator
+from fednorm.data.dataset import Dataset
 from fednorm.data.transforms import BatchTransform
-
-TAG = 103
 
 Augment = Literal["flip", "crop_flip"]
 
@@ -72,7 +71,7 @@ class ImageDataset:
         if count is None:
             return np.arange(len(labels))
         split = "test" if test else "training"
-        rng = random_generator(seed, TAG + test)
+        rng = make_rng(seed, Stream.TEST_SUBSET if test else Stream.TRAIN_SUBSET)
         return draw_balanced(f"{split} part of data set {self.name!r}", labels, count, rng)
 
     def subsample(self, arrays: Arrays, seed: int) -> Arrays:

@@ -32,6 +32,7 @@ from fednorm.data.image_dataset import ImageDataset, make_dataset
 from fednorm.data.progress_bar import Advance, show_progress
 from fednorm.data.sources import MissingDataError
 from fednorm.data.transforms import BatchTransform
+from fednorm.system import count_cores
 
 ImageArray: TypeAlias = NDArray[np.uint8]
 Decode: TypeAlias = Callable[[Path], ImageArray]
@@ -267,7 +268,7 @@ def _write_images(target: Path, paths: list[Path], decode: Decode) -> None:
 
 
 def _run_in_threads(work: Callable[[int], None], count: int, advance: Advance) -> None:
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(count_cores()) as pool:
         for start in range(0, count, _AT_ONCE):
             for _ in pool.map(work, range(start, min(start + _AT_ONCE, count))):
                 advance(1)

@@ -9,9 +9,9 @@ from itertools import chain, islice, pairwise
 
 import numpy as np
 
+from fednorm.core.random_streams import Stream
 from fednorm.data.partition import Indices
 
-TAG = 301
 _WORD = 2**32
 
 
@@ -73,7 +73,7 @@ class Plan:
 
 
 def _draw_order(samples: int, key: tuple[int, int, int], epoch: int) -> Indices:
-    words = [*key, epoch, TAG]
+    words = [*key, epoch, Stream.BATCH_ORDER]
     # The same seed as an array and as a list; numpy reads an array faster.
     seed = np.array(words, np.uint32) if max(words) < _WORD else words
     return np.random.default_rng(seed).permutation(samples)
@@ -88,16 +88,25 @@ def _draw_full(samples: int, batch: int, key: tuple[int, int, int]) -> Iterator[
         epoch += 1
 
 
+def count_participants(clients: int, share: float) -> int:
+    """Return how many of `clients` take part in a round: their share, rounded, but at least one.
+
+    >>> count_participants(10, 0.25), count_participants(10, 0.01)
+    (2, 1)
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"participation must be in (0, 1], not {share}.")
+    return max(1, round(share * clients))
+
+
 def draw_participants(clients: int, share: float, *, seed: int, round_: int) -> list[int]:
     """Draw the clients that take part in a round, in ascending order.
 
     >>> draw_participants(10, 0.2, seed=0, round_=1) == draw_participants(10, 0.2, seed=0, round_=1)
     True
     """
-    if not 0 < share <= 1:
-        raise ValueError(f"participation must be in (0, 1], not {share}.")
-    count = max(1, round(share * clients))
+    count = count_participants(clients, share)
     if count == clients:
         return list(range(clients))
-    rng = np.random.default_rng([seed, round_, TAG + 1])
+    rng = np.random.default_rng([seed, round_, Stream.PARTICIPANTS])
     return sorted(rng.choice(clients, count, replace=False).tolist())

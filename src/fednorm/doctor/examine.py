@@ -15,12 +15,12 @@ from fednorm.doctor.fixed_batches import draw_random
 from fednorm.doctor.layers import find_layers, measure_state
 from fednorm.doctor.recommend import recommend
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.environment import threads
 from fednorm.experiment.load import ConfigError, build
 from fednorm.experiment.prepare import ModelSource
 from fednorm.models import create_model
 from fednorm.nn.copies import copy_model
 from fednorm.strategies import STRATEGIES
+from fednorm.system import limit_threads
 
 SCHEMA = 1
 CLASSES = 10  # where only the shape of a sample is given
@@ -65,7 +65,7 @@ def examine(
         raise
     except (*REFUSALS, AssertionError) as error:  # torch asserts that a device can be used
         raise ConfigError(describe_error(error)) from error
-    with threads(experiment.threads):
+    with limit_threads(experiment.threads):
         return _examine(examined, data, state, batches if measured else None)
 
 

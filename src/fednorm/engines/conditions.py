@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from fednorm.attacks import Adversary
+from fednorm.core.random_streams import Stream
 from fednorm.core.types import ClientId
 from fednorm.engines.clients import Clients
 from fednorm.engines.kept import LIMIT
 
-TAG = 701
 ATTEMPTS = 5  # at one round, before a run gives up
 
 
@@ -44,7 +44,7 @@ class Conditions:
         first = clients.participants(round_)
         if not attempt:
             return first
-        rng = np.random.default_rng([self.seed, round_, attempt, TAG])
+        rng = np.random.default_rng([self.seed, round_, attempt, Stream.RETRY_CLIENTS])
         drawn = rng.permutation(clients.all()).tolist()
         fresh_first = sorted(drawn, key=lambda client: client in before)
         return sorted(fresh_first[: len(first)])
@@ -53,7 +53,7 @@ class Conditions:
         """Return who does not vanish."""
         if not self.dropout:
             return list(asked)
-        rng = np.random.default_rng([self.seed, round_, attempt, TAG + 1])
+        rng = np.random.default_rng([self.seed, round_, attempt, Stream.CLIENT_DROPOUT])
         stays = rng.random(len(asked)) >= self.dropout
         return [client for client, here in zip(asked, stays.tolist(), strict=True) if here]
 

@@ -10,14 +10,13 @@ from fednorm.attacks import ATTACKS, Adversary, Attack, Backdoor, DataInfo, choo
 from fednorm.core.aggregator import Aggregator
 from fednorm.core.task import Task
 from fednorm.data import Dataset
+from fednorm.data.sampling import count_participants
 from fednorm.engines.clients import Clients
 from fednorm.engines.conditions import Conditions
 from fednorm.experiment.entry import StrategyEntry, make
 
 if TYPE_CHECKING:
     from fednorm.experiment.config import Experiment
-
-_IMAGE_AXES = 3
 
 
 def check_adversity(experiment: "Experiment") -> None:
@@ -28,7 +27,7 @@ def check_adversity(experiment: "Experiment") -> None:
             f"fewer than half of the {trained} clients can be Byzantine, but byzantine = {f}; "
             f"choose at most {(trained - 1) // 2}, or more clients."
         )
-    taking_part = max(1, round(experiment.participation * trained))
+    taking_part = count_participants(trained, experiment.participation)
     for key, rule in zip(("aggregate", "aggregate_statistics"), rules(experiment), strict=True):
         try:
             check_client_count(rule, taking_part)
@@ -92,7 +91,7 @@ def world(found: Conditions, data: Dataset) -> DataInfo | None:
     if attack is None or not attack.on_data:
         return None
     if isinstance(attack, Backdoor):
-        if len(data.shape) != _IMAGE_AXES or data.segmentation:
+        if not data.has_images or data.segmentation:
             raise ValueError(
                 "backdoor needs images with one label each, but samples of "
                 f"{data.name!r} have the shape {data.shape}"

@@ -20,13 +20,13 @@ from fednorm.engines.simulate import Round
 from fednorm.experiment import checkpoint
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.entry import StrategyEntry
-from fednorm.experiment.environment import threads
 from fednorm.experiment.flower import given
 from fednorm.experiment.load import ConfigError
 from fednorm.experiment.prepare import Prepared, prepare
 from fednorm.experiment.result import without_nan
 from fednorm.experiment.run import Event, run
 from fednorm.experiment.tally import Tally
+from fednorm.system import limit_threads
 
 MARK = "fednorm> "  # begins a line that is meant for the one who submitted the run
 
@@ -49,7 +49,7 @@ def _make(
 ) -> None:
     last = _Last()
     try:
-        with threads(experiment.threads):
+        with limit_threads(experiment.threads):
             prepared = prepare(experiment, entry, seed)
             if prepared.remote:
                 prepared.remote.open = given(grid)

@@ -12,8 +12,8 @@ from fednorm.engines.clients import Clients
 from fednorm.engines.conditions import USUAL, Conditions
 from fednorm.engines.simulate import Round, Start
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.environment import cores
 from fednorm.experiment.memory import available
+from fednorm.system import count_cores
 
 Rounds: TypeAlias = Callable[[Start | None], Iterator[Round]]
 _ROOM = 2_000_000_000  # bytes that clients may hold while they wait for each other
@@ -126,7 +126,7 @@ def processes(
     does not win back; the result is the same with any number of them.
     """
     if name == "workers":
-        return max(1, cores() // experiment.threads)
+        return max(1, count_cores() // experiment.threads)
     if name in ("lockstep", "meeting") or experiment.engine == "loop" or experiment.device != "cpu":
         return 1
     steps = sum(len(own.lengths) for own in _first(clients))

@@ -1,21 +1,15 @@
 """Under what a result is made: versions, machine type, commit, cores and threads."""
 
-import os
 import platform
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
+from fednorm.system import count_cores
+
 _PACKAGES = ("fednorm", "torch", "numpy")
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def environment() -> dict[str, str]:
@@ -24,7 +18,7 @@ def environment() -> dict[str, str]:
     return {
         **versions,
         "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}, {cores()} cores",
+        "platform": f"{platform.system()} {platform.machine()}, {count_cores()} cores",
         **_commit(),
     }
 
@@ -44,14 +38,3 @@ def _commit() -> dict[str, str]:
 def has_bfloat16() -> bool:
     """Return whether the processor multiplies in bfloat16 by itself."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 (no other way)
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Compute with so many threads, and leave the process as it was."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

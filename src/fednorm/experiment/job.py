@@ -15,13 +15,13 @@ from fednorm.experiment import checkpoint
 from fednorm.experiment.checkpoint import Checkpoint
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.entry import StrategyEntry
-from fednorm.experiment.environment import threads
 from fednorm.experiment.load import ConfigError
 from fednorm.experiment.prepare import ModelSource, Prepared, prepare
 from fednorm.experiment.record import keep, recorded, run_folder, run_key
 from fednorm.experiment.result import RunResult
 from fednorm.experiment.run import Event, OnRound, find_tested_state, run
 from fednorm.experiment.saves import Metrics, Saves
+from fednorm.system import limit_threads
 
 _PATIENCE = 60.0  # seconds for a process of a killed comparison to end its round
 log = logging.getLogger("fednorm")
@@ -60,7 +60,7 @@ class Job:
 
 def execute(job: Job, on_round: OnRound, model: ModelSource | None = None) -> RunResult:
     """Make one run, or the rest of it, and record it."""
-    with threads(job.experiment.threads):
+    with limit_threads(job.experiment.threads):
         prepared = prepare(job.experiment, job.entry, job.seed, model, processes=job.processes)
         if job.folder is None:
             return run(prepared, on_round)

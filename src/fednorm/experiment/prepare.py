@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fednorm")
 
-IMAGE_AXES = 3
 _SAFE_CHANNELS = 16
 
 ModelSource: TypeAlias = nn.Module | Callable[[], nn.Module]
@@ -159,7 +158,7 @@ def built(
     data = loaded(experiment, seed).to(device, dtype)
     ours = model is None and experiment.model.name in MODELS
     network = _model(experiment, data, seed, model).to(device, dtype)
-    if ours and len(data.shape) == IMAGE_AXES and channels_may_come_last(network):
+    if ours and data.has_images and channels_may_come_last(network):
         # A user's model may flatten with `view`, which this arrangement forbids.
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         data = replace(data, transform=replace(data.transform, channels_last=True))

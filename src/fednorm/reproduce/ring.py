@@ -19,16 +19,15 @@ from torch import Tensor, nn
 
 from fednorm.algorithms.dsgd import DSGD
 from fednorm.core.messages import Batches, Running
+from fednorm.core.random_streams import Stream, make_rng
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
-from fednorm.data.dataset import random_generator
 from fednorm.data.datasets.synthetic import Ring
 from fednorm.engines import lockstep, simulate
 from fednorm.engines.centralized import Merged
-from fednorm.experiment.environment import environment, threads
+from fednorm.experiment.environment import environment
 from fednorm.strategies import strategy
-
-TAG = 401
+from fednorm.system import limit_threads
 
 REFERENCE, METHODS = "centralized", ("centralized", "naive", "fixbn", "fbn")
 GAMMAS = (0.0, 0.1, 0.3, 0.5, 0.7, 1.0)
@@ -137,7 +136,7 @@ def _record(outcome: Outcome) -> dict[str, Any]:
 def run_ring(rounds: int = 100, seed: int = 0) -> RingResult:
     """Normalise the same points with every method at every level of heterogeneity."""
     drawn = {gamma: draw_points(gamma, rounds, seed) for gamma in GAMMAS}
-    with threads(1):  # more would wait for each other: the tensors are tiny
+    with limit_threads(1):  # more would wait for each other: the tensors are tiny
         outcomes = [
             outcome for gamma in GAMMAS for outcome in _compare_methods(gamma, drawn[gamma])
         ]
@@ -148,7 +147,7 @@ def run_ring(rounds: int = 100, seed: int = 0) -> RingResult:
 
 def draw_points(gamma: float, rounds: int, seed: int) -> Draws:
     """Draw the points: of each client's, a share γ from all classes, the rest from its own."""
-    rng = random_generator(seed, TAG)
+    rng = make_rng(seed, Stream.RING_FIGURE)
     shape = (rounds, CLIENTS, POINTS)
     labels = np.broadcast_to(np.arange(CLIENTS)[:, None], shape).copy()
     mixed = round(gamma * POINTS)

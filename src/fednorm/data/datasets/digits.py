@@ -11,12 +11,12 @@ from importlib.resources import files
 import numpy as np
 import torch
 
+from fednorm.core.random_streams import Stream, make_rng
 from fednorm.core.registry import param
-from fednorm.data.dataset import Dataset, random_generator
+from fednorm.data.dataset import Dataset
 
 SAMPLES = 1797
 DARKEST = 16
-TAG = 101
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,6 @@ class Digits:
             images, labels = stored["images"], stored["labels"]
         x = torch.from_numpy(images).float().div(DARKEST).unsqueeze(1)
         y = torch.from_numpy(labels).long()
-        order = random_generator(seed, TAG).permutation(SAMPLES)
+        order = make_rng(seed, Stream.DIGITS_SPLIT).permutation(SAMPLES)
         held_out, kept = np.sort(order[: self.test]), np.sort(order[self.test :])
         return Dataset("digits", x[kept], y[kept], x[held_out], y[held_out], classes=10)

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fednorm.core.random_streams import Stream, make_rng
 from fednorm.core.registry import param
 from fednorm.data.cache import (
     Arrays,
@@ -23,12 +24,11 @@ from fednorm.data.cache import (
     load_or_create,
     save,
 )
-from fednorm.data.dataset import Dataset, random_generator
+from fednorm.data.dataset import Dataset
 from fednorm.data.image_dataset import ImageDataset, check_share, make_dataset, split
 from fednorm.data.progress_bar import show_progress
 from fednorm.data.sources import MissingDataError
 
-TAG = 107
 CLASSES, SIDE = 62, 28
 
 
@@ -54,7 +54,9 @@ class Femnist(ImageDataset):
             lambda folder: _write(folder, files),
         )
         if "x_test" not in arrays:
-            arrays = split(arrays, arrays["groups"], self.test_share, random_generator(seed, TAG))
+            arrays = split(
+                arrays, arrays["groups"], self.test_share, make_rng(seed, Stream.FEMNIST_SPLIT)
+            )
         transform = self.make_transform((0.5,), (0.5,), SIDE)
         return make_dataset(
             self.name, self.subsample(arrays, seed), classes=CLASSES, transform=transform

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from fednorm.core.random_streams import Stream, make_rng
 from fednorm.core.registry import param, unknown
-from fednorm.data.dataset import random_generator
 from fednorm.data.image_dataset import check_share, hold_out
 from fednorm.data.image_files import (
     Decoder,
@@ -26,7 +26,6 @@ from fednorm.data.image_files import (
 from fednorm.data.sources import MissingDataError
 from fednorm.data.transforms import BatchTransform
 
-TAG = 105
 GREY, COLOUR = 1, 3
 
 
@@ -63,7 +62,7 @@ class ImageFolder(ImageFileDataset):
         kinds = np.asarray(files.labels)
         if files.groups is not None:
             kinds = kinds + len(names) * np.unique(files.groups, return_inverse=True)[1]
-        held = hold_out(kinds, self.test_share, random_generator(seed, TAG))
+        held = hold_out(kinds, self.test_share, make_rng(seed, Stream.FOLDER_SPLIT))
         train, tested = files.take(np.flatnonzero(~held)), files.take(np.flatnonzero(held))
         return SplitFiles(train, tested, len(names))
 

@@ -15,15 +15,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.lib.format import open_memmap
 
+from fednorm.core.random_streams import Stream, make_rng
 from fednorm.core.registry import param, unknown
 from fednorm.data.cache import get_decoded_home, load_or_create, save
-from fednorm.data.dataset import Dataset, random_generator
+from fednorm.data.dataset import Dataset
 from fednorm.data.image_dataset import ImageDataset, check_share, make_dataset, split
 from fednorm.data.image_files import to_array
 from fednorm.data.progress_bar import show_progress
 from fednorm.data.sources import MissingDataError
 
-TAG = 109
 TEST_PARTS = ("test", "validation", "valid", "val")
 
 
@@ -61,7 +61,9 @@ class HuggingFace(ImageDataset):
         name = hashlib.sha256(key.encode()).hexdigest()[:16]
         arrays = load_or_create(get_decoded_home() / self.name / name, write)
         if "x_test" not in arrays:
-            arrays = split(arrays, arrays["y"], self.test_share, random_generator(seed, TAG))
+            arrays = split(
+                arrays, arrays["y"], self.test_share, make_rng(seed, Stream.HUGGING_FACE_SPLIT)
+            )
         half = (0.5,) * self.channels
         transform = self.make_transform(half, half, min(arrays["x"].shape[-2:]))
         classes = parts[""].features[find_column(parts[""], "ClassLabel")].num_classes

@@ -8,11 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
+from fednorm.core.random_streams import Stream, make_rng
 from fednorm.core.registry import param
-from fednorm.data.dataset import Dataset, random_generator
+from fednorm.data.dataset import Dataset
 from fednorm.data.transforms import IGNORED, BatchTransform
 
-RING_TAG, SCENES_TAG = 102, 103
 BLOCK, BRIGHTNESS = 3, 2.0  # of a pattern
 BORDER = 2  # pixels of a scene
 
@@ -49,7 +49,7 @@ class Ring:
         >>> ring.shape, len(ring.y), ring.classes
         ((2,), 300, 10)
         """
-        rng = random_generator(seed, RING_TAG)
+        rng = make_rng(seed, Stream.RING_POINTS)
         y = np.repeat(np.arange(self.classes), self.samples_per_class)
         x, x_test = self.draw_points(y, rng), self.draw_points(y, rng)
         labels = torch.tensor(y)
@@ -149,7 +149,7 @@ class Scenes:
         >>> scenes.shape, tuple(scenes.y.shape), scenes.metric
         ((3, 48, 64), (4, 48, 64), 'mean IoU')
         """
-        rng = random_generator(seed, SCENES_TAG)
+        rng = make_rng(seed, Stream.SCENES)
         colours = rng.integers(40, 200, (self.classes, 3))
         x, y, cities = self._draw_scenes(self.samples, colours, rng)
         x_test, y_test, cities_test = self._draw_scenes(self.test, colours, rng)

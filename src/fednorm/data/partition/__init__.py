@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fednorm.core.random_streams import Stream, make_rng
 from fednorm.core.registry import create, find
 from fednorm.data.partition.base import (
     Indices,
@@ -46,8 +47,6 @@ PARTITIONS: dict[str, type[Partition]] = {
     "feature_shift": FeatureShift,
 }
 
-TAG = 201
-
 
 def partition(
     name: str,
@@ -75,7 +74,7 @@ def partition(
     array = to_labels(labels)
     members = None if groups is None else np.asarray(groups)
     check_request(name, len(array), clients, members)
-    parts = rule.split(array, clients, np.random.default_rng([seed, TAG]), members)
+    parts = rule.split(array, clients, make_rng(seed, Stream.PARTITION), members)
     check_parts(name, parts, len(array))
     return parts
 

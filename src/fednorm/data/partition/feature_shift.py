@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from fednorm.core.random_streams import Stream
 from fednorm.core.registry import param, unknown
 from fednorm.data.partition.base import Indices, Partition
 from fednorm.data.partition.iid import Iid
 
-IMAGE_AXES = 4
 DEGREES = 30.0
-TAG = 202
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ def scale_contrast(x: Tensor, position: ClientPosition, strength: float) -> Tens
 
 def rotate(x: Tensor, position: ClientPosition, strength: float) -> Tensor:
     """Turn images counter-clockwise about their centre; what comes in from outside is 0."""
-    if x.dim() != IMAGE_AXES:
+    if x.dim() != 4:  # noqa: PLR2004 (as listed below)
         raise ValueError(
             "feature shift 'rotation' needs images of shape (samples, channels, height, width), "
             f"but got {tuple(x.shape)}; choose another kind of shift for this data."
@@ -75,7 +74,7 @@ def rotate(x: Tensor, position: ClientPosition, strength: float) -> Tensor:
 
 def add_noise(x: Tensor, position: ClientPosition, strength: float) -> Tensor:
     """Add noise drawn for this client, the same on every device."""
-    entropy = np.random.SeedSequence([position.seed, position.client, TAG])
+    entropy = np.random.SeedSequence([position.seed, position.client, Stream.FEATURE_NOISE])
     generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
     drawn = torch.randn(x.shape, generator=generator).to(x)
     return x + drawn * (strength * 0.25 * (1 + position.spread))
