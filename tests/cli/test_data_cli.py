@@ -100,7 +100,7 @@ def test_a_run_decodes_what_it_needs(home, images, tmp_path):
 
 
 @pytest.mark.usefixtures("home")
-def test_mistakes_are_answered(tmp_path):
+def test_mistakes_are_explained(tmp_path):
     with pytest.raises(UnknownNameError, match="did you mean 'cifar10'"):
         call("get", "cifar")
     with pytest.raises(ConfigError, match="train of at least 1, but got 0"):

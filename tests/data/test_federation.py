@@ -65,7 +65,7 @@ def test_an_impossible_plan_is_refused(fields):
         Plan(**fields)
 
 
-def test_participants_are_drawn_anew_each_round():
+def test_participants_are_drawn_for_each_round():
     drawn = [draw_participants(20, 0.25, seed=1, round_=r) for r in range(1, 30)]
     assert all(len(set(d)) == 5 and d == sorted(d) for d in drawn)
     assert len({tuple(d) for d in drawn}) > 20

@@ -105,6 +105,6 @@ def test_other_json_is_not_taken_for_femnist(tmp_path):
         load_dataset("femnist", 0)
 
 
-def test_nothing_there_tells_how_to_make_it(tmp_path):
+def test_missing_files_raise_an_error_with_instructions(tmp_path):
     with pytest.raises(MissingDataError, match=r"make them with LEAF's data/femnist/preprocess"):
         load_dataset("femnist", 0, root=str(tmp_path))

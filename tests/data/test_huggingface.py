@@ -89,14 +89,14 @@ def test_a_share_is_held_out_without_a_test_part(monkeypatch, part):
     assert data.y_test.bincount().tolist() == [1, 1, 1]
 
 
-def test_a_missing_column_names_those_there_are(monkeypatch, part):
+def test_the_error_of_a_missing_column_lists_the_columns(monkeypatch, part):
     del part.features["kind"]
     answer(monkeypatch, train=part)
     with pytest.raises(ValueError, match=r"type ClassLabel, but there are: n \(Value\), photo"):
         load_dataset("hf", 0, path="someone/birds")
 
 
-def test_an_unknown_group_and_a_missing_part_are_told(monkeypatch, part):
+def test_an_unknown_group_and_a_missing_part_are_explained(monkeypatch, part):
     answer(monkeypatch, train=part)
     with pytest.raises(ValueError, match=r"column of data set 'someone/birds' 'whom'.*'who'"):
         load_dataset("hf", 0, path="someone/birds", group="whom")

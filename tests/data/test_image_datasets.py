@@ -90,7 +90,7 @@ def test_a_folder_with_its_own_test_part(tmp_path, draw, test):
         load_dataset("folder", 5, root=str(root))
 
 
-def test_a_folder_that_is_none(tmp_path):
+def test_a_missing_or_empty_folder_is_refused(tmp_path):
     (tmp_path / "empty" / "a").mkdir(parents=True)
     with pytest.raises(MissingDataError, match="needs images in CLASS/ or DOMAIN/CLASS/"):
         load_dataset("folder", 0, root=str(tmp_path / "empty"))
@@ -102,7 +102,7 @@ def test_a_folder_that_is_none(tmp_path):
         load_dataset("folder", 0, root=".", channels=4)
 
 
-def test_so_many_images_of_a_folder(domains):
+def test_a_subset_of_a_folder(domains):
     data = load_dataset("folder", 0, root=str(domains), size=8, train=6, test=3)
     assert data.y.bincount().tolist() == [2, 2, 2]
     assert data.y_test.bincount().tolist() == [1, 1, 1]
@@ -123,11 +123,11 @@ def test_imagenet(tmp_path, draw):
     assert load_dataset("imagenet", 0, root=str(root), size=16, train=4).y.tolist() == [0, 0, 1, 1]
     (root / "val" / "n01" / "ILSVRC2012_val_1.JPEG").rename(root / "val" / "flat.JPEG")
     (root / "val" / "n01").rmdir()
-    with pytest.raises(ValueError, match=r"one folder a class in .*val, named as the 2 in"):
+    with pytest.raises(ValueError, match=r"one folder per class in .*val, named as the 2 in"):
         load_dataset("imagenet", 0, root=str(root))
 
 
-def test_imagenet_that_is_not_here_tells_where_it_was_looked_for(tmp_path):
+def test_the_error_of_a_missing_imagenet_names_the_folders_searched(tmp_path):
     with pytest.raises(MissingDataError, match=f"needs a folder with train and val.*{tmp_path}"):
         load_dataset("imagenet", 0)
 
@@ -258,7 +258,7 @@ def test_clients_are_the_cities(streets):
     data = load_dataset("cityscapes", 0, root=str(streets), size=(8, 16), test=2)
     parts = build_federation(data, "natural", Plan(2), clients=3, seed=0)
     assert [set(data.groups[part]) for part in parts.parts] == [{"aachen"}, {"bochum"}, {"ulm"}]
-    # Other cities are tested than trained on: nobody's own, so each client gets its classes.
+    # Test cities differ from training cities: each client is tested on its classes.
     assert data.groups_test is None
     assert sorted(np.concatenate(parts.test_parts).tolist()) == [0, 1]
 

@@ -1,4 +1,4 @@
-"""Images become arrays: side by side, once, and mapped if they are too large."""
+"""Images are decoded to arrays: in threads, once, and mapped if they are too large."""
 
 import os
 import shutil
@@ -56,7 +56,7 @@ class Counting:
         return center_crop(None).image(path)
 
 
-def test_side_by_side_is_the_same_as_in_turn(files, monkeypatch):
+def test_threads_decode_the_same_arrays_as_one(files, monkeypatch):
     arrays = load_decoded("a", files, files.take(np.arange(3)), center_crop(None))
     monkeypatch.setattr(image_files, "ThreadPoolExecutor", lambda _: ThreadPoolExecutor(1))
     monkeypatch.setattr(image_files, "_AT_ONCE", 5)
@@ -67,7 +67,7 @@ def test_side_by_side_is_the_same_as_in_turn(files, monkeypatch):
     assert arrays["y"].tolist() == files.labels.tolist()
 
 
-def test_what_was_decoded_is_used_again(files):
+def test_decoded_arrays_are_reused(files):
     counting = Counting()
     first = load_decoded("a", files, files, counting.decoder)
     seen = counting.count
@@ -97,7 +97,7 @@ def test_any_change_is_noticed(files, draw, change):
     assert fingerprint([files], settings) != before
 
 
-def test_a_changed_image_is_decoded_anew(files, draw):
+def test_a_changed_image_is_decoded_again(files, draw):
     load_decoded("a", files, files, center_crop(None))
     pixels = draw(files.paths[0], seed=99)
     os.utime(files.paths[0], ns=(1, 1))

@@ -1,4 +1,4 @@
-"""What is done to a batch, against slow and obvious versions."""
+"""Batch transforms against slow and obvious versions."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def labels(count=6):
     return torch.arange(count)
 
 
-def test_bytes_are_scaled_and_normalised():
+def test_bytes_are_scaled_and_normalized():
     x = images()
     seen, y = BatchTransform(MEAN, STD, dtype=torch.float64).apply_evaluation(x, labels())
     for channel in range(3):
@@ -85,7 +85,7 @@ def test_a_window_larger_than_the_image_is_refused():
         BatchTransform(window=(9, 9)).apply_training(images(), labels(), np.random.default_rng(0))
 
 
-def test_channels_lie_side_by_side_if_asked():
+def test_batches_can_have_channels_last():
     x, _ = BatchTransform(channels_last=True).apply_evaluation(images(), labels())
     assert x.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(x, BatchTransform().apply_evaluation(images(), labels())[0])
@@ -107,7 +107,7 @@ def test_batches_vary_with_round_and_step_but_not_from_run_to_run():
     assert not torch.equal(first[0][0], later)
 
 
-def test_bytes_seen_through_a_shifted_lens_keep_their_scale():
+def test_feature_shift_keeps_the_scale_of_bytes():
     plain = build_federation(data(BatchTransform()), "iid", Plan(4), clients=2, seed=0)
     shifted = build_federation(
         data(BatchTransform()), "feature_shift=shift", Plan(4), clients=2, seed=0

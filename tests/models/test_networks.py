@@ -132,7 +132,7 @@ def test_residual_networks_start_as_he_et_al(name):
         )
 
 
-def test_bottleneck_is_what_it_says():
+def test_bottleneck_is_its_formula():
     block = create_model("resnet50", (3, 32, 32), 10, seed=0).layer2[0].eval()
     x = torch.randn(2, 256, 8, 8)
     narrow = block.bn1(functional.conv2d(x, block.conv1.weight)).relu()

@@ -3,8 +3,8 @@
 Allen-Zhu, Ebrahimianghazani, Li and Alistarh, "Byzantine-Resilient Non-Convex Stochastic Gradient
 Descent", ICLR 2021, arXiv:2012.14368.
 
-Client: is taught the label classes-1-y in the place of y, and follows the protocol otherwise. A
-pixel without a label stays without one.
+Client: trains on the label classes-1-y instead of y, and follows the protocol otherwise. A pixel
+without a label stays without one.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Data sets, and how they are divided among clients (`fednorm.data.partition`)."""
+"""Data sets, and their division among clients (`fednorm.data.partition`)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,8 +41,8 @@ def load_dataset(name: str, seed: int, **fields: Any) -> Dataset:
     """Load the data set `name`; download it if this machine has no copy.
 
     Args:
-        name: a registered name, or "package.module:function" for a data set of your own, which is
-            called with `seed` if it takes it and returns a `Dataset`.
+        name: a registered name, or "package.module:function" for your own data set: it is
+            called with `seed` if it takes one, and returns a `Dataset`.
         seed: the same seed gives the same data everywhere.
         fields: further settings of the data set, such as `test=300`.
 
@@ -64,11 +64,11 @@ def list_datasets() -> list[str]:
 
 
 def _call_user_dataset(name: str, seed: int, fields: Mapping[str, Any]) -> Dataset:
-    """Call the user's function, with the seed if it takes one, and return its data."""
+    """Call the user's function, with `seed` if it takes one."""
     data = call_own("data set", name, {"seed": seed}, fields)
     if not isinstance(data, Dataset):
         raise TypeError(
             f"data set {name!r} must return a fednorm.data.Dataset, but returned "
-            f"{type(data).__name__}; make one of its tensors."
+            f"{type(data).__name__}; build one from its tensors."
         )
     return data

