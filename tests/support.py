@@ -11,7 +11,7 @@ from fednorm.engines import ENGINES
 from fednorm.engines.base import NO_FAULTS, EngineRun
 from fednorm.engines.loop import rounds
 from fednorm.engines.processes import ProcessEngine
-from fednorm.models import build
+from fednorm.models import create_model
 from fednorm.strategies import create_strategy
 
 SHAPE, CLASSES = (1, 8, 8), 4
@@ -19,7 +19,7 @@ SHAPE, CLASSES = (1, 8, 8), 4
 
 def nested_model(seed=0):
     """Residual net in float64 with BatchNorm in blocks and in a downsample path."""
-    return build("resnet", SHAPE, CLASSES, seed, widths=(4, 6)).double()
+    return create_model("resnet", SHAPE, CLASSES, seed, widths=(4, 6)).double()
 
 
 @dataclass(frozen=True)
@@ -136,4 +136,4 @@ def assert_same_state(state, model, tolerance=1e-10):
         torch.testing.assert_close(
             running.var, expected[f"{path}.running_var"], rtol=0, atol=tolerance
         )
-        assert running.batches == int(expected[f"{path}.num_batches_tracked"])
+        assert running.num_batches == int(expected[f"{path}.num_batches_tracked"])

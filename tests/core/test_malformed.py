@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fednorm import ClientState, broadcast, client_round, server_round
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import LayerStats
 from fednorm.core.moments import Moments
 from fednorm.errors import NoUsableReplyError
@@ -28,15 +28,15 @@ def started(name, step, **fields):
 
 
 KINDS = {
-    "pooled": lambda: started("fbn", algorithm("dsgd", lr=0.05)),
+    "pooled": lambda: started("fbn", create_algorithm("dsgd", lr=0.05)),
     "averaged": lambda: started(
-        "naive", algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global")
+        "naive", create_algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global")
     ),
     "frozen": lambda: started(
-        "fixbn", algorithm("dsgd", lr=0.05), freeze_round=0, freeze_affine=True
+        "fixbn", create_algorithm("dsgd", lr=0.05), freeze_round=0, freeze_affine=True
     ),
-    "backward": lambda: started("dualbn", algorithm("dsgd", lr=0.05)),
-    "cumulative": lambda: started("fbn", algorithm("dsgd", lr=0.05), stats_momentum=None),
+    "backward": lambda: started("dualbn", create_algorithm("dsgd", lr=0.05)),
+    "cumulative": lambda: started("fbn", create_algorithm("dsgd", lr=0.05), stats_momentum=None),
 }
 
 
@@ -95,7 +95,10 @@ def bad_stats(draw, reply):
     report = stats[path]
     wrong = [
         lambda: {**stats, path: replace(report, moments=bad_moments(draw, report.moments))},
-        lambda: {**stats, path: replace(report, batches=draw.choice([-1, 0, 2**62, 1.5, *JUNK]))},
+        lambda: {
+            **stats,
+            path: replace(report, num_batches=draw.choice([-1, 0, 2**62, 1.5, *JUNK])),
+        },
         lambda: {**stats, path: replace(report, samples=draw.choice([0, -1, 1e-300, NAN, *JUNK]))},
         lambda: {
             **stats,
@@ -130,9 +133,9 @@ def tensors_of(state):
     yield from state.weights.values()
     yield from state.buffers.values()
     yield from state.momentum.values()
-    yield from state.notes.values()
+    yield from state.strategy_state.values()
     for running in state.running.values():
-        yield from (running.mean, running.var, torch.tensor(running.batches))
+        yield from (running.mean, running.var, torch.tensor(running.num_batches))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -206,7 +209,9 @@ def test_a_robust_rule_does_not_believe_a_single_counter():
 
     task = replace(task, aggregator=median, statistics_aggregator=median)
     report = replies[2].stats["stem.1"]
-    liar = replace(replies[2], stats={**replies[2].stats, "stem.1": replace(report, batches=2**30)})
+    liar = replace(
+        replies[2], stats={**replies[2].stats, "stem.1": replace(report, num_batches=2**30)}
+    )
     after = server_round(task, task.initial_state, [*replies[:2], liar])
     assert not after.rejected
-    assert after.running["stem.1"].batches == 1
+    assert after.running["stem.1"].num_batches == 1

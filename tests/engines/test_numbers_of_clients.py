@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import Batches, ClientState, Reply
 from fednorm.core.round import broadcast, client_round, server_round
 from fednorm.core.task import export
@@ -26,7 +26,7 @@ from fednorm.experiment.prepare import prepare
 from support import ToyClients, nested_model, task_of
 
 COUNTS = (1, 2, 3, 5, 7)
-STEPS = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
+STEPS = create_algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
 
 
 @pytest.mark.parametrize("size", range(1, 9))
@@ -176,7 +176,7 @@ def wait_until_all_have_begun(clients, patience=240.0):
     until = time.monotonic() + patience
     while True:
         started = {child.pid for child in multiprocessing.active_children()}
-        if started <= clients.notes()[0]:
+        if started <= clients.strategy_state()[0]:
             return started
         assert time.monotonic() < until, "a process did not start"
         time.sleep(0.05)
@@ -222,7 +222,7 @@ def test_processes_serve_rounds_of_any_number_of_clients(tmp_path):
     assert all(
         int(m.tensors["stem.1.num_batches_tracked"]) == 0 for m in ours.client_states.values()
     )
-    _, trained = clients.notes()
+    _, trained = clients.strategy_state()
     served = defaultdict(set)
     for process, round_, _client in trained:
         served[process].add(round_)

@@ -6,7 +6,7 @@ from torch import nn
 
 import fednorm
 from fednorm import create_strategy
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import LayerStats, Reply, RunningStats
 from fednorm.core.moments import Moments
 from fednorm.core.validation import ReplySchema, find_fault
@@ -17,7 +17,7 @@ from fednorm.experiment.load import build_experiment, override_settings
 from fednorm.experiment.prepare import prepare
 from support import ToyClients, last, nested_model, task_of, why_not
 
-STEP = algorithm("dsgd", lr=0.05)
+STEP = create_algorithm("dsgd", lr=0.05)
 QUICK = {"rounds": 3, "clients": 3}
 
 
@@ -142,7 +142,7 @@ def test_odd_tables_get_a_message():
 
 def test_half_of_one_round_is_one_round():
     result = last(task_of("fixbn", STEP, count=1), ToyClients(), 1)
-    assert {r.batches for r in result.state.running.values()} == {1}
+    assert {r.num_batches for r in result.state.running.values()} == {1}
 
 
 def test_earlier_rounds_keep_their_memories():

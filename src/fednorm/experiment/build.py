@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import nn
 
-from fednorm.attacks import World
+from fednorm.attacks import DataInfo
 from fednorm.core.task import Task
-from fednorm.data import Dataset, load
-from fednorm.data.federation import Federation, federation
+from fednorm.data import Dataset, load_dataset
+from fednorm.data.federation import Federation, build_federation
 from fednorm.engines import ENGINES, count_processes, run_rounds
 from fednorm.engines.base import (
     ClientSource,
@@ -28,7 +28,7 @@ from fednorm.engines.merged_batch import MergedClients
 from fednorm.experiment import threat_model
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.specs import Spec, StrategySpec
-from fednorm.models import MODELS, build
+from fednorm.models import MODELS, create_model
 from fednorm.nn.copies import copy_model
 from fednorm.system import has_bfloat16
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:  # Flower is an extra
 
 log = logging.getLogger("fednorm")
 
-IMAGE_AXES = 3
 _SAFE_CHANNELS = 16
 
 ModelSource: TypeAlias = nn.Module | Callable[[], nn.Module]
@@ -53,7 +52,7 @@ class PreparedRun:
     setup: EngineRun
     federation: Federation
     data: Dataset
-    world: World | None = None  # what an attack on data knows of them
+    world: DataInfo | None = None  # what an attack on data knows of them
     engine: Engine = ENGINES["loop"]
     kept: int = 0  # bytes that a client keeps between its rounds
     sent: int = 0  # bytes that a client sends in a round
@@ -96,7 +95,7 @@ def load_data(experiment: Experiment, seed: int) -> Dataset:
 @lru_cache(maxsize=1)
 def _load_data(entry: str, seed: int) -> Dataset:
     chosen = Spec.model_validate_json(entry)
-    return load(chosen.name, seed, **chosen.fields)
+    return load_dataset(chosen.name, seed, **chosen.fields)
 
 
 def clear_data_cache() -> None:
@@ -114,11 +113,11 @@ def build_run(
     data = load_data(experiment, seed).to(device, dtype)
     ours = model is None and experiment.model.name in MODELS
     network = _make_model(experiment, data, seed, model).to(device, dtype)
-    if ours and len(data.shape) == IMAGE_AXES and channels_may_come_last(network):
+    if ours and data.has_images and channels_may_come_last(network):
         # A user's model may flatten with `view`, which this arrangement forbids.
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        data = replace(data, look=replace(data.look, channels_last=True))
-    clients = federation(
+        data = replace(data, transform=replace(data.transform, channels_last=True))
+    clients = build_federation(
         data,
         experiment.partition,
         experiment.plan,
@@ -206,4 +205,4 @@ def _make_model(
     if model is not None:
         return model()
     entry = experiment.model
-    return build(entry.name, data.shape, data.classes, seed, **entry.fields)
+    return create_model(entry.name, data.shape, data.classes, seed, **entry.fields)
