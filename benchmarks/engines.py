@@ -16,7 +16,8 @@ from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.flower.submit import SuperLink, submit
 from fednorm.experiment.load import build_experiment
-from fednorm.experiment.run import Event
+from fednorm.experiment.results import Event
+from fednorm.experiment.run import Monitor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from flower.deployment import Deployment
@@ -53,7 +54,7 @@ def experiment(engine: str) -> Experiment:
 def here(engine: str) -> float:
     """Measure an engine of this process."""
     clock = Clock()
-    run_comparison(experiment(engine), on_round=clock)
+    run_comparison(experiment(engine), monitor=Monitor([clock]))
     return clock.seconds
 
 
@@ -64,7 +65,7 @@ def deployed(folder: Path) -> float:
         for number in range(2):
             deployment.node(number)
         link = SuperLink(deployment.address, folder / "ca.crt")
-        submit(experiment("flower"), link, folder / "out", clock)
+        submit(experiment("flower"), link, folder / "out", Monitor([clock]))
     return clock.seconds
 
 

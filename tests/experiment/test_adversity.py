@@ -16,6 +16,7 @@ from fednorm.errors import ConfigError, NonFiniteLossError, NoUsableReplyError
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment, expand_sweep
 from fednorm.experiment.prepare import prepare
+from fednorm.experiment.run import Monitor
 from fednorm.experiment.run_folder import run_key
 from support import ToyClients, in_processes, run_by_hand, task_of
 
@@ -63,7 +64,7 @@ def test_bad_input_is_refused_before_training(values, message):
     with pytest.raises(ConfigError, match=message):
         run_comparison(
             build_experiment({**SMALL, **values}),
-            on_round=lambda _: pytest.fail("training started"),
+            monitor=Monitor([lambda _: pytest.fail("training started")]),
         )
 
 

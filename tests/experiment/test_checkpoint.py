@@ -25,6 +25,7 @@ from fednorm.experiment.checkpoint import Checkpoint
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.job import CheckpointPolicy, lock_folder
 from fednorm.experiment.load import build_experiment
+from fednorm.experiment.run import Monitor
 
 SMALL = {
     "strategies": ["fedbn"],
@@ -99,11 +100,11 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(kind, tmp_path):
     seen = []
     for number in (1, 5):
         (stopped,) = run_comparison(
-            chosen, folder=tmp_path / "parts", on_round=stopping_after(number)
+            chosen, folder=tmp_path / "parts", monitor=Monitor([stopping_after(number)])
         ).runs
         assert (stopped.status, stopped.rounds) == ("interrupted", number)
     parts = run_comparison(
-        chosen, folder=tmp_path / "parts", on_round=lambda e: seen.append(e.round)
+        chosen, folder=tmp_path / "parts", monitor=Monitor([lambda e: seen.append(e.round)])
     )
     assert seen == list(range(6, chosen.rounds + 1))
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
@@ -119,7 +120,7 @@ def saved(folder, kind="personal", every=2, until=9):
     run_comparison(
         experiment(kind),
         folder=folder,
-        on_round=stopping_after(until),
+        monitor=Monitor([stopping_after(until)]),
         saving=CheckpointPolicy(every),
     )
     return sorted(run_of(folder).glob("checkpoint-*"))
@@ -145,7 +146,9 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(damage, both
     seen = []
     with caplog.at_level(logging.WARNING, "fednorm"):
         run_comparison(
-            experiment(), folder=tmp_path / "parts", on_round=lambda e: seen.append(e.round)
+            experiment(),
+            folder=tmp_path / "parts",
+            monitor=Monitor([lambda e: seen.append(e.round)]),
         )
     assert seen[0] == (1 if both else 9)
     assert "checkpoint of round 9" in caplog.text
@@ -158,7 +161,7 @@ def test_lines_that_are_missing_make_a_checkpoint_useless(tmp_path):
     metrics = run_of(tmp_path) / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes()[:-5])
     seen = []
-    run_comparison(experiment(), folder=tmp_path, on_round=lambda e: seen.append(e.round))
+    run_comparison(experiment(), folder=tmp_path, monitor=Monitor([lambda e: seen.append(e.round)]))
     assert seen[0] == 1
     assert len(metrics.read_text().splitlines()) == 12
 
@@ -167,7 +170,7 @@ def test_a_checkpoint_of_another_setting_is_not_used(tmp_path):
     saved(tmp_path)
     other = experiment(strategies=[{"name": "fedbn", "stats_momentum": 0.2}])
     seen = []
-    run_comparison(other, folder=tmp_path, on_round=lambda e: seen.append(e.round))
+    run_comparison(other, folder=tmp_path, monitor=Monitor([lambda e: seen.append(e.round)]))
     assert seen[0] == 1
 
 
@@ -176,7 +179,10 @@ def test_a_run_can_be_begun_anew(tmp_path):
     seen = []
     again = CheckpointPolicy(resume=False)
     run_comparison(
-        experiment(), folder=tmp_path, on_round=lambda e: seen.append(e.round), saving=again
+        experiment(),
+        folder=tmp_path,
+        monitor=Monitor([lambda e: seen.append(e.round)]),
+        saving=again,
     )
     assert seen[0] == 1
 
@@ -199,7 +205,7 @@ def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint(tmp_path, monk
     monkeypatch.undo()
     assert not list(run_of(parts).glob(".checkpoint*"))
     seen = []
-    run_comparison(experiment(), folder=parts, on_round=lambda e: seen.append(e.round))
+    run_comparison(experiment(), folder=parts, monitor=Monitor([lambda e: seen.append(e.round)]))
     assert seen[0] == 5
     assert outcome(parts) == outcome(whole)
 
@@ -330,7 +336,7 @@ def test_a_worker_that_dies_is_replaced(tmp_path, caplog):
         parts = run_comparison(
             chosen,
             folder=tmp_path / "parts",
-            on_round=on_round,
+            monitor=Monitor([on_round]),
             workers=2,
             saving=CheckpointPolicy(2),
         )
@@ -363,7 +369,7 @@ def test_workers_that_die_again_and_again_are_given_up(tmp_path):
     # Long enough that no run is over before its process is killed.
     chosen = experiment(seeds=[0, 1], rounds=100_000)
     with pytest.raises(WorkerError, match="died 3 times in a row"):
-        run_comparison(chosen, folder=tmp_path, on_round=on_round, workers=2)
+        run_comparison(chosen, folder=tmp_path, monitor=Monitor([on_round]), workers=2)
 
 
 def command(folder, **more):

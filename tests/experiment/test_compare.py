@@ -9,6 +9,7 @@ import fednorm
 from fednorm.errors import ConfigError
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment
+from fednorm.experiment.run import Monitor
 
 QUICK = {"rounds": 4, "seeds": 2, "clients": 3, "eval_every": 2}
 
@@ -43,7 +44,7 @@ def test_finished_runs_are_not_repeated(tmp_path):
     again = run_comparison(
         build_experiment({**QUICK, "strategies": ["fbn", "gn"], "seeds": 3}),
         folder=tmp_path,
-        on_round=lambda e: rounds.append((e.strategy, e.seed, e.round)),
+        monitor=Monitor([lambda e: rounds.append((e.strategy, e.seed, e.round))]),
     )
     assert again.runs[:2] == first.runs
     trained = {(s, seed) for s, seed, r in rounds if r < 4}
@@ -115,7 +116,7 @@ def test_an_interruption_keeps_what_is_done_and_the_next_call_goes_on(tmp_path):
         if (event.strategy, event.seed, event.round) == ("fbn", 1, 3):
             raise KeyboardInterrupt
 
-    cut = run_comparison(experiment, folder=tmp_path, on_round=interrupt)
+    cut = run_comparison(experiment, folder=tmp_path, monitor=Monitor([interrupt]))
     assert [(r.seed, r.status) for r in cut.runs] == [(0, "finished"), (1, "interrupted")]
     assert cut.runs[1].rounds == 3
     assert [e.round for e in cut.runs[1].history] == [2]
@@ -129,7 +130,9 @@ def test_worker_processes_give_the_same_bits(tmp_path):
     experiment = build_experiment({**QUICK, "strategies": ["fbn", "fedbn"]})
     events = []
     alone = run_comparison(experiment)
-    together = run_comparison(experiment, folder=tmp_path, workers=2, on_round=events.append)
+    together = run_comparison(
+        experiment, folder=tmp_path, workers=2, monitor=Monitor([events.append])
+    )
     assert [r.history for r in together.runs] == [r.history for r in alone.runs]
     assert len(events) == 16
 

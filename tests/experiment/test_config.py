@@ -8,6 +8,7 @@ from fednorm.errors import ConfigError
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import build_experiment, override_settings, read_toml, to_toml
+from fednorm.experiment.run import Monitor
 
 BAD = [
     ({"strategies": ["fnb"]}, "unknown strategy 'fnb'; did you mean 'fbn'"),
@@ -54,7 +55,9 @@ def test_bad_input_is_refused_before_training(values, message):
         pytest.fail("training started")
 
     with pytest.raises(ConfigError, match=message):
-        run_comparison(build_experiment({"rounds": 1, "seeds": 1, **values}), on_round=trained)
+        run_comparison(
+            build_experiment({"rounds": 1, "seeds": 1, **values}), monitor=Monitor([trained])
+        )
 
 
 def test_a_strategy_that_needs_batch_norm_on_a_model_without_it():

@@ -34,6 +34,7 @@ from fednorm.experiment.diagnostics import (
 )
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
+from fednorm.experiment.run import Monitor
 from support import ToyClients, nested_model, task_of
 
 KEYS = {
@@ -453,7 +454,7 @@ def test_a_recorded_run_has_its_diagnostics_and_results_json_has_not(tmp_path):
     experiment = build_experiment({**QUICK, "strategies": ["fbn"], "diagnose": True})
     first = run_comparison(experiment, folder=tmp_path)
     events = []
-    again = run_comparison(experiment, folder=tmp_path, on_round=events.append)
+    again = run_comparison(experiment, folder=tmp_path, monitor=Monitor([events.append]))
     assert again.runs == first.runs
     assert len(events) == 1
     assert "diagnostics" not in first.runs[0].to_json()
@@ -468,7 +469,10 @@ def test_runs_recorded_without_knowing_of_diagnostics_are_still_good(tmp_path):
     del content["result"]["diagnostics"]
     path.write_text(json.dumps(content))
     events = []
-    assert run_comparison(experiment, folder=tmp_path, on_round=events.append).runs == first.runs
+    assert (
+        run_comparison(experiment, folder=tmp_path, monitor=Monitor([events.append])).runs
+        == first.runs
+    )
     assert len(events) == 1
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.flower.submit import SuperLink, submit
 from fednorm.experiment.load import build_experiment
+from fednorm.experiment.run import Monitor
 from flower.deployment import Deployment, at_home
 
 VALUES = {
@@ -41,9 +42,7 @@ def model(deployment):
 
 
 def test_a_deployment_gives_what_the_simulator_gives(deployment, tmp_path):
-    run = submit(
-        build_experiment(VALUES), link(deployment), tmp_path / "there", lambda _: None
-    ).runs[0]
+    run = submit(build_experiment(VALUES), link(deployment), tmp_path / "there").runs[0]
     here = run_comparison(
         build_experiment(VALUES | {"engine": "loop"}), folder=tmp_path / "here"
     ).runs[0]
@@ -75,7 +74,7 @@ def test_a_run_ends_with_the_nodes_that_are_left(deployment, tmp_path):
             threading.Thread(target=deployment.kill, args=("node1",)).start()
 
     start = time.monotonic()
-    run = submit(values, link(deployment), tmp_path / "left", seen).runs[0]
+    run = submit(values, link(deployment), tmp_path / "left", Monitor([seen])).runs[0]
     assert run.status == "finished"
     assert [event.round for event in events] == [1, 2]
     assert "node1" not in deployment.processes

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from fednorm.cli import app
 from fednorm.errors import ConfigError, UnknownNameError
+from fednorm.experiment.run import Monitor
 from fednorm.reproduce import FigureRequest, find_figure, reproduce, scale_figure
 from fednorm.reproduce.scale import describe_cuts, merge_tables
 
@@ -60,7 +61,7 @@ def own(tmp_path):
 
 @contextmanager
 def seen(events, title):
-    yield lambda event: events.append((title, event.strategy, event.round))
+    yield Monitor([lambda event: events.append((title, event.strategy, event.round))])
 
 
 def test_scales(own):
@@ -296,7 +297,7 @@ def test_ctrl_c_leaves_a_report_of_what_was_done(own, tmp_path):
             if title == "γ = 1" and event.round == 2:
                 raise KeyboardInterrupt
 
-        yield on_round
+        yield Monitor([on_round])
 
     stories = list(reproduce(FigureRequest(own, "short"), tmp_path, shown=stopping))
     assert [len(story.panels) for story in stories] == [1, 2]

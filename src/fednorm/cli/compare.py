@@ -19,15 +19,16 @@ from fednorm.cli.options import (
     option_help,
     prefetch,
 )
-from fednorm.cli.run_progress import show_progress
+from fednorm.cli.run_progress import show_conversions, show_progress
 from fednorm.errors import ConfigError
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.flower.submit import SuperLink, submit
-from fednorm.experiment.interrupt import between_rounds
+from fednorm.experiment.interrupt import catch_interrupts
 from fednorm.experiment.job import CheckpointPolicy
 from fednorm.experiment.load import build_experiment, expand_sweep, override_settings, read_toml
 from fednorm.experiment.results import Comparison
+from fednorm.experiment.run import Monitor
 from fednorm.experiment.run_folder import clear_folder
 from fednorm.report import build_table, write_comparison
 
@@ -155,7 +156,7 @@ def _submit(experiment: Experiment, superlink: SuperLink, out: Path) -> None:
     if experiment.engine != "flower":
         raise ConfigError("--superlink needs --engine flower.")
     with show_progress(experiment, console) as show_round:
-        comparison = submit(experiment, superlink, out, show_round)
+        comparison = submit(experiment, superlink, out, Monitor([show_round]))
     _show(comparison, out)
 
 
@@ -166,11 +167,15 @@ def _run(
     if fresh:
         clear_folder(out)
     prefetch(experiment)
-    with show_progress(experiment, console) as show_round, between_rounds(show_round) as on_round:
+    with (
+        show_progress(experiment, console) as show_round,
+        show_conversions(console),
+        catch_interrupts() as stop,
+    ):
         comparison = run_comparison(
             experiment,
             folder=out,
-            on_round=on_round,
+            monitor=Monitor([show_round], stop),
             workers=workers or default_workers(experiment),
             saving=saving,
         )

@@ -22,8 +22,8 @@ from fednorm.cli.options import (
 from fednorm.cli.run_progress import show_progress
 from fednorm.errors import ConfigError
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.interrupt import between_rounds
-from fednorm.experiment.run import OnRound
+from fednorm.experiment.interrupt import catch_interrupts
+from fednorm.experiment.run import Monitor
 from fednorm.experiment.run_folder import clear_folder
 from fednorm.report import build_story_table, write_story
 from fednorm.reproduce import SCALES, FigureRequest, Scale, find_figure, list_figures
@@ -104,10 +104,10 @@ def _run(request: FigureRequest, folder: Path, workers: int | None) -> None:
 
 
 @contextmanager
-def _show_panel(title: str, experiment: Experiment) -> Iterator[OnRound]:
+def _show_panel(title: str, experiment: Experiment) -> Iterator[Monitor]:
     console.print(title, style="bold", markup=False)
-    with show_progress(experiment, console) as show_round, between_rounds(show_round) as on_round:
-        yield on_round
+    with show_progress(experiment, console) as show_round, catch_interrupts() as stop:
+        yield Monitor([show_round], stop)
 
 
 def _list_known() -> Table:

@@ -1,5 +1,6 @@
 """The live view of a comparison: rounds done, accuracy, loss and time left."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,11 +16,29 @@ from rich.progress import (
 )
 
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.run import Event, OnRound
+from fednorm.experiment.results import Event
+from fednorm.experiment.run import Callback
 
 
 @contextmanager
-def show_progress(experiment: Experiment, console: Console) -> Iterator[OnRound]:
+def show_conversions(console: Console) -> Iterator[None]:
+    """Print what the conversion of a model replaced, a line for each strategy."""
+    log, handler = logging.getLogger("fednorm.conversion"), logging.Handler()
+    handler.emit = lambda record: console.print(  # type: ignore[method-assign]
+        record.getMessage(), style="dim", highlight=False, markup=False
+    )
+    level = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
+@contextmanager
+def show_progress(experiment: Experiment, console: Console) -> Iterator[Callback]:
     """Show one bar for the whole comparison and one for each run under way."""
     bar = Progress(
         TextColumn("{task.description}"),

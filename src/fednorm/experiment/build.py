@@ -1,6 +1,7 @@
 """Build the data, clients, model and task of one run."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -167,6 +168,15 @@ def _build_task(experiment: Experiment, entry: StrategySpec, network: nn.Module)
             "choose a strategy that shares everything."
         )
     return task
+
+
+def describe_conversion(task: Task) -> tuple[str, ...]:
+    """Return what converting the model replaced and dropped, one note for each kind of layer."""
+    kinds = Counter((made.before, made.after, made.note) for made in task.replaced)
+    return tuple(
+        f"{count} × {before} → {after}{f' ({note})' if note else ''}"
+        for (before, after, note), count in kinds.items()
+    )
 
 
 @lru_cache(maxsize=1)

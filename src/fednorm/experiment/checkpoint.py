@@ -31,6 +31,7 @@ from fednorm.core.messages import ClientState, RejectedReply, RunningStats, Serv
 from fednorm.core.types import ClientId
 from fednorm.errors import DiskError
 from fednorm.experiment.diagnostics import Window, WindowMoments
+from fednorm.system import atomic_write
 
 KEPT = 2  # the newest so many; if the last one is damaged, there is the one before
 _ALIGNED = 8  # bytes
@@ -252,8 +253,7 @@ def _read_checkpoint(header: Mapping[str, Any], tensors: _Tensors) -> Checkpoint
 
 def save_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a trained model's tensors, by their `state_dict` keys."""
-    partial = path.with_name(f".{path.name}.partial")
     # Tied layers have one tensor under several keys; each key gets its own copy.
     plain = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    partial.write_bytes(safetensors.torch.save(plain))
-    partial.replace(path)
+    with atomic_write(path) as file:
+        file.write(safetensors.torch.save(plain))

@@ -1,41 +1,55 @@
-"""Strategies side by side: every strategy with every seed, in turn or several at once."""
+"""A comparison: every strategy with every seed, in turn or several at once."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from fednorm.experiment.build import ModelSource, clear_data_cache
+from fednorm.experiment.build import (
+    ModelSource,
+    PreparedRun,
+    clear_data_cache,
+    describe_conversion,
+    load_data,
+)
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.diagnostics import window_bytes
 from fednorm.experiment.job import CheckpointPolicy, Job, execute_job, lock_folder
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.process_pool import run_in_processes
-from fednorm.experiment.results import Comparison, RunResult
-from fednorm.experiment.run import Event, OnRound
+from fednorm.experiment.results import Comparison, Event, RunResult
+from fednorm.experiment.run import UNWATCHED, Monitor
 from fednorm.experiment.run_folder import open_folder
-from fednorm.system import MemoryEstimate, describe_environment, measure_peak
+from fednorm.system import MemoryEstimate, describe_environment, limit_threads, measure_peak
+
+log = logging.getLogger("fednorm.conversion")
+
+# Bytes of prepared runs that are held until they run. Every strategy is checked before the first
+# run; holding all of a large comparison would cost memory that the runs need, so those beyond this
+# limit are prepared again. The memory check counts a held run twice, which is on the safe side.
+_HELD = 500_000_000
 
 
 def run_comparison(
     experiment: Experiment,
     *,
     folder: Path | None = None,
-    on_round: OnRound = lambda _: None,
+    monitor: Monitor = UNWATCHED,
     model: ModelSource | None = None,
     workers: int = 1,
     saving: CheckpointPolicy | None = None,
 ) -> Comparison:
     """Run every strategy with every seed.
 
-    With a folder, each run is recorded there: runs that it already holds are not repeated, and one
-    that was stopped or killed goes on from its last checkpoint. Everything is checked before the
-    first run starts. Ctrl-C ends the comparison with what it has.
+    With `folder`, each run is recorded there: runs that it already holds are not repeated, and one
+    that was stopped or killed resumes from its last checkpoint. Everything is checked before the
+    first run starts. Ctrl-C ends the comparison with the runs that are done.
 
-    Up to `workers` processes share the work: several runs at once or, where fewer are left than
-    there are processes, several clients of a run.
+    Up to `workers` processes share the work: several runs at once or, if fewer are left than there
+    are processes, several clients of a run.
     """
-    _check_runs(experiment, model, workers)
+    prepared = _check_runs(experiment, model, workers)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     with nullcontext() if folder is None else lock_folder(folder):
@@ -47,7 +61,7 @@ def run_comparison(
             for seed in experiment.seeds
         ]
         try:
-            runs = _collect_results(jobs, on_round, model, workers)
+            runs = _collect_results(jobs, monitor, model, workers, prepared)
         finally:
             clear_data_cache()  # a user's own data may be other ones the next time
     return Comparison(
@@ -55,44 +69,76 @@ def run_comparison(
     )
 
 
-def _check_runs(experiment: Experiment, model: ModelSource | None, workers: int) -> None:
-    """Try one step of every strategy, and whether the runs will fit into memory."""
+def _check_runs(
+    experiment: Experiment, model: ModelSource | None, workers: int
+) -> dict[str, PreparedRun]:
+    """Try one step of every strategy, and whether the runs fit into memory.
+
+    Return the runs with the first seed that this process will make, by the names of their jobs.
+    """
     needs = MemoryEstimate(limit=round(experiment.client_state_memory * 1e9))
     at_once = min(workers, len(experiment.strategies) * len(experiment.seeds))
-    most = 1
+    most, held, kept = 1, 0, dict[str, PreparedRun]()
     for entry in experiment.strategies:
-        with measure_peak() as found:
+        with measure_peak() as found, limit_threads(experiment.threads):
             prepared = prepare(experiment, entry, experiment.seeds[0], model)
         news = prepared.bytes_per_round() + window_bytes(prepared)
         needs.add(found.bytes, prepared.kept * experiment.clients, news)
         most = max(most, prepared.count_workers(workers // at_once))
+        if notes := describe_conversion(prepared.task):
+            log.info("%s: %s", entry.title, "; ".join(notes))
+        held += _count_bytes(prepared)
+        if at_once == 1 and held <= _HELD:
+            kept[Job(experiment, entry, prepared.seed).name] = prepared
+        del prepared
     needs.check(at_once * most)
+    return kept
+
+
+def _count_bytes(prepared: PreparedRun) -> int:
+    """Return the bytes that a prepared run holds besides the data that all runs share."""
+    shared = load_data(prepared.experiment, prepared.seed)
+    own = prepared.federation
+    pairs = ((own.data.x, shared.x), (own.x_test, shared.x_test))
+    data = sum(mine.nbytes for mine, theirs in pairs if mine is not theirs)
+    model = sum(tensor.nbytes for tensor in prepared.task.model.state_dict().values())
+    return int(data + 2 * model)  # the workspace, and the initial state
 
 
 def _collect_results(
-    jobs: Sequence[Job], on_round: OnRound, model: ModelSource | None, workers: int
+    jobs: Sequence[Job],
+    monitor: Monitor,
+    model: ModelSource | None,
+    workers: int,
+    prepared: dict[str, PreparedRun],
 ) -> tuple[RunResult, ...]:
     known = [None if model is not None else job.find_recorded() for job in jobs]
     done = {i: result for i, result in enumerate(known) if result is not None}
-    for result in done.values():
-        on_round(Event(result.strategy, result.seed, result.rounds, 0.0, evaluation=result.final))
+    for i, result in done.items():
+        prepared.pop(jobs[i].name, None)
+        monitor.report(
+            Event(result.strategy, result.seed, result.rounds, 0.0, evaluation=result.final)
+        )
     missing = [i for i in range(len(jobs)) if i not in done]
     at_once = max(1, min(workers, len(missing)))
     left = [replace(jobs[i], processes=workers // at_once) for i in missing]
     results = (
-        run_in_processes(left, at_once, on_round)
+        run_in_processes(left, at_once, monitor)
         if at_once > 1
-        else _run_in_turn(left, on_round, model)
+        else _run_in_turn(left, monitor, model, prepared)
     )
     done |= {missing[i]: result for i, result in results}
     return tuple(done[i] for i in sorted(done))
 
 
 def _run_in_turn(
-    jobs: Sequence[Job], on_round: OnRound, model: ModelSource | None
+    jobs: Sequence[Job],
+    monitor: Monitor,
+    model: ModelSource | None,
+    prepared: dict[str, PreparedRun],
 ) -> Iterator[tuple[int, RunResult]]:
     for i, job in enumerate(jobs):
-        result = execute_job(job, on_round, model)
+        result = execute_job(job, monitor, model, prepared.pop(job.name, None))
         yield i, result
         if result.status == "interrupted":
             return

@@ -1,9 +1,14 @@
-"""Several runs at once, each in a process; one that dies is replaced and its run goes on."""
+"""Several runs at once, each in a process; one that dies is replaced and its run resumes.
+
+Apart from the worker pool of engines (`engines/processes.py`), whose workers hold one task for a
+whole run and get clients by shared memory: here a process gets whole runs and returns results. Both
+share what is alike: the limit of deaths, the error, and that Ctrl-C is for the parent.
+"""
 
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.queues import SimpleQueue
@@ -13,8 +18,8 @@ from typing import Any
 from fednorm.engines.processes import DEATHS, block_interrupts, start_worker
 from fednorm.errors import WorkerError
 from fednorm.experiment.job import Job, execute_job, log
-from fednorm.experiment.results import RunResult
-from fednorm.experiment.run import Event, OnRound
+from fednorm.experiment.results import Event, RunResult
+from fednorm.experiment.run import Monitor
 
 _POLL = 0.2  # seconds between looks at the workers
 
@@ -23,12 +28,12 @@ _shared: dict[str, Any] = {}
 
 
 def run_in_processes(
-    jobs: Sequence[Job], workers: int, on_round: OnRound
+    jobs: Sequence[Job], workers: int, monitor: Monitor
 ) -> Iterator[tuple[int, RunResult]]:
-    """Run the jobs; yield the number and result of each that came to an end."""
+    """Run the jobs in `workers` processes; yield number and result of each that ended."""
     left, deaths = dict(enumerate(jobs)), 0
     while left:
-        done, died = _run_once(left, workers, on_round)
+        done, died = _run_once(left, workers, monitor)
         yield from done.items()
         left = {number: job for number, job in left.items() if number not in done}
         if not died:
@@ -39,15 +44,15 @@ def run_in_processes(
                 f"worker processes died {deaths} times in a row, perhaps for lack of memory; "
                 "what was done is kept. Try fewer --workers."
             )
-        log.warning("a worker process died; its runs go on in a new one.")
+        log.warning("a worker process died; its runs resume in a new one.")
 
 
 def _run_once(
-    jobs: dict[int, Job], workers: int, on_round: OnRound
+    jobs: dict[int, Job], workers: int, monitor: Monitor
 ) -> tuple[dict[int, RunResult], bool]:
-    """Run the jobs in one pool; return what was done, and whether a worker died."""
+    """Run the jobs in one pool; return the results, and whether a worker died."""
     context = multiprocessing.get_context("spawn")
-    # Without a buffer: when a run is done, all its events are there to be read.
+    # Without a buffer: when a run is done, all its events can be read.
     events: SimpleQueue[Event] = context.SimpleQueue()
     stop = context.Event()
     died = False
@@ -55,17 +60,14 @@ def _run_once(
         with block_interrupts():
             futures = {pool.submit(_work, job): number for number, job in jobs.items()}
         try:
-            _watch(set(futures), lambda: _drain(events, on_round))
+            _watch(set(futures), events, monitor)
         except BrokenProcessPool:
             died = True
-        except BaseException as error:
-            stop.set()
-            for future in futures:
-                future.cancel()
-            # Workers that are about to end still report, and wait until somebody reads.
-            _wait(set(futures), lambda: _drain(events, lambda _: None))
-            if not isinstance(error, KeyboardInterrupt):
-                raise
+        except KeyboardInterrupt:
+            _end(set(futures), events, stop)
+        except BaseException:
+            _end(set(futures), events, stop)
+            raise
     return {number: f.result() for f, number in futures.items() if _has_succeeded(f)}, died
 
 
@@ -80,40 +82,49 @@ def _start_worker(events: "SimpleQueue[Event]", stop: Flag) -> None:
 
 
 def _end_with_parent() -> None:
-    """End a worker whose parent was killed, after the round that it is in is saved."""
+    """End a worker whose parent was killed, after its current round is saved."""
     if parent := multiprocessing.parent_process():
         parent.join()
     _shared["orphaned"].set()
     with _shared["busy"]:
-        os._exit(1)  # nobody would read what an ordinary end has to say
+        os._exit(1)  # an ordinary end would report to the parent
+
+
+class _StopWorker:
+    """Set if the parent wants workers to stop, or was killed."""
+
+    def is_set(self) -> bool:
+        return bool(_shared["stop"].is_set() or _shared["orphaned"].is_set())
+
+
+def _send(event: Event) -> None:
+    if not _shared["orphaned"].is_set():  # its queue would fill up
+        _shared["events"].put(event)
 
 
 def _work(job: Job) -> RunResult:
-    def on_round(event: Event) -> None:
-        if _shared["stop"].is_set() or _shared["orphaned"].is_set():
-            raise KeyboardInterrupt
-        _shared["events"].put(event)
-
     with _shared["busy"]:
-        return execute_job(job, on_round)
+        return execute_job(job, Monitor([_send], _StopWorker()))
 
 
-def _watch(futures: set[Future[RunResult]], look: Callable[[], None]) -> None:
-    """Look until all runs are done; raise what went wrong in one of them."""
+def _watch(futures: set[Future[RunResult]], events: "SimpleQueue[Event]", monitor: Monitor) -> None:
+    """Report events until all runs are done; raise what went wrong in one of them."""
     while futures:
         finished, futures = wait(futures, timeout=_POLL, return_when=FIRST_COMPLETED)
-        look()
+        while not events.empty():
+            monitor.report(events.get())
         for future in finished:
             future.result()
+        if monitor.stopped:
+            raise KeyboardInterrupt
 
 
-def _wait(futures: set[Future[RunResult]], look: Callable[[], None]) -> None:
-    """Look until nothing runs any more, whatever came of it."""
+def _end(futures: set[Future[RunResult]], events: "SimpleQueue[Event]", stop: Flag) -> None:
+    """Let all runs end after their round."""
+    stop.set()
+    for future in futures:
+        future.cancel()
     while futures:
         _, futures = wait(futures, timeout=_POLL, return_when=FIRST_COMPLETED)
-        look()
-
-
-def _drain(events: "SimpleQueue[Event]", on_round: OnRound) -> None:
-    while not events.empty():
-        on_round(events.get())
+        while not events.empty():  # workers wait until their last events are read
+            events.get()

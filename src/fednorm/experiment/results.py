@@ -1,4 +1,4 @@
-"""What a run and a comparison return: plain values, ready for a table, a plot or JSON."""
+"""Results of rounds, runs, comparisons and figures: plain values for tables, plots and JSON."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -7,7 +7,7 @@ from math import isfinite, nan
 from statistics import fmean, pstdev
 from typing import Any, Literal, TypeAlias
 
-from fednorm.engines.base import RoundResult
+from fednorm.core.messages import RejectedReply
 from fednorm.experiment.diagnostics import Diagnostics, Window
 
 Status: TypeAlias = Literal["finished", "diverged", "stopped", "interrupted"]
@@ -18,11 +18,11 @@ _BY_ROUND = {"history", "diagnostics"}  # too much for results.json
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracies are fractions.
+    """One test of the model; accuracies are fractions.
 
     Where a strategy keeps personal parts there is no global model: `accuracy` is then the mean
     over clients, each on its own test split or, with `evaluate = "global"`, on all test samples.
-    Clients that have not trained yet count as the others do, with the personal layers of newcomers.
+    Clients that have not trained yet count as well, with the personal layers of `unseen_init`.
     """
 
     round: int
@@ -32,7 +32,7 @@ class Evaluation:
     per_client: tuple[float, ...] | None = None
     worst: float | None = None
     weighted: float | None = None  # by the size of the clients' test splits
-    # Of personal models, where some clients have not trained yet: means of these and of the others.
+    # Of personal models, if some clients have not trained yet: means over both kinds of clients.
     trained: float | None = None
     untrained: float | None = None
     unseen: float | None = None  # mean over clients that never train
@@ -40,10 +40,39 @@ class Evaluation:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Evaluation":
-        """Return what was written as JSON, which has no NaN and no tuples."""
+        """Return an evaluation that was written as JSON, which has no NaN and no tuples."""
         loss, clients = values["loss"], values["per_client"]
         read = {**values, "loss": nan if loss is None else loss}
         return cls(**{**read, "per_client": None if clients is None else tuple(clients)})
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One round of a run, as callbacks get it: plain values."""
+
+    strategy: str
+    seed: int
+    round: int
+    train_loss: float
+    exchanges: int = 0
+    bytes_up: float = 0.0  # mean over clients
+    bytes_down: float = 0.0
+    rejected: tuple[RejectedReply, ...] = ()
+    dropped_out: int = 0
+    retries: int = 0
+    evaluation: Evaluation | None = None  # if the model was tested
+    diagnostics: Diagnostics | None = None  # if asked for
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Event":
+        """Return an event that was written as JSON, which has no NaN and no tuples."""
+        loss, found = values["train_loss"], values["evaluation"]
+        read = {
+            "train_loss": nan if loss is None else loss,
+            "rejected": tuple(RejectedReply(**one) for one in values["rejected"]),
+            "evaluation": None if found is None else Evaluation.from_json(found),
+        }
+        return cls(**{**values, **read})
 
 
 @dataclass(frozen=True)
@@ -60,13 +89,14 @@ class RunResult:
     bytes_down_per_round: float  # of one client
     seconds: float
     personal: bool = False  # accuracy is the mean over clients
+    conversion: tuple[str, ...] = ()  # what converting the model replaced, dropped or skipped
     rejected: int = 0  # replies that were not used
     dropped_out: int = 0  # replies that did not arrive
     retries: int = 0  # attempts at rounds that had too few good replies
     error: str | None = None
     diagnostics: tuple[dict[str, float | None], ...] = ()  # one for each round, if asked for
     tested: int = 0  # test samples behind an accuracy
-    metric: str = "accuracy"  # what `accuracy` is: segmentation has "mean IoU" in its place
+    metric: str = "accuracy"  # what `accuracy` is; "mean IoU" of segmentation
 
     @property
     def final(self) -> Evaluation | None:
@@ -78,8 +108,15 @@ class RunResult:
         """The highest accuracy of all evaluations."""
         return max((e.accuracy for e in self.history), default=None)
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "RunResult":
+        """Return a result that was written as JSON, which has no tuples."""
+        lists = {key: tuple(values.get(key, ())) for key in ("diagnostics", "conversion")}
+        history = tuple(Evaluation.from_json(entry) for entry in values["history"])
+        return cls(**{**values, **lists, "history": history})
+
     def to_json(self) -> dict[str, Any]:
-        """Return the run as it stands in results.json."""
+        """Return the entry of this run in results.json."""
         record = {k: v for k, v in asdict(self).items() if k not in _BY_ROUND}
         final = asdict(self.final) if self.final else {}
         known = {k: v for k, v in final.items() if k != "round" and v is not None}
@@ -178,7 +215,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 @dataclass
 class RunRecorder:
-    """What was measured so far."""
+    """The measurements of a run so far."""
 
     history: list[Evaluation] = field(default_factory=list)
     exchanges: list[int] = field(default_factory=list)
@@ -188,49 +225,42 @@ class RunRecorder:
     rejected: int = 0
     dropped_out: int = 0
     retries: int = 0
-    before: float = 0.0  # seconds, until the run was last begun
+    before: float = 0.0  # seconds of the parts before the last start
     begun: float = field(default_factory=time.perf_counter)
-    window: Window = field(default_factory=dict)  # behind the diagnostics; tensors
+    window: Window = field(default_factory=dict)  # of the diagnostics; tensors
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "RunRecorder":
-        """Go on from what a checkpoint holds."""
+        """Continue from the record of a checkpoint."""
         history = [Evaluation.from_json(values) for values in record["history"]]
         return cls(**{**record, "history": history})
 
     def record(self) -> dict[str, Any]:
-        """Return what a checkpoint holds beside tensors: plain values."""
+        """Return the plain values that a checkpoint holds besides tensors."""
         values = asdict(replace(self, window={}))
         del values["begun"], values["window"]
         return {**values, "before": self.seconds}
 
     @property
     def seconds(self) -> float:
-        """How long the run has taken, with all its beginnings."""
+        """How long the run has taken, all its parts together."""
         return self.before + time.perf_counter() - self.begun
 
-    def add(
-        self,
-        result: RoundResult,
-        evaluation: Evaluation | None,
-        diagnostics: Diagnostics | None,
-        *,
-        sends: bool,
-    ) -> None:
-        """Add a round; one machine that holds everything sends nothing to anybody."""
-        self.exchanges.append(result.exchanges * sends)
-        self.upload.append(result.bytes_up * sends)
-        self.download.append(result.bytes_down * sends)
-        self.rejected += len(result.rejected)
-        self.dropped_out += result.dropped_out
-        self.retries += result.retries
-        if evaluation is not None:
-            self.history.append(evaluation)
-        if diagnostics is not None:
-            self.diagnostics.append(diagnostics)
+    def add(self, event: Event) -> None:
+        """Add a round."""
+        self.exchanges.append(event.exchanges)
+        self.upload.append(event.bytes_up)
+        self.download.append(event.bytes_down)
+        self.rejected += len(event.rejected)
+        self.dropped_out += event.dropped_out
+        self.retries += event.retries
+        if event.evaluation is not None:
+            self.history.append(event.evaluation)
+        if event.diagnostics is not None:
+            self.diagnostics.append(event.diagnostics)
 
     def result(self, status: Status, error: str | None = None, **about: Any) -> RunResult:
-        """Return what there is; `about` says which run it is."""
+        """Return the result so far; `about` identifies the run."""
         return RunResult(
             status=status,
             history=tuple(self.history),
@@ -262,7 +292,7 @@ class PanelResult:
 
 @dataclass(frozen=True)
 class FigureResult:
-    """What a report page tells."""
+    """A figure: all that its report page shows."""
 
     title: str  # such as "FBN, Figure 3a"
     question: str  # that the experiment answers

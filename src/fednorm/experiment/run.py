@@ -4,10 +4,10 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from fednorm.attacks import Backdoor
-from fednorm.core.messages import Batches, ClientState, RejectedReply, ServerState
+from fednorm.core.messages import Batches, ClientState, ServerState
 from fednorm.core.task import export
 from fednorm.core.types import ClientId
 from fednorm.data import Dataset
@@ -21,100 +21,129 @@ from fednorm.engines.evaluation_statistics import (
     initial_client_state,
 )
 from fednorm.errors import NonFiniteLossError, NoUsableReplyError
-from fednorm.experiment.build import PreparedRun
+from fednorm.experiment.build import PreparedRun, describe_conversion
 from fednorm.experiment.checkpoint import Checkpoint
-from fednorm.experiment.diagnostics import Diagnosis, Diagnostics
-from fednorm.experiment.results import Evaluation, RunRecorder, RunResult, Status
+from fednorm.experiment.diagnostics import Diagnosis
+from fednorm.experiment.results import Evaluation, Event, RunRecorder, RunResult, Status
 
 log = logging.getLogger("fednorm")
 
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """What is known after a round; `evaluation` is there when the model was tested."""
-
-    strategy: str
-    seed: int
-    round: int
-    train_loss: float
-    rejected: tuple[RejectedReply, ...] = ()
-    dropped_out: int = 0
-    retries: int = 0
-    evaluation: Evaluation | None = None
-    diagnostics: Diagnostics | None = None
+Callback: TypeAlias = Callable[[Event], None]
 
 
-OnRound = Callable[[Event], None]
+class StopFlag(Protocol):
+    """Tells a run to stop, as `threading.Event` does."""
+
+    def is_set(self) -> bool:
+        """Return whether the run should stop."""
+        ...
+
+
+@dataclass(frozen=True)
+class Monitor:
+    """Follows runs: callbacks get every round, and a flag stops the run after a round."""
+
+    callbacks: Sequence[Callback] = ()
+    stop: StopFlag | None = None
+
+    def report(self, event: Event) -> None:
+        """Call every callback with `event`."""
+        for callback in self.callbacks:
+            callback(event)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run should stop."""
+        return self.stop is not None and self.stop.is_set()
+
+
+UNWATCHED = Monitor()
 
 
 class Checkpointer(Protocol):
-    """Where a run is saved while it goes on."""
+    """Where a run is saved while it trains."""
 
-    def after(self, result: RoundResult, tally: RunRecorder) -> None:
+    def after(self, result: RoundResult, recorder: RunRecorder) -> None:
         """Save if it is time."""
         ...
 
-    def save(self, result: RoundResult, tally: RunRecorder) -> None:
+    def save(self, result: RoundResult, recorder: RunRecorder) -> None:
         """Save now."""
         ...
 
 
 def run(
     prepared: PreparedRun,
-    on_round: OnRound = lambda _: None,
+    monitor: Monitor = UNWATCHED,
     *,
     saves: Checkpointer | None = None,
     start: Checkpoint | None = None,
 ) -> RunResult:
-    """Run all rounds, or the rest of them.
+    """Run all rounds, or those after `start`.
 
-    Ctrl-C, a loss that is not finite and too few good replies end the run, but keep what is done.
-    Where clients lie or vanish, too few replies say nothing of the training: the run is stopped and
-    its state saved. Where none does, their replies are no numbers any more: it has diverged.
+    The monitor's flag, Ctrl-C, a loss that is not finite and too few usable replies end the run and
+    keep what is done. With Byzantine clients or dropouts, too few replies say nothing about the
+    training: the run is stopped and its state saved. Otherwise the replies are not finite any more:
+    it has diverged.
     """
-    tally = RunRecorder.read(start.record) if start else RunRecorder()
+    recorder = RunRecorder.read(start.record) if start else RunRecorder()
     done: RoundResult | None = None
+
+    def finish(status: Status, error: str | None = None) -> RunResult:
+        if saves and done and status in {"stopped", "interrupted"}:
+            saves.save(done, recorder)
+        return _make_result(prepared, recorder, status, error)
+
     try:
-        for done in _run_rounds(prepared, tally, start):
+        for done, event in _run_rounds(prepared, recorder, start):
             _log(prepared, done)
-            on_round(_make_event(prepared, done, tally))
+            monitor.report(event)
+            if monitor.stopped:
+                return finish("interrupted", f"interrupted after round {event.round}")
             if saves:
-                saves.after(done, tally)
+                saves.after(done, recorder)
     except NoUsableReplyError as error:
-        if saves and done:
-            saves.save(done, tally)
-        ended: Status = "diverged" if prepared.faults.faultless else "stopped"
-        return _make_result(prepared, tally, ended, str(error))
+        return finish("diverged" if prepared.faults.faultless else "stopped", str(error))
     except NonFiniteLossError as error:
-        return _make_result(prepared, tally, "diverged", str(error))
+        return finish("diverged", str(error))
     except KeyboardInterrupt:
-        if saves and done:
-            saves.save(done, tally)
-        reached = len(tally.exchanges)
-        return _make_result(prepared, tally, "interrupted", f"interrupted after round {reached}")
-    return _make_result(prepared, tally, "finished")
+        return finish("interrupted", f"interrupted after round {len(recorder.exchanges)}")
+    return finish("finished")
 
 
 def _run_rounds(
-    prepared: PreparedRun, tally: RunRecorder, start: Checkpoint | None
-) -> Iterator[RoundResult]:
-    """Run rounds and add them to the tally with their evaluation."""
+    prepared: PreparedRun, recorder: RunRecorder, start: Checkpoint | None
+) -> Iterator[tuple[RoundResult, Event]]:
+    """Run rounds and record them with their evaluations."""
     experiment = prepared.experiment
     diagnosis = Diagnosis(prepared) if experiment.diagnose else None
     if diagnosis and start:
         diagnosis.resume(start.state, start.client_states, start.window)
+    sends = not prepared.entry.centralized  # one machine that holds everything sends nothing
     for result in prepared.rounds(start):
         number = result.state.round
         due = number % experiment.evaluation_rounds == 0 or number == experiment.rounds
         tested = find_tested_state(prepared, result) if due else None
-        evaluation = evaluate(prepared, replace(result, tested=tested)) if due else None
-        diagnostics = diagnosis.measure_round(result, gradient=due) if diagnosis else None
-        tally.add(result, evaluation, diagnostics, sends=not prepared.entry.centralized)
-        tally.window = diagnosis.window if diagnosis else {}
-        # Nobody needs the replies any more, and they are large.
+        event = Event(
+            strategy=prepared.entry.title,
+            seed=prepared.seed,
+            round=number,
+            train_loss=result.train_loss,
+            exchanges=result.exchanges * sends,
+            bytes_up=result.bytes_up * sends,
+            bytes_down=result.bytes_down * sends,
+            rejected=result.rejected,
+            dropped_out=result.dropped_out,
+            retries=result.retries,
+            evaluation=evaluate(prepared, replace(result, tested=tested)) if due else None,
+            diagnostics=diagnosis.measure_round(result, gradient=due) if diagnosis else None,
+        )
+        recorder.add(event)
+        recorder.window = diagnosis.window if diagnosis else {}
+        # The replies are large, and not needed any more.
         kept = replace(result, replies=(), tested=tested)
         del result
-        yield kept
+        yield kept, event
 
 
 def _log(prepared: PreparedRun, result: RoundResult) -> None:
@@ -129,37 +158,23 @@ def _log(prepared: PreparedRun, result: RoundResult) -> None:
         )
 
 
-def _make_event(prepared: PreparedRun, result: RoundResult, tally: RunRecorder) -> Event:
-    number, last = result.state.round, tally.history[-1] if tally.history else None
-    return Event(
-        strategy=prepared.entry.title,
-        seed=prepared.seed,
-        round=number,
-        train_loss=result.train_loss,
-        rejected=result.rejected,
-        dropped_out=result.dropped_out,
-        retries=result.retries,
-        evaluation=last if last and last.round == number else None,
-        diagnostics=tally.diagnostics[-1] if prepared.experiment.diagnose else None,
-    )
-
-
 def _make_result(
-    prepared: PreparedRun, tally: RunRecorder, status: Status, error: str | None = None
+    prepared: PreparedRun, recorder: RunRecorder, status: Status, error: str | None = None
 ) -> RunResult:
-    return tally.result(
+    return recorder.result(
         status,
         error,
         strategy=prepared.entry.title,
         seed=prepared.seed,
         personal=has_personal_models(prepared),
+        conversion=describe_conversion(prepared.task),
         metric=prepared.data.metric,
         tested=len(prepared.data.y_test),
     )
 
 
 def find_tested_state(prepared: PreparedRun, reached: Progress) -> ServerState:
-    """Return the state that is tested: strategies may take the statistics anew for it."""
+    """Return the state that is tested; a strategy may calibrate its statistics first."""
     task, clients = prepared.task, prepared.clients
     return calibrate_for_test(
         task, reached.state, reached.client_states, clients, _make_transport(prepared)
@@ -167,26 +182,37 @@ def find_tested_state(prepared: PreparedRun, reached: Progress) -> ServerState:
 
 
 def evaluate(prepared: PreparedRun, result: RoundResult) -> Evaluation:
-    """Test the global model where there is one, and every client's where there is none."""
-    task, data, experiment = prepared.task, prepared.data, prepared.experiment
+    """Test the global model if there is one, else every client's model."""
+    task, experiment, states = prepared.task, prepared.experiment, result.client_states
     state = result.tested or find_tested_state(prepared, result)
-    evaluation = Evaluation(state.round, 0.0, 0.0, result.train_loss)
-    start = _make_initial_state(prepared, result.client_states)
+    initial = _make_initial_state(prepared, states)
+    trained: dict[ClientId, Score] = {}
+    untrained: dict[ClientId, Score] = {}
     if has_personal_models(prepared):
-        evaluation = _score_personal(prepared, evaluation, state, result.client_states, start)
+        trained, untrained = _score_personal(prepared, state, states, initial)
+        own = [found for _, found in sorted({**trained, **untrained}.items())]
+        accuracy, loss = fmean(s.accuracy for s in own), fmean(s.loss for s in own)
     else:
-        found = score_global(task, state, data.test_batches())
-        evaluation = replace(evaluation, accuracy=found.accuracy, loss=found.loss)
-        if experiment.evaluate == "clients":
-            own = _score_clients(prepared, state, {}, list_honest(prepared))
-            evaluation = _add_clients(evaluation, own.values(), found.accuracy, found.loss)
-    success = measure_attack_success(prepared, state, result.client_states, start)
-    evaluation = replace(evaluation, attack_success=success)
-    if not experiment.unseen_clients:
-        return evaluation
-    strangers = range(len(prepared.federation.all()), experiment.clients)
-    met = _score_clients(prepared, state, dict.fromkeys(strangers, start), strangers)
-    return replace(evaluation, unseen=_mean_accuracy(met))
+        found = score_global(task, state, prepared.data.test_batches())
+        accuracy, loss = found.accuracy, found.loss
+        tested = list_honest(prepared) if experiment.evaluate == "clients" else []
+        own = list(_score_clients(prepared, state, {}, tested).values())
+    unseen = range(len(prepared.federation.all()), experiment.clients)
+    return Evaluation(
+        round=state.round,
+        accuracy=accuracy,
+        loss=loss,
+        train_loss=result.train_loss,
+        per_client=tuple(s.accuracy for s in own) or None,
+        worst=min((s.accuracy for s in own), default=None),
+        weighted=_weigh_by_examples(own),
+        trained=_mean_accuracy(trained) if untrained else None,
+        untrained=_mean_accuracy(untrained),
+        unseen=_mean_accuracy(
+            _score_clients(prepared, state, dict.fromkeys(unseen, initial), unseen)
+        ),
+        attack_success=measure_attack_success(prepared, state, states, initial),
+    )
 
 
 def _make_initial_state(
@@ -202,26 +228,26 @@ def _make_initial_state(
 
 def _score_personal(
     prepared: PreparedRun,
-    evaluation: Evaluation,
     state: ServerState,
     client_states: Mapping[ClientId, ClientState],
-    start: ClientState,
-) -> Evaluation:
-    """Test every honest client's model; one that has not trained yet has the layers of `start`."""
+    initial: ClientState,
+) -> tuple[dict[ClientId, Score], dict[ClientId, Score]]:
+    """Test the honest clients' models: those that have trained, and the rest with `initial`."""
     keeps = is_personal(prepared.task)
     tested = list_honest(prepared)
     new = [client for client in tested if keeps and client not in client_states]
-    old = [client for client in tested if client not in new]
-    trained = _score_clients(prepared, state, client_states, old)
+    trained = [client for client in tested if client not in new]
     if prepared.remote and prepared.experiment.unseen_init == "average":
-        new = []  # layers stay on their nodes, so that there is no mean of them
-    untrained = _score_clients(prepared, state, dict.fromkeys(new, start), new)
-    scores = [score for _, score in sorted({**trained, **untrained}.items())]
-    mean = (fmean(s.accuracy for s in scores), fmean(s.loss for s in scores))
-    evaluation = _add_clients(evaluation, scores, *mean)
-    if not untrained:
-        return evaluation
-    return replace(evaluation, trained=_mean_accuracy(trained), untrained=_mean_accuracy(untrained))
+        new = []  # personal layers stay on their nodes, so there is no mean of them
+    return (
+        _score_clients(prepared, state, client_states, trained),
+        _score_clients(prepared, state, dict.fromkeys(new, initial), new),
+    )
+
+
+def _weigh_by_examples(scores: Collection[Score]) -> float | None:
+    examples = sum(s.examples for s in scores)
+    return sum(s.accuracy * s.examples for s in scores) / examples if scores else None
 
 
 def _mean_accuracy(scores: Mapping[ClientId, Score]) -> float | None:
@@ -229,21 +255,21 @@ def _mean_accuracy(scores: Mapping[ClientId, Score]) -> float | None:
 
 
 def list_honest(prepared: PreparedRun) -> list[ClientId]:
-    """Return whose models are tested: what a Byzantine client ends with is of no interest."""
-    liars = prepared.faults.byzantine
-    return [client for client in prepared.federation.all() if client not in liars]
+    """Return the clients whose models are tested: all but the Byzantine ones."""
+    byzantine = prepared.faults.byzantine
+    return [client for client in prepared.federation.all() if client not in byzantine]
 
 
 def measure_attack_success(
     prepared: PreparedRun,
     state: ServerState,
     client_states: Mapping[ClientId, ClientState],
-    start: ClientState,
+    initial: ClientState,
 ) -> float | None:
-    """Return how often a backdoor's patch makes the model see the attacker's class.
+    """Return how often a backdoor's patch makes the model predict the attacker's class.
 
-    Where models are personal it is the mean over honest clients, each on all test images; one that
-    has not trained yet has the layers of `start`.
+    Of personal models it is the mean over honest clients, each on all test images; one that has not
+    trained yet has the layers of `initial`.
     """
     adversary, world = prepared.faults.adversary, prepared.world
     attack = adversary.attack if adversary else None
@@ -253,20 +279,20 @@ def measure_attack_success(
     tested: list[ClientId | None] = (
         [*list_honest(prepared)] if has_personal_models(prepared) else [None]
     )
-    own = (None if client is None else client_states.get(client, start) for client in tested)
+    own = (None if client is None else client_states.get(client, initial) for client in tested)
     models = (export(task, state, client_state) for client_state in own)
     scores = [score(m, attack.add_trigger(data.test_batches(), world), task.loss) for m in models]
     return fmean(found.accuracy for found in scores if found) if any(scores) else None
 
 
 def _make_transport(prepared: PreparedRun) -> Transport:
-    """Return how answers of a survey come to the server."""
+    """Return how answers of a calibration come to the server."""
     ask = prepared.remote.get_link().ask if prepared.remote else None
     return Transport(prepared.faults.adversary, ask)
 
 
 def has_personal_models(prepared: PreparedRun) -> bool:
-    """Return whether every client is tested with a model of its own."""
+    """Return whether each client is tested with its own model."""
     adapted = prepared.experiment.adapt_statistics > 0 and bool(prepared.task.layout.norms)
     return is_personal(prepared.task) or adapted
 
@@ -279,7 +305,7 @@ def _score_clients(
 ) -> dict[ClientId, Score]:
     data, adapt = prepared.federation, prepared.experiment.adapt_statistics
     here = [client for client in clients if client in data.all()]
-    if prepared.remote and here:  # their data and their memories are elsewhere
+    if prepared.remote and here:  # whose data and states are elsewhere
         return prepared.remote.get_link().score_clients(state, here, adapt)
     everywhere = has_personal_models(prepared) and prepared.experiment.evaluate == "global"
     tested = AllTestSamples(data, prepared.data) if everywhere else data
@@ -288,7 +314,7 @@ def _score_clients(
 
 @dataclass(frozen=True, slots=True)
 class AllTestSamples:
-    """Clients that are tested on all test samples, those that a global model is tested on."""
+    """Clients that are tested on all test samples, as a global model is."""
 
     federation: Federation
     data: Dataset
@@ -300,18 +326,3 @@ class AllTestSamples:
     def all_batches(self, client: ClientId) -> Batches:
         """Return all of a client's training data once, in batches."""
         return self.federation.all_batches(client)
-
-
-def _add_clients(
-    evaluation: Evaluation, scores: Collection[Score], accuracy: float, loss: float
-) -> Evaluation:
-    accuracies = tuple(s.accuracy for s in scores)
-    examples = sum(s.examples for s in scores)
-    return replace(
-        evaluation,
-        accuracy=accuracy,
-        loss=loss,
-        per_client=accuracies,
-        worst=min(accuracies),
-        weighted=sum(s.accuracy * s.examples for s in scores) / examples,
-    )

@@ -1,4 +1,4 @@
-"""The folder of a comparison: what was run, what came out, and what need not be run again."""
+"""The folder of a comparison: its configuration, and the files of each run."""
 
 import json
 import time
@@ -16,9 +16,9 @@ from fednorm.experiment import checkpoint
 from fednorm.experiment.checkpoint import Checkpoint
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import build_experiment, read_toml, to_toml
-from fednorm.experiment.results import Evaluation, RunRecorder, RunResult, replace_nan
-from fednorm.experiment.run import Event
+from fednorm.experiment.results import Event, RunRecorder, RunResult, replace_nan
 from fednorm.experiment.specs import OWN_SETTINGS, StrategySpec
+from fednorm.system import atomic_write
 
 _AXES = {"strategies", "seeds"}  # a folder may grow along these
 
@@ -40,7 +40,7 @@ def open_folder(folder: Path, experiment: Experiment) -> None:
 
 
 def clear_folder(folder: Path) -> None:
-    """Remove what a comparison wrote, and nothing else."""
+    """Remove the files of a comparison, and nothing else."""
     ours = ("run.json", "metrics.jsonl", "model.safetensors", "checkpoint-*.safetensors")
     for pattern in ("config.toml", *(f"runs/*/{name}" for name in ours)):
         for path in folder.glob(pattern):
@@ -48,7 +48,7 @@ def clear_folder(folder: Path) -> None:
 
 
 def run_folder(folder: Path, entry: StrategySpec, seed: int) -> Path:
-    """Return where one run is recorded."""
+    """Return the folder of one run."""
     return folder / "runs" / f"{entry.folder}-seed{seed}"
 
 
@@ -58,7 +58,7 @@ _VERSION = 2  # raised when the same settings give other results than before
 
 def run_key(experiment: Experiment, entry: StrategySpec, seed: int) -> dict[str, Any]:
     """Return all that a run depends on."""
-    # Runs that were recorded before there were these keys are as good as those without them.
+    # Runs recorded before these keys existed are equal to runs that leave them at their defaults.
     fields, later = Experiment.model_fields, ("diagnose", "precision", *OWN_SETTINGS)
     unused = {key for key in later if getattr(experiment, key) == fields[key].default}
     left_out = _AXES | unused | _NEUTRAL
@@ -76,10 +76,7 @@ def load_recorded(
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["key"] != run_key(experiment, entry, seed):
             return None
-        values = content["result"]
-        history = tuple(Evaluation.from_json(e) for e in values.pop("history"))
-        diagnostics = tuple(values.pop("diagnostics", ()))
-        return RunResult(**values, history=history, diagnostics=diagnostics)
+        return RunResult.from_json(content["result"])
     except (OSError, ValueError, KeyError, TypeError):
         return None  # absent, or not readable: the run is made again
 
@@ -89,9 +86,8 @@ def save_run(folder: Path, experiment: Experiment, entry: StrategySpec, result: 
     target = run_folder(folder, entry, result.seed)
     outcome = replace_nan(asdict(result))
     content = {"key": run_key(experiment, entry, result.seed), "result": outcome}
-    partial = target / "run.json.partial"
-    partial.write_text(json.dumps(content), encoding="utf-8")
-    partial.replace(target / "run.json")
+    with atomic_write(target / "run.json") as file:
+        file.write(json.dumps(content).encode())
 
 
 CHECKPOINT_SECONDS = 10.0  # between checkpoints, unless their distance is given in rounds
@@ -143,10 +139,10 @@ class RunCheckpointer:
     metrics: MetricsFile
     every: int | None = None  # rounds between checkpoints; by the clock if none
     last: float = field(default_factory=time.monotonic)
-    reached: RoundResult | Checkpoint | None = None  # where the run is
+    reached: RoundResult | Checkpoint | None = None  # how far the run is
 
     def start(self, device: torch.device | str) -> tuple[Checkpoint | None, list[str]]:
-        """Return where the run stopped, if it did, and what is to be said about it."""
+        """Return where the run stopped, if it did, and messages about damaged checkpoints."""
         found, messages = checkpoint.load_newest(self.folder, self.key, device)
         if found and self.metrics.truncate(found.state.round):
             self.reached = found
@@ -154,16 +150,16 @@ class RunCheckpointer:
         self.metrics.truncate(0)
         return None, messages
 
-    def after(self, result: RoundResult, tally: RunRecorder) -> None:
+    def after(self, result: RoundResult, recorder: RunRecorder) -> None:
         """Save if it is time."""
         self.reached = result
         by_clock = time.monotonic() - self.last > CHECKPOINT_SECONDS
         if by_clock if self.every is None else result.state.round % self.every == 0:
-            self.save(result, tally)
+            self.save(result, recorder)
 
-    def save(self, result: RoundResult, tally: RunRecorder) -> None:
+    def save(self, result: RoundResult, recorder: RunRecorder) -> None:
         """Save now."""
         self.metrics.file.flush()
-        found = Checkpoint(result.state, result.client_states, tally.record(), tally.window)
+        found = Checkpoint(result.state, result.client_states, recorder.record(), recorder.window)
         checkpoint.save_checkpoint(self.folder, self.key, found)
         self.last = time.monotonic()

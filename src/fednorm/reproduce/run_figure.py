@@ -9,11 +9,11 @@ from pathlib import Path
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.results import FigureResult, PanelResult
-from fednorm.experiment.run import OnRound
+from fednorm.experiment.run import Monitor
 from fednorm.reproduce.figure import Figure, PanelSpec, find_figure
 from fednorm.reproduce.scale import Scale, describe_cuts, scale_figure
 
-Shown = Callable[[str, Experiment], AbstractContextManager[OnRound]]
+Shown = Callable[[str, Experiment], AbstractContextManager[Monitor]]
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ def reproduce(
     said = describe_cuts(figure, request.scale, request.settings)
     panels: list[PanelResult] = []
     for spec, experiment in request.experiments:
-        with shown(spec.title, experiment) as on_round:
+        with shown(spec.title, experiment) as monitor:
             comparison = run_comparison(
                 experiment,
                 folder=folder / name_folder(spec.title),
-                on_round=on_round,
+                monitor=monitor,
                 workers=workers,
             )
         # Two rounds on made-up data say nothing of published numbers.

@@ -1,8 +1,8 @@
-"""An experiment as a Flower app: what a SuperLink runs; what SuperNodes run is in `flower.py`.
+"""An experiment as the ServerApp of a SuperLink; the ClientApp of its SuperNodes is in `nodes.py`.
 
-The ServerApp makes the runs of the experiment one after the other with the nodes that are there,
-and says in lines of its log, as JSON, what came out; `submit.py` reads them. A trained model stays
-on the SuperLink's machine.
+The ServerApp makes the runs of the experiment one after the other with the nodes that are
+connected, and writes the results into its log, as lines of JSON that `submit.py` reads. A trained
+model stays on the SuperLink's machine.
 """
 
 import json
@@ -21,15 +21,13 @@ from fednorm.errors import ConfigError
 from fednorm.experiment import checkpoint
 from fednorm.experiment.build import PreparedRun
 from fednorm.experiment.config import Experiment
+from fednorm.experiment.flower import MARK
 from fednorm.experiment.flower.nodes import use_grid
 from fednorm.experiment.prepare import prepare
-from fednorm.experiment.results import RunRecorder, replace_nan
-from fednorm.experiment.run import Event, run
+from fednorm.experiment.results import Event, RunRecorder, replace_nan
+from fednorm.experiment.run import Monitor, run
 from fednorm.experiment.specs import StrategySpec
 from fednorm.system import limit_threads
-
-MARK = "fednorm> "  # begins a line that is meant for the one who submitted the run
-
 
 server = ServerApp()
 
@@ -53,7 +51,7 @@ def _make_run(
             prepared = prepare(experiment, entry, seed)
             if prepared.remote:
                 prepared.remote.open = use_grid(grid)
-            result = run(prepared, _send_event, saves=last)
+            result = run(prepared, Monitor([_send_event]), saves=last)
     except (ConfigError, OSError) as error:
         _send(error=str(error))
         raise
@@ -68,12 +66,12 @@ class _LastRound:
 
     round: RoundResult | None = None
 
-    def after(self, result: RoundResult, tally: RunRecorder) -> None:
-        del tally
+    def after(self, result: RoundResult, recorder: RunRecorder) -> None:
+        del recorder
         self.round = result
 
-    def save(self, result: RoundResult, tally: RunRecorder) -> None:
-        self.after(result, tally)
+    def save(self, result: RoundResult, recorder: RunRecorder) -> None:
+        self.after(result, recorder)
 
 
 def _save_model(prepared: PreparedRun, result: RoundResult, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Hands an experiment to a running SuperLink and brings its results back.
+"""Submit an experiment to a running SuperLink and bring its results back.
 
 What is sent is a Flower app of a few lines with the experiment as its configuration; fednorm itself
 must be installed on the SuperLink's and the SuperNodes' machines.
@@ -18,17 +18,16 @@ from typing import Any
 
 import tomli_w
 
-from fednorm.core.messages import RejectedReply
 from fednorm.errors import ConfigError, MissingFlowerError
 from fednorm.experiment.config import Experiment
+from fednorm.experiment.flower import MARK
 from fednorm.experiment.job import lock_folder, log
-from fednorm.experiment.results import Comparison, Evaluation, RunResult
-from fednorm.experiment.run import Event, OnRound
+from fednorm.experiment.results import Comparison, Event, RunResult
+from fednorm.experiment.run import UNWATCHED, Monitor
 from fednorm.experiment.run_folder import MetricsFile, open_folder, run_folder, save_run
 from fednorm.experiment.specs import StrategySpec
 from fednorm.system import describe_environment
 
-_MARK = "fednorm> "  # as in deploy.py, which needs Flower to be imported
 _SERVER = "from fednorm.experiment.flower.server_app import server as app\n\n__all__ = ['app']\n"
 _CLIENT = "from fednorm.experiment.flower.nodes import client as app\n\n__all__ = ['app']\n"
 _STARTED = re.compile(r"started run (\d+)")
@@ -42,7 +41,7 @@ class SuperLink:
     root_certificates: Path | None = None
 
     def settings(self) -> dict[str, Any]:
-        """Return what Flower's own configuration says of it."""
+        """Return its entry in Flower's configuration."""
         if self.root_certificates is None:
             return {"address": self.address, "insecure": True}
         found = self.root_certificates.expanduser().resolve()
@@ -52,7 +51,7 @@ class SuperLink:
 
 
 def submit(
-    experiment: Experiment, superlink: SuperLink, folder: Path, on_round: OnRound
+    experiment: Experiment, superlink: SuperLink, folder: Path, monitor: Monitor = UNWATCHED
 ) -> Comparison:
     """Run an experiment on a SuperLink and record its results in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,9 +66,9 @@ def submit(
             if "error" in said:
                 raise ConfigError(f"the SuperLink's side says: {said['error']}")
             if "event" in said:
-                event = _read_event(said["event"])
+                event = Event.from_json(said["event"])
                 _write_event(event, experiment, folder)
-                on_round(event)
+                monitor.report(event)
             if "model" in said:
                 log.info("model at the SuperLink: %s, SHA-256 %s", said["model"], said["sha256"])
             if "result" in said:
@@ -82,19 +81,6 @@ def submit(
         )
     content = experiment.model_dump(mode="json", exclude_none=True)
     return Comparison(content, describe_environment(), tuple(results))
-
-
-def _read_event(values: dict[str, Any]) -> Event:
-    found = values.pop("evaluation")
-    rejected = tuple(RejectedReply(**one) for one in values.pop("rejected"))
-    evaluation = None if found is None else Evaluation.from_json(found)
-    loss = values.pop("train_loss")
-    return Event(
-        **values,
-        train_loss=float("nan") if loss is None else loss,
-        rejected=rejected,
-        evaluation=evaluation,
-    )
 
 
 def _write_event(event: Event, experiment: Experiment, folder: Path) -> None:
@@ -112,9 +98,7 @@ def _find_spec(experiment: Experiment, title: str) -> StrategySpec:
 
 
 def _record_result(values: dict[str, Any], experiment: Experiment, folder: Path) -> RunResult:
-    history = tuple(Evaluation.from_json(e) for e in values.pop("history"))
-    diagnostics = tuple(values.pop("diagnostics", ()))
-    result = RunResult(**values, history=history, diagnostics=diagnostics)
+    result = RunResult.from_json(values)
     entry = _find_spec(experiment, result.strategy)
     run_folder(folder, entry, result.seed).mkdir(parents=True, exist_ok=True)
     save_run(folder, experiment, entry, result)
@@ -122,7 +106,7 @@ def _record_result(values: dict[str, Any], experiment: Experiment, folder: Path)
 
 
 def _read_lines(experiment: Experiment, superlink: SuperLink) -> Iterator[dict[str, Any]]:
-    """Yield what the ServerApp says while it runs."""
+    """Yield the messages of the ServerApp while it runs."""
     with tempfile.TemporaryDirectory(prefix="fednorm-") as place:
         home, app = Path(place, "home"), Path(place, "app")
         _write_app(app, experiment)
@@ -151,12 +135,12 @@ def _stream(command: list[str], env: dict[str, str]) -> Iterator[dict[str, Any]]
             for line in process.stdout:
                 if match := _STARTED.search(line):
                     number = match[1]
-                if _MARK in line:
-                    yield json.loads(line.partition(_MARK)[2])
+                if MARK in line:
+                    yield json.loads(line.partition(MARK)[2])
                 last = line.strip() or last
         except BaseException:
             process.terminate()
-            if number is not None:  # the SuperLink would go on without us
+            if number is not None:  # the SuperLink would continue the run
                 with contextlib.suppress(OSError, subprocess.SubprocessError):
                     subprocess.run([command[0], "stop", number], env=env, check=False, timeout=30)  # noqa: S603
             raise
