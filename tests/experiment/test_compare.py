@@ -1,14 +1,17 @@
 """Comparisons: what is kept, what is not repeated, and what happens when something ends early."""
 
 import json
+import logging
 
 import pytest
 from torch import nn
 
 import fednorm
 from fednorm.errors import ConfigError
+from fednorm.experiment import comparison, job
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment
+from fednorm.experiment.prepare import prepare
 from fednorm.experiment.run import Monitor
 
 QUICK = {"rounds": 4, "seeds": 2, "clients": 3, "eval_every": 2}
@@ -20,22 +23,22 @@ def rows(folder, name):
 
 
 def test_results_are_plain_and_complete(tmp_path):
-    comparison = fednorm.compare(["centralized", "fbn"], out=tmp_path, **QUICK)
-    assert [(r.strategy, r.seed, r.status) for r in comparison.runs] == [
+    found = fednorm.compare(["centralized", "fbn"], out=tmp_path, **QUICK)
+    assert [(r.strategy, r.seed, r.status) for r in found.runs] == [
         ("centralized", 0, "finished"),
         ("centralized", 1, "finished"),
         ("fbn", 0, "finished"),
         ("fbn", 1, "finished"),
     ]
-    run = comparison.runs[2]
+    run = found.runs[2]
     assert [e.round for e in run.history] == [2, 4]
     assert run.rounds == 4
     assert run.exchanges_per_round == 1
-    assert comparison.runs[0].exchanges_per_round == 0
+    assert found.runs[0].exchanges_per_round == 0
     assert [line["round"] for line in rows(tmp_path, "fbn-seed1")] == [1, 2, 3, 4]
     assert "accuracy" in rows(tmp_path, "fbn-seed1")[1]
     assert "accuracy" not in rows(tmp_path, "fbn-seed1")[2]
-    assert {"torch", "python", "fednorm"} <= set(comparison.environment)
+    assert {"torch", "python", "fednorm"} <= set(found.environment)
 
 
 def test_finished_runs_are_not_repeated(tmp_path):
@@ -53,11 +56,44 @@ def test_finished_runs_are_not_repeated(tmp_path):
 
 def test_a_folder_with_another_experiment_is_refused(tmp_path):
     run_comparison(build_experiment({**QUICK, "strategies": ["fbn"], "seeds": 1}), folder=tmp_path)
-    with pytest.raises(ConfigError, match=r"other values of batch, clients; .*--fresh"):
+    with pytest.raises(ConfigError, match=r"other values of batch_size, clients; .*--fresh"):
         run_comparison(
             build_experiment({**QUICK, "strategies": ["fbn"], "clients": 4, "batch_size": 9}),
             folder=tmp_path,
         )
+
+
+@pytest.mark.parametrize(("held", "expected"), [(10**9, 4), (0, 6)])
+def test_a_run_is_prepared_once_while_memory_is_held_for_it(held, expected, monkeypatch):
+    made = []
+
+    def counted(experiment, entry, seed, *args):
+        made.append((entry.title, seed))
+        return prepare(experiment, entry, seed, *args)
+
+    chosen = build_experiment({**QUICK, "strategies": ["fbn", "fedbn"], "seeds": 2})
+    plain = run_comparison(chosen)
+    monkeypatch.setattr(comparison, "prepare", counted)
+    monkeypatch.setattr(job, "prepare", counted)
+    monkeypatch.setattr(comparison, "_HELD", held)
+    again = run_comparison(chosen)
+    assert len(made) == expected
+    assert set(made) == {(name, seed) for name in ("fbn", "fedbn") for seed in (0, 1)}
+    assert [run.history for run in again.runs] == [run.history for run in plain.runs]
+
+
+def test_the_conversion_is_told_once_for_each_strategy_and_recorded(tmp_path, caplog):
+    chosen = build_experiment({**QUICK, "strategies": ["none", "gn"], "seeds": 2})
+    with caplog.at_level(logging.INFO, "fednorm.conversion"):
+        found = run_comparison(chosen, folder=tmp_path)
+    told = [record.getMessage() for record in caplog.records if "×" in record.getMessage()]
+    assert [text.partition(":")[0] for text in told] == ["none", "gn"]
+    assert all(
+        run.conversion and f"{run.strategy}: {'; '.join(run.conversion)}" in told
+        for run in found.runs
+    )
+    assert run_comparison(chosen, folder=tmp_path).runs == found.runs  # as read from disk
+    assert found.to_json()["runs"][0]["conversion"] == found.runs[0].conversion
 
 
 def test_a_damaged_record_is_made_again(tmp_path):
@@ -94,18 +130,18 @@ def test_a_global_model_is_tested_on_client_splits_if_asked():
 
 
 def test_a_loss_that_is_not_finite_stops_that_run_only(tmp_path):
-    comparison = fednorm.compare(
+    found = fednorm.compare(
         [{"name": "none", "label": "wild"}, "fbn"],
         algorithm={"name": "fedavg", "lr": 1e30},
         local_steps=3,
         out=tmp_path,
         **QUICK,
     )
-    wild = comparison.runs[0]
+    wild = found.runs[0]
     assert wild.status == "diverged"
     assert "round" in wild.error
     assert "client" in wild.error
-    assert len(comparison.runs) == 4
+    assert len(found.runs) == 4
     assert json.loads((tmp_path / "runs/wild-seed0/run.json").read_text())
 
 
@@ -141,14 +177,14 @@ def test_worker_processes_give_the_same_bits(tmp_path):
 def test_statistics_that_overflow_stop_that_run_only(workers):
     """The loss is finite still, but no reply can be used."""
     overflow = {"name": "fedavg", "lr": 1e19}
-    comparison = run_comparison(
+    found = run_comparison(
         build_experiment(
             {**QUICK, "strategies": ["fbn", "gn"], "algorithm": overflow, "rounds": 30}
         ),
         workers=workers,
     )
-    assert len(comparison.runs) == 4
-    assert {r.status for r in comparison.runs if r.strategy == "fbn"} == {"diverged"}
+    assert len(found.runs) == 4
+    assert {r.status for r in found.runs if r.strategy == "fbn"} == {"diverged"}
 
 
 def test_an_error_in_a_worker_is_raised_and_nothing_hangs(tmp_path, monkeypatch):
@@ -190,17 +226,17 @@ def test_a_model_factory_gets_a_new_model_for_each_run():
         made.append(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
         return made[-1]
 
-    comparison = fednorm.compare(["none"], model=factory, **QUICK)
+    found = fednorm.compare(["none"], model=factory, **QUICK)
     assert len(made) >= 2
-    assert all(r.status == "finished" for r in comparison.runs)
+    assert all(r.status == "finished" for r in found.runs)
 
 
 def test_every_strategy_runs_by_its_name():
     names = [*fednorm.list_strategies(), "centralized", "centralized:gn"]
-    comparison = fednorm.compare(
+    found = fednorm.compare(
         names, model={"name": "resnet", "widths": [4, 4]}, rounds=2, seeds=1, clients=2
     )
-    assert [r.status for r in comparison.runs] == ["finished"] * len(names)
-    exchanges = {r.strategy: r.exchanges_per_round for r in comparison.runs}
+    assert [r.status for r in found.runs] == ["finished"] * len(names)
+    exchanges = {r.strategy: r.exchanges_per_round for r in found.runs}
     assert exchanges.pop("fedtan") == 3 * 6 + 1
     assert set(exchanges.values()) == {0, 1}
