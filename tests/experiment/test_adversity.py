@@ -235,8 +235,8 @@ def test_a_stopped_run_keeps_its_state_and_says_why(tmp_path):
     assert not (folder / "run.json").exists()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == result.rounds
-    assert sum(line.get("repeated", 0) for line in lines) == result.retries > 0
-    assert sum(line.get("vanished", 0) for line in lines) == result.dropped_out > 0
+    assert sum(line.get("retries", 0) for line in lines) == result.retries > 0
+    assert sum(line.get("dropped_out", 0) for line in lines) == result.dropped_out > 0
     (again,) = run_comparison(build_experiment(values), folder=tmp_path).runs
     assert (again.status, again.rounds) == ("stopped", result.rounds)
 

@@ -1,4 +1,4 @@
-"""What travels and what stays: the values that a round takes and returns.
+"""Messages and states: the values that a round takes and returns.
 
 Everything here is a frozen value. Engines own dictionaries and files; rounds own nothing.
 """
@@ -25,19 +25,20 @@ class RunningStats:
 
 @dataclass(frozen=True, slots=True)
 class LayerStats:
-    """What a client says of one layer after a round.
+    """A client's report of one layer after a round.
 
     With `statistics="pool"` these are the moments of the layer's input during the round; with
-    `statistics="average"` they are the client's own running statistics. `batches` is the layer's
-    counter after the round: an integer, carried as the maximum.
+    `statistics="average"` they are the client's running statistics. `num_batches` is the layer's
+    counter after the round: an integer, of which the server takes the maximum.
 
-    A client says of how many samples the values are. The server multiplies the values per sample by
-    the weight of the client's update: statistics and weights are averages over one population.
+    `samples` is the number of samples behind the values. The server multiplies the values per
+    sample by the weight of the client's update: statistics and weights are averages over one
+    population.
     """
 
     moments: Moments
     num_batches: int
-    samples: float = 1.0  # that the moments are of
+    samples: float = 1.0  # behind the moments
     more: tuple[Moments, ...] = ()  # of further calls, if a step uses the layer more than once
 
     @property
@@ -51,7 +52,7 @@ class LayerStats:
         return reduce(Moments.merge, (moments.scale(share) for moments in self.calls))
 
     def with_weight(self, examples: float) -> Self:
-        """Return the report of a client whose update weighs so many examples."""
+        """Return the report of a client whose update has the weight `examples`."""
         first, *more = (
             replace(moments, weight=examples * moments.count / self.samples)
             for moments in self.calls
@@ -70,16 +71,14 @@ class RejectedReply:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """All that the server knows after a round."""
+    """The server after a round."""
 
     round: int
     weights: Tensors  # shared parameters
     buffers: Tensors  # shared buffers outside normalization layers
     running: Mapping[str, RunningStats]  # by layer
-    momentum: Tensors = field(default_factory=dict)  # the optimiser's, when it is global
-    strategy_state: Tensors = field(
-        default_factory=dict
-    )  # what a strategy remembers between rounds
+    momentum: Tensors = field(default_factory=dict)  # of the optimizer, if it is global
+    strategy_state: Tensors = field(default_factory=dict)  # what the strategy keeps
     rejected: tuple[RejectedReply, ...] = ()  # in the last round
 
 
@@ -137,7 +136,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class ClientState:
-    """What stays with a client between its rounds."""
+    """What a client keeps between its rounds."""
 
     tensors: Tensors = field(default_factory=dict)  # personal parameters and statistics
     optimizer: Tensors = field(default_factory=dict)  # momentum by parameter name
@@ -153,17 +152,17 @@ class Batches:
     client: ClientId
     steps: Iterable[tuple[Tensor, Tensor]]
     examples: int  # how many the client holds in all
-    seed: int = 0  # for what is random inside the model, such as dropout
-    # Where several clients stand in one batch: how much is whose. Those with as much as each other
-    # stand interleaved: the first sample of each, then the second, …
+    seed: int = 0  # of random numbers inside the model, such as dropout
+    # Of several clients in one batch: samples of each. If all have equally many, they are
+    # interleaved: the first sample of each, then the second, …
     client_sizes: tuple[int, ...] = ()
     # All of the client's data once, for strategies that measure it before they train.
     all_data: Iterable[tuple[Tensor, Tensor]] | None = None
-    batch_sizes: tuple[int, ...] = ()  # of the batches, where that is known before they are made
+    batch_sizes: tuple[int, ...] = ()  # of the batches, if known before they are made
 
     @property
     def all_steps(self) -> Iterable[tuple[Tensor, Tensor]]:
-        """All of the client's data once, or its steps where that is all there is."""
+        """All of the client's data once, or its steps if `all_data` is not given."""
         return self.steps if self.all_data is None else self.all_data
 
 

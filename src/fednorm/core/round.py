@@ -1,4 +1,4 @@
-"""One round: what a client does and what the server does. All that an engine calls."""
+"""One round: the client's part and the server's part, which engines call."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -55,8 +55,8 @@ def client_round(
 ) -> tuple[Reply, ClientState]:
     """Train one client for one round; a pure function of its arguments.
 
-    `exchange` answers strategies that talk in the middle of a round; without it the client is
-    alone. Raises NonFiniteLossError when training diverges.
+    `exchange` gives strategies means over clients in the middle of a round; without it the client
+    is alone. Raises NonFiniteLossError if training diverges.
     """
     measured = _measure(task, received, client_state, batches) if task.strategy.measures else None
     load_state(task, received.state, client_state)
@@ -65,7 +65,7 @@ def client_round(
     counted = replace(batches, steps=_CountedSteps(task.algorithm, batches, context))
     with isolated_rng(batches.seed, task.model):
         trained = task.algorithm.local(_make_work(task, received, client_state, counted))
-    context.step = -1  # what the model is called for later belongs to no step
+    context.step = -1  # later calls of the model belong to no step
     if not math.isfinite(trained.loss):
         raise NonFiniteLossError(batches.client, received.round, trained.loss)
     kept = ClientState(tensors=snapshot(task.layout.personal), optimizer=trained.optimizer)
@@ -76,7 +76,7 @@ def client_round(
 def _measure(
     task: Task, received: Broadcast, client_state: ClientState, batches: Batches
 ) -> Mapping[str, LayerStats]:
-    """Return what the layers see of all the client's data, before it trains."""
+    """Return the layers' statistics of all the client's data, before it trains."""
     own = replace(batches, steps=batches.all_steps)
     return client_calibration(task, received, client_state, own, task.strategy.measure_rule()).stats
 
@@ -98,7 +98,7 @@ class _CountedSteps:
 
 
 def start_round(task: Task, received: Broadcast, context: RoundContext) -> None:
-    """Let the layers of the workspace follow the round's rule and forget what they recorded."""
+    """Set the round's rule in all layers of the workspace and clear their records."""
     start_training(task)
     rule = task.strategy.rule(received)
     for path, layer in task.layout.norms.items():
@@ -143,7 +143,7 @@ class _MixedPrecision:
 
 
 def make_reply(task: Task, client: ClientId, trained: LocalResult) -> Reply:
-    """Return what a client sends: its update, and what the layers of the workspace recorded."""
+    """Return a client's reply: its update, and the statistics that the layers recorded."""
     reports = {
         path: layer.report(task.strategy.statistics) for path, layer in task.layout.sharing.items()
     }
@@ -169,14 +169,14 @@ def server_round(
     """Merge the replies of one round into the next state; a pure function of its arguments.
 
     Clients that did not answer are simply absent, and a faulty reply is rejected by name: the
-    statistics are exact for those that remain. With `asked`, nobody else may answer. Raises
+    statistics are exact for those that remain. With `asked`, replies of others are rejected. Raises
     NoUsableReplyError if fewer than `minimum` good replies remain, or fewer than a robust rule
     needs.
     """
     good, rejected = validate_replies(replies, reply_schema(task, state, asked))
     if is_robust(task.statistics_aggregator):
         good, rejected = reject_incomplete(good, rejected)
-    if asked is not None:  # what others send says nothing of those that were asked
+    if asked is not None:  # replies of other clients do not count against the budget
         faulty = len((list_clients(rejected) & set(asked)) - list_clients(good))
         task = replace(
             task,

@@ -1,8 +1,8 @@
-"""What clients keep between their rounds: in memory up to a limit, the rest on disk.
+"""States of clients between their rounds: in memory up to a limit, the rest on disk.
 
-A value like any other: `after` returns a new one, and the old one stays what it was. Files are
-never changed; one goes when nobody refers to it any more. They lie in the folder for temporary
-files, which TMPDIR names.
+A store is a value: `updated` returns a new one and leaves the old one unchanged. Files are never
+changed, and removed with their last reference. They are in the folder for temporary files, which
+TMPDIR names.
 """
 
 import shutil
@@ -23,7 +23,7 @@ LIMIT = 4_000_000_000  # bytes
 
 
 class TemporaryFolder:
-    """A folder that is there as long as somebody refers to it."""
+    """A temporary folder, removed with its last reference."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="fednorm-"))
@@ -31,7 +31,7 @@ class TemporaryFolder:
 
 
 class _OnDisk:
-    """A memory in a file of its own."""
+    """A client state in a file."""
 
     def __init__(self, client_state: ClientState, folder: TemporaryFolder) -> None:
         self.folder = folder
@@ -56,16 +56,16 @@ _Entry: TypeAlias = ClientState | _OnDisk
 
 
 def count_bytes(client_state: ClientState) -> int:
-    """Return the bytes of what a client keeps."""
+    """Return the bytes of a client state."""
     tensors = [*client_state.tensors.values(), *client_state.optimizer.values()]
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
 @dataclass(frozen=True)
 class ClientStateStore(Mapping[ClientId, ClientState]):
-    """The memories of all clients that have trained."""
+    """The states of all clients that have trained."""
 
-    limit: int = LIMIT  # bytes that are held in memory
+    limit: int = LIMIT  # bytes in memory
     entries: Mapping[ClientId, _Entry] = field(default_factory=dict)  # the oldest first
     held: int = 0  # bytes in memory
     folder: TemporaryFolder | None = None
@@ -84,7 +84,7 @@ class ClientStateStore(Mapping[ClientId, ClientState]):
         return len(self.entries)
 
     def updated(self, new: Mapping[ClientId, ClientState]) -> "ClientStateStore":
-        """Return the memories after a round; those that have waited longest go to disk."""
+        """Return the store with `new` states; those that have waited longest go to disk."""
         before = (self.entries.get(client) for client in new)
         gone = sum(count_bytes(entry) for entry in before if isinstance(entry, ClientState))
         held, folder = self.held - gone + sum(map(count_bytes, new.values())), self.folder

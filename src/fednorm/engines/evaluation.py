@@ -1,4 +1,4 @@
-"""Accuracy and loss, honestly: of the global model where there is one, of every client's if not."""
+"""Accuracy and loss of the global model or, if there is none, of every client's model."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Share of right answers (of segmentation: mean IoU) and mean loss on so many examples."""
+    """Accuracy (of segmentation: mean IoU) and mean loss on `examples` test samples."""
 
     accuracy: float
     loss: float
@@ -27,26 +27,26 @@ class Score:
 
 
 class TestSource(Protocol):
-    """What each client is tested on, and where its own data comes from."""
+    """Where each client's test samples and own data come from."""
 
     def test(self, client: ClientId) -> Iterable[Batch]:
-        """Return what a client is tested on, in batches."""
+        """Return the test samples of `client`, in batches."""
         ...
 
     def all_batches(self, client: ClientId) -> Batches:
-        """Return all of a client's training data once, in batches."""
+        """Return all training data of `client` once, in batches."""
         ...
 
 
 def is_personal(task: Task) -> bool:
-    """Return whether BatchNorm layers are the clients' own, so that there is no global model."""
+    """Return whether clients keep BatchNorm layers, so that there is no global model."""
     kind = find_kinds(task.model)
     return any(kind[key] in (Kind.AFFINE, Kind.STATISTIC) for key in task.layout.personal)
 
 
 @torch.no_grad()
 def score(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> Score | None:
-    """Test a model in evaluation mode; None if there is nothing to test it on."""
+    """Test a model in evaluation mode; return None if there are no batches."""
     total, examples, tally = 0.0, 0, None
     for inputs, labels in batches:
         outputs = model(inputs)
@@ -74,7 +74,7 @@ def score_clients(
     *,
     adapt: float = 0.0,
 ) -> dict[ClientId, Score]:
-    """Test clients' models on the test samples that `data` gives them, where there are some.
+    """Test the models of `clients` on their test samples in `data`, if they have any.
 
     With `adapt`, each client first re-estimates the statistics on its own data, without labels.
     """

@@ -1,4 +1,4 @@
-"""Asks clients for the statistics of their data under the shared weights."""
+"""Statistics for an evaluation: calibration by all clients, adaptation to one client."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from fednorm.engines.base import ClientSource
 
 @dataclass(frozen=True, slots=True)
 class CalibrationCost:
-    """What a survey cost: exchanges, and bytes of one client."""
+    """Cost of a calibration: exchanges, and bytes of one client."""
 
     exchanges: int
     bytes_up: float
@@ -37,13 +37,13 @@ class CalibrationCost:
     rejected: tuple[RejectedReply, ...] = ()  # answers that were not used
 
 
-# Lets clients that are elsewhere, with memories of their own, survey their data.
+# Lets clients on other machines, which keep their states, measure their data.
 Ask: TypeAlias = Callable[[Broadcast, Sequence[ClientId]], list[CalibrationReply]]
 
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How answers come to the server: who falsifies them, and whether clients are elsewhere."""
+    """How answers reach the server: an adversary may change them; `ask` reaches other machines."""
 
     adversary: Adversary | None = None
     ask: Ask | None = None
@@ -60,7 +60,7 @@ def calibrate_clients(
     asked: Sequence[ClientId],
     transport: Transport = DIRECT,
 ) -> tuple[ServerState, CalibrationCost]:
-    """Survey all data of the asked clients and let the strategy adopt the result."""
+    """Measure all data of the `asked` clients and let the strategy adopt the statistics."""
     received, rule = broadcast(task, state), task.strategy.calibration_rule()
     if transport.ask:
         own = transport.ask(received, asked)
@@ -84,7 +84,7 @@ def calibrate_for_test(
     clients: ClientSource,
     transport: Transport = DIRECT,
 ) -> ServerState:
-    """Return the state that is tested: strategies may ask all clients before an evaluation."""
+    """Return the state that is tested; a strategy may calibrate on all clients first."""
     if task.strategy.calibration != "evaluation":
         return state
     return calibrate_clients(task, state, client_states, clients, clients.all(), transport)[0]
@@ -95,8 +95,8 @@ def adapt_statistics(task: Task, batches: Batches, share: float) -> None:
     """Mix `share` of a client's own statistics into those of the workspace model.
 
     The model must hold the client's weights, as after `export`, and is left ready for evaluation.
-    While its data pass, the model normalises by the batch, so that the statistics of a layer belong
-    to the statistics of the layers before it. Layers that the user froze keep theirs.
+    While the data pass, the model normalizes by the batch, so that the statistics of a layer match
+    those of the layers before it. Layers that the user froze keep theirs.
     """
     layers = {path: m for path, m in task.layout.norms.items() if m.read_running() is not None}
     rule = task.strategy.adaptation_rule()
@@ -118,7 +118,7 @@ def adapt_statistics(task: Task, batches: Batches, share: float) -> None:
 
 
 def initial_client_state(client_states: Mapping[ClientId, ClientState]) -> ClientState:
-    """Return what a client without a memory starts from: the mean of those that have one."""
+    """Return the initial state of an untrained client: the mean of the trained clients' states."""
     kept = (client_states[client].tensors for client in sorted(client_states))
     known = [tensors for tensors in kept if tensors]  # one that diverged may have none
     if not known:

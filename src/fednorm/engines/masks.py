@@ -1,8 +1,8 @@
-"""Lets one machine drop what its clients drop, so that two gradients do not differ by chance.
+"""Share dropout masks between clients and one machine, so that gradients do not differ by chance.
 
 Dropout draws its masks from a generator that is seeded for each client. On a merged batch one
-machine would draw other masks. Within `same_masks` every random operation is made part by part:
-the samples of a client get what the generator of that client draws for them.
+machine would draw other masks. Within `share_masks` every random operation is made part by part:
+the samples of a client get the numbers that this client's generator draws for them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from fednorm.core.task import isolated_rng
 
 
 class UnmatchedDrawError(RuntimeError):
-    """A random operation that does not draw for each sample by itself."""
+    """A random operation that does not draw for each sample independently."""
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def share_masks(parts: Sequence[Batches], model: nn.Module) -> Iterator[None]:
 
 
 class _Stream:
-    """The generators of one client, which go on from where they stopped."""
+    """The generators of one client, which continue from where they stopped."""
 
     def __init__(self, seed: int, model: nn.Module) -> None:
         device = next(model.parameters()).device
@@ -47,7 +47,7 @@ class _Stream:
         return [torch.get_rng_state(), *others]
 
     @contextmanager
-    def going_on(self) -> Iterator[None]:
+    def resume(self) -> Iterator[None]:
         with isolated_rng(0, self.model):  # the seed is replaced by the state
             torch.set_rng_state(self.states[0])
             for device, state in zip(self.devices, self.states[1:], strict=True):
@@ -75,7 +75,7 @@ class _PartByPart(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         found: list[Any] = []
         for number, stream in enumerate(self.streams):
             own = [arg.split(rows)[number] if _has(arg, sum(rows)) else arg for arg in args]
-            with stream.going_on():
+            with stream.resume():
                 found.append(op(*own, **given))
         if found[-1] is own[0]:  # the parts were changed in place
             return args[0]
@@ -91,7 +91,7 @@ class _PartByPart(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
         if not length or length % total:
             shape = "no tensor" if first is None else f"a tensor of shape {tuple(first.shape)}"
             raise UnmatchedDrawError(
-                f"what is random in a model must be drawn for each sample, but {op} draws for "
+                f"random numbers of a model must be drawn for each sample, but {op} draws for "
                 f"{shape} in a batch of {total} samples."
             )
         return [size * (length // total) for size in self.sizes]

@@ -112,7 +112,7 @@ def _list_needs(run: EngineRun) -> Iterator[tuple[str, bool]]:
     yield "no personal tensors", not task.layout.personal
     # The mean of clipped gradients is not the clipped mean.
     yield "no clipped gradients", not task.clips
-    # Each client would change them by itself.
+    # Each client would change them separately.
     yield "no buffers outside normalization layers", not task.layout.buffers
     yield "no dropout layers", not is_random(task.model)  # each client has its draws
     # A mean over samples; that of segmentation is over pixels that have a label.

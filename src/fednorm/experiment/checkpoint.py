@@ -1,10 +1,10 @@
 """A run on disk, so that it survives being killed.
 
-A checkpoint is one safetensors file: the tensors of the server, of the clients' memories and of
-diagnostics, and in its header, as JSON, where they belong and what the run has recorded. Its name
-holds the SHA-256 of its content, so that a file that was cut off or altered is known by its name.
-It is written under another name, brought to the disk, and renamed. Nothing random is stored: every
-draw of a run follows from its seed, client, round and step.
+A checkpoint is one safetensors file: the tensors of the server, of client states and of
+diagnostics, and in its header, as JSON, their structure and what the run has recorded. Its name
+holds the SHA-256 of its content, so that a truncated or altered file is noticed. It is written
+under another name, synced to disk, and renamed. No random state is stored: every draw of a run
+follows from its seed, client, round and step.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from fednorm.errors import DiskError
 from fednorm.experiment.diagnostics import Window, WindowMoments
 from fednorm.system import atomic_write
 
-KEPT = 2  # the newest so many; if the last one is damaged, there is the one before
+KEPT = 2  # newest checkpoints; if the last one is damaged, the one before is used
 _ALIGNED = 8  # bytes
 _LONGEST = 100_000_000  # bytes of a header that safetensors reads
 _NAME = re.compile(r"checkpoint-(\d+)-([0-9a-f]{64})\.safetensors")
@@ -41,12 +41,12 @@ _NAME = re.compile(r"checkpoint-(\d+)-([0-9a-f]{64})\.safetensors")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a run stands after a round."""
+    """A run after a round."""
 
     state: ServerState
     client_states: Mapping[ClientId, ClientState]
     record: Mapping[str, Any]  # what was measured so far; plain values
-    window: Window = field(default_factory=dict)  # which diagnostics go on with
+    window: Window = field(default_factory=dict)  # of the diagnostics
 
 
 def save_checkpoint(folder: Path, key: Mapping[str, Any], checkpoint: Checkpoint) -> None:
@@ -67,12 +67,12 @@ def save_checkpoint(folder: Path, key: Mapping[str, Any], checkpoint: Checkpoint
     finally:
         partial.unlink(missing_ok=True)
     for _, old in list(_list_files(folder))[KEPT:]:
-        with contextlib.suppress(PermissionError):  # Windows keeps a file that somebody reads
+        with contextlib.suppress(PermissionError):  # Windows keeps a file that is being read
             old.unlink(missing_ok=True)
 
 
 def _write(file: BinaryIO, key: Mapping[str, Any], checkpoint: Checkpoint) -> None:
-    """Write a safetensors file without holding all of it: memories may be larger than memory is.
+    """Write a safetensors file tensor by tensor: client states may not fit into memory.
 
     It is walked through twice: for the header, which says where every tensor begins, and to write.
     """
@@ -85,7 +85,7 @@ def _write(file: BinaryIO, key: Mapping[str, Any], checkpoint: Checkpoint) -> No
     header = {
         "key": key,
         "state": _flatten(checkpoint.state, note),
-        "memories": {str(c): _flatten(m, note) for c, m in checkpoint.client_states.items()},
+        "client_states": {str(c): _flatten(m, note) for c, m in checkpoint.client_states.items()},
         "window": {str(c): _flatten(seen, note) for c, seen in checkpoint.window.items()},
         "record": dict(checkpoint.record),
     }
@@ -119,7 +119,7 @@ def _write(file: BinaryIO, key: Mapping[str, Any], checkpoint: Checkpoint) -> No
 
 @dataclass(frozen=True)
 class _FilePlace:
-    """What the header says of a tensor."""
+    """A tensor in the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -127,7 +127,7 @@ class _FilePlace:
 
 
 def _list_starts(places: Sequence[_FilePlace]) -> list[int]:
-    """Return where tensors begin: without holes, and each where its number format may."""
+    """Return the offsets of tensors: without holes, each aligned to its number format."""
     width = [place.bytes // max(1, math.prod(place.shape)) for place in places]
     starts, end = [0] * len(places), 0
     for i in sorted(range(len(places)), key=lambda i: -width[i]):
@@ -137,7 +137,7 @@ def _list_starts(places: Sequence[_FilePlace]) -> list[int]:
 
 @cache
 def _name_of(dtype: torch.dtype) -> str:
-    """Return what safetensors calls a number format."""
+    """Return the safetensors name of a number format."""
     content = safetensors.torch.save({"t": torch.empty(0, dtype=dtype)})
     length = int.from_bytes(content[:8], "little")
     return str(json.loads(content[8 : 8 + length])["t"]["dtype"])
@@ -148,14 +148,14 @@ def _explain_error(folder: Path, error: OSError) -> str:
     left = f"the checkpoint of {kept} is intact" if kept else "there is no checkpoint yet"
     return (
         f"a checkpoint cannot be written to {str(folder)!r}: {error.strerror}; {left}. Make room "
-        "and give the same command again to go on."
+        "and give the same command again to resume."
     )
 
 
 def load_newest(
     folder: Path, key: Mapping[str, Any], device: torch.device | str = "cpu"
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest good checkpoint of the same run, and what is to be said of bad ones."""
+    """Return the newest intact checkpoint of the run `key`, and messages about damaged ones."""
     messages = []
     for number, path in _list_files(folder):
         with path.open("rb") as file:
@@ -187,7 +187,7 @@ def _list_files(folder: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _sync(folder: Path) -> None:
-    """Bring the folder itself to the disk, where the system allows it."""
+    """Sync the folder itself to disk, where the system allows it."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -198,7 +198,7 @@ def _sync(folder: Path) -> None:
 
 
 def _flatten(value: Any, add: Callable[[Tensor], str]) -> Any:
-    """Return plain values; in the place of a tensor is the name that `add` gives it."""
+    """Return plain values; each tensor is replaced by the name that `add` returns."""
     if isinstance(value, Tensor):
         return {"tensor" if value.device.type == "cpu" else "device tensor": add(value)}
     if dataclasses.is_dataclass(value):
@@ -212,7 +212,7 @@ def _flatten(value: Any, add: Callable[[Tensor], str]) -> Any:
 
 @dataclass(frozen=True)
 class _Tensors:
-    """The tensors of an open file, which stay there until they are looked at."""
+    """The tensors of an open file, read when they are used."""
 
     opened: Any
     device: torch.device | str  # of the run
@@ -241,7 +241,7 @@ def _read_checkpoint(header: Mapping[str, Any], tensors: _Tensors) -> Checkpoint
     rejected = tuple(RejectedReply(**values) for values in state.pop("rejected"))
     client_states = {
         int(client): ClientState(**_restore(tree, tensors))
-        for client, tree in header["memories"].items()
+        for client, tree in header["client_states"].items()
     }
     window = {
         int(client): WindowMoments(**_restore(tree, tensors))

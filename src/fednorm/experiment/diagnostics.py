@@ -1,4 +1,4 @@
-"""What `--diagnose` measures in every round.
+"""Measurements of `--diagnose` in every round.
 
 After Zhong, Chen and Chao, 2023, arXiv:2303.06530, Figure 3: S are the shared running means and
 variances of all BatchNorm layers, S_i the statistics of client i's batches in a round.
@@ -55,7 +55,7 @@ WINDOW = 200  # rounds, as in Figure 3b of arXiv:2303.06530
 
 @dataclass(frozen=True, slots=True)
 class WindowMoments:
-    """What one client reported within the window."""
+    """The reports of one client within the window."""
 
     rounds: Tensor
     vectors: Tensor  # a row for each of these rounds
@@ -70,7 +70,7 @@ def move_window(
 ) -> dict[ClientId, WindowMoments]:
     """Return the window that ends with a round in which clients reported `new`.
 
-    An entry that is not a number stands for what a client did not report.
+    NaN marks entries that a client did not report.
     """
     moved = {}
     for client in sorted({*window, *new}):
@@ -114,7 +114,7 @@ Diagnostics: TypeAlias = dict[str, float | None]
 
 
 class Diagnosis:
-    """Looks at the rounds of one run, one after the other."""
+    """Measures the rounds of one run, one after the other."""
 
     def __init__(self, prepared: PreparedRun) -> None:
         self.prepared = prepared
@@ -125,18 +125,18 @@ class Diagnosis:
     def resume(
         self, state: ServerState, client_states: Mapping[ClientId, ClientState], window: Window
     ) -> None:
-        """Look on from where a run stopped, after the rounds that were looked at."""
+        """Continue from where a run stopped."""
         self.before, self.client_states, self.window = state, client_states, window
 
     def measure_round(self, result: RoundResult, *, gradient: bool) -> Diagnostics:
-        """Return what the next round shows; `gradient` asks for the gradient's deviation too."""
+        """Return the measurements of the next round; `gradient` adds the gradient's deviation."""
         task = self.prepared.task
         gone = {rejected.client for rejected in result.state.rejected}
         replies = [reply for reply in result.replies if reply.client not in gone]
         new = {reply.client: batch_vector(task, self.before, reply) for reply in replies}
         seen = {client: vector for client, vector in new.items() if vector is not None}
         self.window = move_window(self.window, result.state.round, seen)
-        sends = not self.prepared.entry.centralized  # one machine sends nothing to anybody
+        sends = not self.prepared.entry.centralized  # one machine sends nothing
         found: Diagnostics = {
             "drift": drift(task, self.before, result.state),
             "deviation": deviation(task, self.before, replies),
@@ -164,7 +164,7 @@ class Diagnosis:
 
 
 def _select_shared(task: Task) -> list[str]:
-    """Return the layers whose means and variances are shared; backward means are none of these."""
+    """Return the layers whose means and variances are shared, without backward means."""
     return [path for path, m in task.layout.sharing.items() if isinstance(m, FedBatchNorm)]
 
 
@@ -216,7 +216,7 @@ def batch_statistics(
 def batch_vector(task: Task, before: ServerState, reply: Reply) -> Tensor | None:
     """Return a client's batch statistics of a round, layer after layer; None if it sends none.
 
-    In the place of a layer that reports nothing is NaN.
+    A layer that reports nothing has NaN.
     """
     parts: list[Tensor] = []
     for path in _select_shared(task):
@@ -245,7 +245,7 @@ def mean_gradient(
     client_states: Mapping[ClientId, ClientState],
     replies: Sequence[Reply],
 ) -> Tensors | None:
-    """Return the aggregate of the clients' gradients, or None if replies do not tell them."""
+    """Return the aggregate of the clients' gradients, or None if replies do not determine them."""
     nothing = ClientState()
     gradients = [
         _sent_gradient(task, before, client_states.get(reply.client, nothing), reply)
@@ -260,7 +260,7 @@ def mean_gradient(
 def _sent_gradient(
     task: Task, before: ServerState, client_state: ClientState, reply: Reply
 ) -> Tensors | None:
-    """Return the gradient of a round's only step, without what momentum and decay add to it."""
+    """Return the gradient of a round's only step, without momentum and weight decay."""
     algorithm = task.algorithm
     if isinstance(algorithm, DSGD):
         share, old = algorithm.momentum, client_state.optimizer

@@ -75,7 +75,7 @@ def _check_batches(prepared: PreparedRun) -> None:
             raise ValueError(
                 f"client {client} ({len(part)} samples) would {doing} a batch of 1 sample, of "
                 f"which layer {layer!r} gets one value per channel, without variance; use larger "
-                "batches, fewer clients, or a strategy that does not normalise by the batch, such "
+                "batches, fewer clients, or a strategy that does not normalize by the batch, such "
                 "as 'fbn' or 'gn'."
             )
         return  # the same holds for every client's single sample

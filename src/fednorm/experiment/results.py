@@ -146,7 +146,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Strategies side by side."""
+    """The runs of all strategies and seeds."""
 
     config: dict[str, Any]
     environment: dict[str, str]

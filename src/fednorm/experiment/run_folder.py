@@ -113,7 +113,7 @@ class MetricsFile:
         line: dict[str, Any] = {"round": event.round, "train_loss": event.train_loss}
         if event.rejected:
             line["rejected"] = [_describe_rejected(one) for one in event.rejected]
-        counts = {"vanished": event.dropped_out, "repeated": event.retries}
+        counts = {"dropped_out": event.dropped_out, "retries": event.retries}
         line |= {key: count for key, count in counts.items() if count}
         if event.diagnostics is not None:
             line |= event.diagnostics

@@ -44,7 +44,7 @@ def _tensor(name: str, array: Array) -> Tensor:
 
 
 def expect(what: str, found: Tensors, like: Tensors) -> dict[str, Tensor]:
-    """Return `found` as the very kind of tensors that `like` has, or say what is wrong."""
+    """Return `found` with the devices and layouts of `like`, or raise WireError."""
     if unknown := sorted(found.keys() - like.keys()):
         raise WireError(f"{what} has {unknown[0]!r}, which the model does not have.")
     if missing := sorted(like.keys() - found.keys()):
@@ -53,7 +53,7 @@ def expect(what: str, found: Tensors, like: Tensors) -> dict[str, Tensor]:
 
 
 def match_tensors(what: str, found: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor as the very kind that `like` is, or say what is wrong."""
+    """Return a tensor with the device and layout of `like`, or raise WireError."""
     if found.shape != like.shape or found.dtype != like.dtype:
         raise WireError(
             f"{what} must be {like.dtype} of shape {tuple(like.shape)}, "

@@ -1,8 +1,8 @@
 """The client's half of a Flower app of your own: two calls around your training loop.
 
-The message says which strategy the server follows, so the client needs no setting. Layers record
-what they see by themselves while your loop runs. Where a strategy wants other steps than an
-optimiser takes, `unpack` and `parameter_groups` see to it.
+The message names the strategy of the server, so the client needs no setting. Layers record their
+statistics while your loop runs. If a strategy needs other steps than the optimizer's, `unpack` and
+`parameter_groups` take care of it.
 """
 
 import dataclasses
@@ -32,16 +32,16 @@ from fednorm.strategies.base import Strategy
 
 # Attributes of a converted model: what it was made for, and what its layers follow and have seen.
 _TASK, _SESSION, _MEASURED = "fednorm_task", "fednorm_session", "fednorm_measured"
-_OURS = (wire.HEADER, wire.BUFFERS, wire.STATISTICS, wire.MOMENTUM, wire.NOTES)
+_OURS = (wire.HEADER, wire.BUFFERS, wire.STATISTICS, wire.MOMENTUM, wire.STRATEGY_STATE)
 
 
 def _stay_frozen(module: nn.Module, _given: object) -> None:
-    """Keep a module frozen in a loop of the user's, which may call `.train()` on the model."""
+    """Keep a module frozen in a user's loop, which may call `.train()` on the model."""
     module.training = False
 
 
 def describe_strategy(chosen: Strategy) -> str:
-    """Return a strategy as text that the other side can read."""
+    """Return a strategy as text that the client can read."""
     names = [name for name, cls in STRATEGIES.items() if cls is type(chosen)]
     if not names:
         raise ValueError(
@@ -100,7 +100,7 @@ def _measure(
 
 
 class _StepCounter:
-    """Counts how often the whole model is called; of calls of its parts nobody knows the step."""
+    """Counts calls of the whole model; the step of a call of one part is unknown."""
 
     def __init__(self) -> None:
         self.taken = -1
@@ -120,7 +120,7 @@ class _StepCounter:
 
 
 def parameter_groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
-    """Return the groups for an optimiser, with the learning rates that the strategy wants.
+    """Return the groups for an optimizer, with the learning rates of the strategy.
 
     `fixup` wants a tenth of `lr` for its scalars; with others, all parameters have `lr`.
 
@@ -257,7 +257,7 @@ def _build_task(message: Message, model: nn.Module) -> tuple[Task, Broadcast]:
 
 
 def _clip_in_hooks(task: Task) -> None:
-    """Let the gradients of a loop that is not ours be clipped."""
+    """Clip the gradients of a user's loop."""
     for name, clip in task.clips.items():
         weight = task.model.get_parameter(name)
         if weight.requires_grad:

@@ -1,4 +1,4 @@
-"""What runs on a node: `client_round` on the node's own data, with a memory that stays there."""
+"""The ClientApp of a node: `client_round` on the node's data, with a state that stays there."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,13 +40,13 @@ Build: TypeAlias = Callable[[Context, int, int], Site]  # context, number of the
 
 
 def client_app(build: Build) -> ClientApp:
-    """Return the app of a node; `build` makes what it needs for a strategy and a seed."""
+    """Return the app of a node; `build` makes a run of a strategy and a seed."""
     app = ClientApp()
 
-    @app.query("who")
-    def who(message: Message, context: Context) -> Message:
-        partition = int(context.node_config.get("partition-id", NO_CLIENT))
-        return _answer_with(message, partition=partition)
+    @app.query("partition")
+    def partition(message: Message, context: Context) -> Message:
+        number = int(context.node_config.get("partition-id", NO_CLIENT))
+        return _answer_with(message, partition=number)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -66,8 +66,8 @@ def client_app(build: Build) -> ClientApp:
         wire.save_client_state(context.state, kept, tag)
         return Message(wire.reply_records(reply), reply_to=message)
 
-    @app.query("survey")
-    def survey(message: Message, context: Context) -> Message:
+    @app.query("calibration")
+    def calibration(message: Message, context: Context) -> Message:
         site, client, tag = _site(build, message, context)
         task, client_state = site.task, wire.load_client_state(context.state, tag)
         own = site.data.all_batches(client)
@@ -106,7 +106,7 @@ def _read_received(site: Site, message: Message) -> Broadcast:
 
 
 def _forget_others(state: RecordDict, tag: str) -> None:
-    """Forget what was kept for another strategy or seed: those runs are over."""
+    """Forget the client states of other strategies and seeds: those runs are over."""
     for key in [k for k in state if k.startswith(f"{wire.HEADER}.") and not k.endswith(tag)]:
         del state[key]
 

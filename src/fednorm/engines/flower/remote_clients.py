@@ -108,7 +108,7 @@ class RemoteClients:
         new = [node for node in self.grid.get_node_ids() if node not in self.asked]
         content = RecordDict({wire.HEADER: ConfigRecord({"version": wire.VERSION})})
         found: dict[int, int] = {}
-        messages = [Message(content, node, "query.who") for node in new]
+        messages = [Message(content, node, "query.partition") for node in new]
         for reply in self.grid.send_and_receive(messages, timeout=_ASKED) if new else ():
             self.answered.add(reply.metadata.src_node_id)
             try:
@@ -169,7 +169,7 @@ class RemoteClients:
 
     def ask(self, received: Broadcast, clients: Sequence[ClientId]) -> list[CalibrationReply]:
         """Let clients measure the statistics of their data."""
-        answers = self._call("query.survey", wire.broadcast_records(received), clients)
+        answers = self._call("query.calibration", wire.broadcast_records(received), clients)
         measured = []
         for client, found in answers.items():
             try:

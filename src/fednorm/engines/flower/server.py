@@ -1,7 +1,7 @@
 """The server's half of a Flower app of your own: fednorm's strategies as one of Flower's.
 
-Who takes part, what is evaluated and how metrics are averaged is left to FedAvg, or to the
-strategy that is given as `server`. Normalization is left to `server_round`. A `server` such as
+FedAvg, or the strategy that is given as `server`, chooses nodes, evaluates and averages metrics.
+`server_round` handles normalization. A `server` such as
 FedAdam, or a wrapper for differential privacy around it, sees messages that hold the weights and
 nothing else: neither counters nor statistics.
 """
@@ -41,13 +41,13 @@ class NormStrategy(Strategy):
     """A normalization strategy for `ServerApp`s.
 
     Args:
-        strategy: a name such as "fbn", or what `fednorm.strategy("fbn", momentum=0.05)` returns.
+        strategy: a name such as "fbn", or `fednorm.create_strategy("fbn", stats_momentum=0.05)`.
         model: the model that clients pass to `unpack`; it is copied.
         server: one of Flower's strategies that decides on the weights, such as FedAdam; FedAvg's
             arguments belong to it then.
-        aggregate: how weights are combined: "mean", or a robust rule such as "nnm > median".
-        aggregate_statistics: how statistics are combined, in the same words.
-        byzantine: how many lying clients the robust rules withstand.
+        aggregator: how weights are combined: "mean", or a robust rule such as "nnm > median".
+        statistics_aggregator: how statistics are combined, in the same words.
+        byzantine: number of Byzantine clients that the robust rules withstand.
         arguments: FedAvg's usual ones (`fraction_train`, `min_available_nodes`, …).
     """
 
@@ -152,7 +152,7 @@ class NormStrategy(Strategy):
         """Choose nodes and write their messages."""
         del arrays  # as in self.state, which knows what is what
         self.grid = grid
-        # A round to which nobody answered counts for Flower, so it must count here.
+        # A round without answers counts for Flower, so it must count here.
         self.state = replace(self.state, round=server_round - 1)
         weights = to_record(self.state.weights)
         messages = list(self.around.configure_train(server_round, weights, config, grid))
@@ -221,7 +221,7 @@ class NormStrategy(Strategy):
             reply, reason = self._read(message, wanted)
             if reply is None:
                 node = message.metadata.src_node_id
-                log.warning("round %d goes on without node %d: %s", server_round, node, reason)
+                log.warning("round %d continues without node %d: %s", server_round, node, reason)
             else:
                 usable.append((reply, message))
         return sorted(usable, key=lambda pair: pair[0].client)

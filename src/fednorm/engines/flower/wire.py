@@ -1,10 +1,10 @@
 """Messages of a round as Flower's records, and back.
 
-Weights travel as one array each, under the names of the `state_dict`. Statistics have a record of
-their own, in which all layers stand one after the other: `mean` and `var` hold the channels of
-all layers, `sizes` how many belong to which, `batches` the counters, `count` the counts of values
-and `samples` of how many samples they are. A layer that is called more than once in a step stands
-there once for each call. What is not expected is refused by name.
+Weights travel as one array each, under the names of the `state_dict`. Statistics have a separate
+record with all layers in a row: `mean` and `var` hold the channels of all layers, `sizes` the
+number of channels of each, `batches` the counters, `count` the counts of values and `samples` the
+counts of samples. A layer that is called more than once in a step has one entry for each call.
+Anything unexpected is refused by name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,9 +31,9 @@ WEIGHTS, METRICS = "arrays", "metrics"  # as in Flower's own examples
 EXAMPLES, LOSS = "num-examples", "loss"
 HEADER = "fednorm"
 BUFFERS, STATISTICS = "fednorm.buffers", "fednorm.statistics"
-MOMENTUM, NOTES = "fednorm.momentum", "fednorm.notes"
+MOMENTUM, STRATEGY_STATE = "fednorm.momentum", "fednorm.strategy_state"
 _PERSONAL, _OPTIMIZER = "fednorm.personal", "fednorm.optimizer"
-VERSION = 2
+VERSION = 3
 
 
 def _statistics(values: Sequence[RunningStats | Moments], **columns: Tensor) -> ArrayRecord:
@@ -75,12 +75,12 @@ def _split(
 
 
 def _shape_values(found: Tensor, like: Tensor) -> Tensor:
-    """Return numbers that came in a row in the shape that they have here, if there are as many."""
+    """Return flat numbers in the shape of `like`, if there are as many."""
     return found.view(like.shape) if found.numel() == like.numel() else found
 
 
 def write_stats(record: RecordDict, stats: Mapping[str, LayerStats]) -> list[str]:
-    """Put reported statistics into a record; return the layers in their order, once a call."""
+    """Write reported statistics into `record`; return the layers in order, one for each call."""
     calls = [(path, report, m) for path, report in stats.items() for m in report.calls]
     if calls:
         record[STATISTICS] = _statistics(
@@ -95,7 +95,7 @@ def write_stats(record: RecordDict, stats: Mapping[str, LayerStats]) -> list[str
 def read_stats(
     record: RecordDict, layers: Sequence[str], like: Mapping[str, RunningStats]
 ) -> dict[str, LayerStats]:
-    """Return reported statistics, of the layers that `like` knows."""
+    """Return the statistics that `record` reports for layers of `like`."""
     if not layers:
         return {}
     found = to_tensors(_arrays(record, STATISTICS))
@@ -122,7 +122,7 @@ def read_stats(
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a message says of itself beside its tensors: plain values by name."""
+    """The plain values of a message, by name."""
 
     values: Mapping[str, int | float | str | list[str]]
 
@@ -156,17 +156,17 @@ def header(record: RecordDict) -> Header:
     return Header(dict(found))  # type: ignore[arg-type]  # each value is checked where it is used
 
 
-def broadcast_records(received: Broadcast, **said: float | str) -> RecordDict:
-    """Return a broadcast as records; `said` goes into its header."""
+def broadcast_records(received: Broadcast, **more: float | str) -> RecordDict:
+    """Return a broadcast as records; `more` goes into its header."""
     record = RecordDict({WEIGHTS: to_array_record(received.weights)})
     for key, part in (
         (BUFFERS, received.buffers),
         (MOMENTUM, received.momentum),
-        (NOTES, received.strategy_state),
+        (STRATEGY_STATE, received.strategy_state),
     ):
         if part:
             record[key] = to_array_record(part)
-    head = ConfigRecord({"version": VERSION, "round": received.round, **said})
+    head = ConfigRecord({"version": VERSION, "round": received.round, **more})
     if received.rounds is not None:
         head["rounds"] = received.rounds
     if received.running:
@@ -177,13 +177,13 @@ def broadcast_records(received: Broadcast, **said: float | str) -> RecordDict:
     return record
 
 
-def reply_records(reply: Reply, **said: float | str) -> RecordDict:
-    """Return a reply as records; its update stands where weights usually do."""
+def reply_records(reply: Reply, **more: float | str) -> RecordDict:
+    """Return a reply as records; its update is in the record of weights."""
     record = RecordDict({WEIGHTS: to_array_record(reply.update)})
     for key, part in ((BUFFERS, reply.buffers), (MOMENTUM, reply.momentum)):
         if part:
             record[key] = to_array_record(part)
-    head = ConfigRecord({"version": VERSION, "client": reply.client, **said})
+    head = ConfigRecord({"version": VERSION, "client": reply.client, **more})
     if layers := write_stats(record, reply.stats):
         head["layers"] = layers
     record[METRICS] = MetricRecord({EXAMPLES: reply.examples, LOSS: reply.loss, **reply.metrics})
@@ -208,12 +208,12 @@ def read_reply(record: RecordDict, client: ClientId, state: ServerState) -> Repl
 
 
 def _name_parts(known: Tensors, wanted: Tensors) -> dict[str, Tensor]:
-    """Return the known tensors of these names; what does not learn is not sent."""
+    """Return the tensors of `known` that `wanted` names; frozen ones are not sent."""
     return {name: tensor for name, tensor in known.items() if name in wanted}
 
 
 def align(received: Broadcast, like: ServerState) -> Broadcast:
-    """Return a broadcast as the tensors of the model that takes it in, or say what is wrong."""
+    """Return a broadcast in the shapes and types of `like`, or raise WireError."""
     known = {path: r.mean for path, r in like.running.items()}
     running = {
         path: replace(r, mean=_shape_values(r.mean, known[path]) if path in known else r.mean)
@@ -252,14 +252,14 @@ def read_broadcast(record: RecordDict, weights: str = WEIGHTS) -> Broadcast:
         buffers=optional(record, BUFFERS),
         running=running,
         momentum=optional(record, MOMENTUM),
-        strategy_state=optional(record, NOTES),
+        strategy_state=optional(record, STRATEGY_STATE),
     )
     return Broadcast(state, None if rounds is None else integer(said, "rounds"))
 
 
-def integer(said: Header, key: str) -> int:
-    """Return a whole number that a message says of itself."""
-    value = said[key]
+def integer(found: Header, key: str) -> int:
+    """Return an integer of a message's header."""
+    value = found[key]
     if not isinstance(value, int) or isinstance(value, bool):
         raise WireError(f"{key!r} must be an integer, but is {value!r}.")
     return value
@@ -278,7 +278,7 @@ def optional(record: RecordDict, key: str) -> dict[str, Tensor]:
 
 
 def content(message: Message) -> RecordDict:
-    """Return what a message holds, or raise if it is the report of a failure."""
+    """Return the content of a message, or raise WireError if it reports a failure."""
     if message.has_error():
         raise WireError(message.error.reason)
     return message.content
@@ -294,7 +294,7 @@ def examples_of(record: RecordDict) -> int:
 
 
 def save_client_state(state: RecordDict, client_state: ClientState, tag: str = "") -> None:
-    """Keep a client's memory in the state of its node."""
+    """Save a client's state in the state of its node."""
     for key, part in ((_PERSONAL, client_state.tensors), (_OPTIMIZER, client_state.optimizer)):
         if part:
             state[key + tag] = to_array_record(part)
@@ -303,5 +303,5 @@ def save_client_state(state: RecordDict, client_state: ClientState, tag: str = "
 
 
 def load_client_state(state: RecordDict, tag: str = "") -> ClientState:
-    """Return the memory that a node keeps, an empty one at first."""
+    """Return the client state that a node keeps, an empty one at first."""
     return ClientState(optional(state, _PERSONAL + tag), optional(state, _OPTIMIZER + tag))

@@ -62,17 +62,19 @@ def submit(
             for seed in experiment.seeds:
                 before = run_folder(folder, entry, seed) / "metrics.jsonl"
                 before.unlink(missing_ok=True)
-        for said in _read_lines(experiment, superlink):
-            if "error" in said:
-                raise ConfigError(f"the SuperLink's side says: {said['error']}")
-            if "event" in said:
-                event = Event.from_json(said["event"])
+        for message in _read_lines(experiment, superlink):
+            if "error" in message:
+                raise ConfigError(f"the SuperLink's side says: {message['error']}")
+            if "event" in message:
+                event = Event.from_json(message["event"])
                 _write_event(event, experiment, folder)
                 monitor.report(event)
-            if "model" in said:
-                log.info("model at the SuperLink: %s, SHA-256 %s", said["model"], said["sha256"])
-            if "result" in said:
-                results.append(_record_result(said["result"], experiment, folder))
+            if "model" in message:
+                log.info(
+                    "model at the SuperLink: %s, SHA-256 %s", message["model"], message["sha256"]
+                )
+            if "result" in message:
+                results.append(_record_result(message["result"], experiment, folder))
     expected = len(experiment.strategies) * len(experiment.seeds)
     if len(results) < expected:
         raise ConfigError(
@@ -119,10 +121,10 @@ def _read_lines(experiment: Experiment, superlink: SuperLink) -> Iterator[dict[s
 
 
 def _find_flwr() -> str:
-    beside = Path(sys.executable).with_name("flwr")
-    if not beside.exists():
+    command = Path(sys.executable).with_name("flwr")
+    if not command.exists():
         raise MissingFlowerError("engine 'flower'")
-    return str(beside)
+    return str(command)
 
 
 def _stream(command: list[str], env: dict[str, str]) -> Iterator[dict[str, Any]]:
