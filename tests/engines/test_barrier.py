@@ -33,7 +33,7 @@ def no_thread_is_left():
     assert threading.active_count() == before
 
 
-def meeting_rounds(task, clients, count, room=10**9):
+def barrier_rounds(task, clients, count, room=10**9):
     return rounds(task, clients, count, train=BarrierTrainer(task, room).train)
 
 
@@ -52,7 +52,7 @@ def random_model():
 def test_gives_what_training_anew_gives(model, shared_message):
     task = task_of("fedtan", STEPS, model=model, shared_message=shared_message, count=3)
     for ours, expected in zip(
-        meeting_rounds(task, CLIENTS, 3), rounds(task, CLIENTS, 3), strict=True
+        barrier_rounds(task, CLIENTS, 3), rounds(task, CLIENTS, 3), strict=True
     ):
         for name, weight in expected.state.weights.items():
             assert torch.equal(ours.state.weights[name], weight)
@@ -69,7 +69,7 @@ def test_gives_what_training_anew_gives(model, shared_message):
 def test_the_callers_randomness_stays_as_it_was():
     task = task_of("fedtan", STEPS, model=random_model(), count=2)
     before = torch.get_rng_state()
-    list(meeting_rounds(task, CLIENTS, 2))
+    list(barrier_rounds(task, CLIENTS, 2))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -79,7 +79,7 @@ def test_each_client_trains_once(monkeypatch):
     monkeypatch.setattr(
         barrier, "train_client", lambda *args: (trained.append(args[3].client), train(*args))[1]
     )
-    list(meeting_rounds(task_of("fedtan", STEPS, count=1), CLIENTS, 1))
+    list(barrier_rounds(task_of("fedtan", STEPS, count=1), CLIENTS, 1))
     assert trained == [0, 1, 2]
 
 
@@ -88,9 +88,9 @@ def test_without_room_for_all_they_train_anew(monkeypatch):
     expected = next(rounds(task, CLIENTS, 2))
     batches = [CLIENTS.batches(client, 1) for client in range(3)]
     need = BarrierTrainer(task, 0).count_bytes(batches)
-    assert next(meeting_rounds(task, CLIENTS, 2, room=need)).train_loss == expected.train_loss
+    assert next(barrier_rounds(task, CLIENTS, 2, room=need)).train_loss == expected.train_loss
     monkeypatch.setattr(barrier, "ClientThread", None)
-    ours = next(meeting_rounds(task, CLIENTS, 2, room=need - 1))
+    ours = next(barrier_rounds(task, CLIENTS, 2, room=need - 1))
     assert ours.train_loss == expected.train_loss
 
 
@@ -111,10 +111,10 @@ def test_what_clients_hold_grows_with_batches_and_parameters():
 def test_a_loss_that_is_not_finite_ends_the_round():
     clients = ToyClients(sizes=(3, 5, 4), broken=frozenset({1}))
     with pytest.raises(NonFiniteLossError, match="client"):
-        list(meeting_rounds(task_of("fedtan", STEPS, count=2), clients, 2))
+        list(barrier_rounds(task_of("fedtan", STEPS, count=2), clients, 2))
 
 
-def test_a_client_that_lies_may_diverge():
+def test_a_byzantine_client_may_diverge():
     clients = ToyClients(sizes=(3, 5, 4), broken=frozenset({1}))
     task = task_of("fedtan", STEPS, count=2)
     results, _ = BarrierTrainer(task, 10**9, byzantine={0, 1, 2}).train(
@@ -139,7 +139,7 @@ class Wavering(nn.Module):
 def test_clients_that_wait_at_different_places_are_told():
     task = task_of("fedtan", STEPS, model=Wavering().double(), count=2)
     with pytest.raises(RuntimeError, match="same site"):
-        list(meeting_rounds(task, CLIENTS, 2))
+        list(barrier_rounds(task, CLIENTS, 2))
 
 
 def test_an_interruption_ends_all_of_them(monkeypatch):
@@ -148,7 +148,7 @@ def test_an_interruption_ends_all_of_them(monkeypatch):
 
     monkeypatch.setattr(barrier, "answer_exchange", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        list(meeting_rounds(task_of("fedtan", STEPS, count=2), CLIENTS, 2))
+        list(barrier_rounds(task_of("fedtan", STEPS, count=2), CLIENTS, 2))
 
 
 class Interrupting(ToyClients):
@@ -172,12 +172,12 @@ class Endless:
             yield self.batch
 
 
-def test_nobody_trains_to_the_end_after_an_interruption():
+def test_no_client_trains_to_the_end_after_an_interruption():
     # A shell that starts the tests in the background lets them ignore the signal.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            list(meeting_rounds(task_of("fedtan", STEPS, count=2), Interrupting(), 2))
+            list(barrier_rounds(task_of("fedtan", STEPS, count=2), Interrupting(), 2))
     finally:
         signal.signal(signal.SIGINT, before)
     assert 0 < Endless.taken < 500

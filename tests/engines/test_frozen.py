@@ -160,10 +160,10 @@ def test_a_single_client_follows_torch_where_half_is_frozen():
 def test_cohorts(name):
     task = task_of(name, STEPS, model=half_frozen(), count=3)
     expected = run(task, CLIENTS, 3, tested=False)
-    export(task, task.initial_state)  # cohorts are made from the workspace as it is
-    cohorts = StackedTrainer(task, 2)
-    got = run(task, CLIENTS, 3, train=cohorts.train)
-    assert 2 in cohorts.stacks
+    export(task, task.initial_state)  # trainer are made from the workspace as it is
+    trainer = StackedTrainer(task, 2)
+    got = run(task, CLIENTS, 3, train=trainer.train)
+    assert 2 in trainer.stacks
     for ours, theirs in zip(got, expected, strict=True):
         assert_same(ours.state, theirs.state, tolerance=1e-10)
 
@@ -178,7 +178,7 @@ def test_lockstep(name):
         assert_same(ours.state, theirs.state, tolerance=1e-10)
 
 
-def test_meeting():
+def test_barrier():
     task = task_of("fedtan", STEPS, model=half_frozen(), count=3)
     expected = run(task, CLIENTS, 3, tested=False)
     export(task, task.initial_state)
@@ -234,7 +234,7 @@ def test_adaptation_leaves_it_alone():
         assert stays == (path in FROZEN)
 
 
-def test_the_doctors_survey_leaves_it_alone():
+def test_the_doctors_calibration_leaves_it_alone():
     task = task_of("dualbn", STEP, model=half_frozen())
     steps = {client: CLIENTS.batches(client, 1).steps for client in CLIENTS.all()}
     found = converge_statistics(task, FixedBatches(steps)).initial_state.running

@@ -87,7 +87,7 @@ def test_each_part_of_a_merged_batch_gets_its_own_draws(name, dtype, layout):
         assert not torch.allclose(model[0](merged), torch.cat(expected))
 
 
-def draw_for_nobody(x):
+def draw_for_no_sample(x):
     return x * torch.rand(())
 
 
@@ -95,7 +95,7 @@ def draw_for_the_batch(x):
     return x * torch.empty(1, 4, 1, 1).bernoulli_(0.5)
 
 
-@pytest.mark.parametrize("draw", [draw_for_nobody, draw_for_the_batch])
+@pytest.mark.parametrize("draw", [draw_for_no_sample, draw_for_the_batch])
 def test_draws_that_belong_to_no_sample_are_refused(draw):
     parts = parts_of(torch.float32, torch.contiguous_format)
     x = torch.cat([x for part in parts for x, _ in part.steps])

@@ -1,4 +1,4 @@
-"""Lockstep equals the loop within rounding, for every strategy it takes."""
+"""Merged batches equal the loop within rounding, for every strategy that can be merged."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from fednorm.strategies import STRATEGIES
 from support import ToyClients, last, nested_model, task_of, why_not
 
 STEP = create_algorithm("dsgd", lr=0.05, momentum=0.9, weight_decay=1e-3)
-LOCKSTEP = sorted(name for name in STRATEGIES if create_strategy(name).mergeable_batches)
+MERGEABLE = sorted(name for name in STRATEGIES if create_strategy(name).mergeable_batches)
 
 
 def together(task, clients, count=8):
@@ -37,15 +37,15 @@ def assert_equal(one, two):
     assert two.bytes_down == one.bytes_down
 
 
-@pytest.mark.parametrize("name", LOCKSTEP)
+@pytest.mark.parametrize("name", MERGEABLE)
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (2, 7, 3), (5,)])
 def test_equals_the_loop(name, sizes):
     clients = ToyClients(sizes=sizes)
     loop = last(task_of(name, STEP, count=8), clients, 8)
-    locked = together(task_of(name, STEP, count=8), clients)
-    assert_equal(loop, locked)
+    merged = together(task_of(name, STEP, count=8), clients)
+    assert_equal(loop, merged)
     if len(set(sizes)) == 1:
-        assert locked.train_loss == pytest.approx(loop.train_loss)
+        assert merged.train_loss == pytest.approx(loop.train_loss)
 
 
 @pytest.mark.parametrize("name", ["naive", "fixbn", "fbn", "fedtan"])
@@ -110,7 +110,7 @@ def _digits(participation=1.0):
     return build_federation(data, "iid", plan, clients=4, seed=0, participation=participation)
 
 
-@pytest.mark.parametrize("name", sorted(set(STRATEGIES) - set(LOCKSTEP)))
+@pytest.mark.parametrize("name", sorted(set(STRATEGIES) - set(MERGEABLE)))
 def test_other_strategies_are_left_to_the_loop(name):
     assert why_not("merged", task_of(name, STEP), _digits(), ours=True)
 

@@ -1,4 +1,4 @@
-"""Every engine with few and with odd numbers of clients, with absent ones and ones that vanish."""
+"""Every engine with few and with odd numbers of clients, with absent ones and dropouts."""
 
 import multiprocessing
 import os
@@ -30,11 +30,11 @@ STEPS = create_algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local"
 
 
 @pytest.mark.parametrize("size", range(1, 9))
-def test_every_client_is_in_one_cohort_and_no_cohort_is_empty(size):
-    cohorts = StackedTrainer(task_of("naive", STEPS), size)
+def test_every_client_is_in_one_stack_and_no_stack_is_empty(size):
+    trainer = StackedTrainer(task_of("naive", STEPS), size)
     for count in range(1, 40):
         alike = [Batches(client, [], 4, batch_sizes=(4, 4)) for client in range(count)]
-        groups = cohorts.group_clients(alike, {})
+        groups = trainer.group_clients(alike, {})
         assert sorted(own.client for group in groups for own in group) == list(range(count))
         lengths = [len(group) for group in groups]
         assert max(lengths) <= size
@@ -52,7 +52,7 @@ ENGINES = {
 ADVERSE = {
     "all": {},
     "some": {"participation": 0.6},
-    "vanishing": {"client_dropout": 0.3},
+    "dropping out": {"client_dropout": 0.3},
     "both": {"participation": 0.6, "client_dropout": 0.3},
 }
 
@@ -182,7 +182,7 @@ def wait_until_all_have_begun(clients, patience=240.0):
         time.sleep(0.05)
 
 
-# Rounds with 3, 1, 2, 3, 5 and 7 of seven clients, before any vanishes. The first ones have three
+# Rounds with 3, 1, 2, 3, 5 and 7 of seven clients, before any drops out. The first ones have three
 # clients that are alike, so that an extra process has to start for one of them.
 TAKING_PART = (3, 3, 3, 3, *COUNTS, *COUNTS, *COUNTS, *COUNTS)
 ABSENT = {r: tuple(range(count, 7)) for r, count in enumerate(TAKING_PART, 1)}
@@ -249,6 +249,6 @@ def test_a_process_may_begin_with_a_reply_without_tensors():
     sent = [(Reply(3, 5, {}, {}, {}, loss=float("inf")), ClientState())]
     plan, block = SharedBlock().write(sent)
     assert block is None
-    crew = object.__new__(processes.WorkerPool)
+    pool = object.__new__(processes.WorkerPool)
     worker = processes.Worker(None, _Wire(("reply", plan, block)), SharedBlock())
-    assert crew._receive(worker) == sent
+    assert pool._receive(worker) == sent

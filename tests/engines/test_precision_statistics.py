@@ -18,7 +18,7 @@ from fednorm.strategies import STRATEGIES, create_strategy
 from support import ToyClients
 
 WITHOUT = {"gn", "ln", "in", "none", "gn_ws", "fixup", "fedwon"}  # no statistics
-LOCKSTEP = sorted(
+MERGEABLE = sorted(
     name for name in set(STRATEGIES) - WITHOUT if create_strategy(name).mergeable_batches
 )
 SETTINGS = {
@@ -128,7 +128,7 @@ def in_cohorts(task, clients, count):
 
 
 @pytest.mark.parametrize("sizes", [(48, 64), (56, 56)])
-@pytest.mark.parametrize("name", LOCKSTEP)
+@pytest.mark.parametrize("name", MERGEABLE)
 def test_statistics_at_mean_10_in_lockstep(name, sizes):
     found, outputs = run(name, "bf16", "dsgd", merged_batch.rounds, sizes)
     truth, expected = run(name, "full", "dsgd", merged_batch.rounds, sizes)

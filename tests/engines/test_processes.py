@@ -1,4 +1,4 @@
-"""Clients in processes of their own: bit by bit what the loop gives."""
+"""Clients in worker processes: bit by bit what the loop gives."""
 
 import os
 import signal
@@ -50,7 +50,7 @@ CLIENTS = ToyClients(sizes=(3, 5, 4, 6, 2), steps=2, absent={2: (1, 3)})
 
 
 @pytest.mark.parametrize("name", ["fbn", "dualbn", "fedbn", "hbn"])
-def test_a_crew_gives_what_the_loop_gives(name):
+def test_a_worker_pool_gives_what_the_loop_gives(name):
     task = task_of(name, STEP, count=4)
     for ours, expected in zip(
         in_processes(task, CLIENTS, 3), in_turn(task, CLIENTS, 3), strict=True
@@ -61,14 +61,14 @@ def test_a_crew_gives_what_the_loop_gives(name):
 def test_a_process_that_dies_is_replaced():
     task = task_of("fedbn", STEP, count=4)
     expected = list(in_turn(task, CLIENTS, 2))
-    crew = WorkerPool(task, CLIENTS, 2)
+    pool = WorkerPool(task, CLIENTS, 2)
     try:
-        for number, ours in enumerate(in_turn(task, CLIENTS, 2, train=crew.train)):
+        for number, ours in enumerate(in_turn(task, CLIENTS, 2, train=pool.train)):
             assert_equal(ours, expected[number])
-            os.kill(crew.workers[0].process.pid, signal.SIGKILL)
+            os.kill(pool.workers[0].process.pid, signal.SIGKILL)
     finally:
-        crew.close()
-    assert not any(worker.process.is_alive() for worker in crew.workers)
+        pool.close()
+    assert not any(worker.process.is_alive() for worker in pool.workers)
 
 
 def test_a_loss_that_is_not_finite_is_told_as_in_the_loop():
@@ -104,19 +104,19 @@ def test_values_come_out_of_a_block_as_they_went_in():
     assert equal(read_plan(again, block.bytes, copy=False).weights, value.weights)
 
 
-def test_an_experiment_gives_the_same_with_workers():
+def test_an_experiment_gives_the_same_in_processes():
     values = {
         "strategies": ["fedbn"], "seeds": 1, "rounds": 3, "clients": 3, "local_steps": 2,
         "model": "cnn", "algorithm": "fedavg",
     }  # fmt: skip
-    loop, crew = (
+    loop, pool = (
         run_comparison(build_experiment({**values, "engine": e})).runs[0]
         for e in ("loop", "processes")
     )
-    assert crew.history == loop.history
+    assert pool.history == loop.history
 
 
-def test_what_workers_cannot_do_is_refused():
+def test_a_run_that_needs_one_process_is_refused():
     with pytest.raises(ConfigError, match="engine 'processes' needs"):
         run_comparison(
             build_experiment({"strategies": ["fedtan"], "engine": "processes", "rounds": 1})

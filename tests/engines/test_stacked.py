@@ -30,7 +30,7 @@ ALGORITHMS = {
     "adam": create_algorithm("fedavg", lr=0.01, optimizer="adam"),
     "dsgd": create_algorithm("dsgd", lr=0.05, momentum=0.9),
 }
-# Batches of two shapes, and clients that were away: some cohorts are cut short.
+# Batches of two shapes, and clients that were away: some trainer are cut short.
 CLIENTS = ToyClients(sizes=(4, 6, 4, 4, 6, 4), steps=2, absent={2: (1, 3), 3: (0,)})
 ALONE = {"fedtan", "switchnorm", "fixup", "fedfn"}  # exchanges, or layers over all channels
 
@@ -63,25 +63,25 @@ def assert_close(ours, expected):
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
-def test_cohorts_give_what_the_loop_gives(name):
+def test_stacked_clients_give_what_the_loop_gives(name):
     task = task_of(name, LOCAL, count=4)
     assert (why_not("stacked", task, CLIENTS) is None) is (name not in ALONE)
     if name not in ALONE:
-        cohorts = stacked.StackedTrainer(task, 3)
+        trainer = stacked.StackedTrainer(task, 3)
         expected = list(in_turn(task, CLIENTS, 3))
-        got = list(in_turn(task, CLIENTS, 3, train=cohorts.train))
+        got = list(in_turn(task, CLIENTS, 3, train=trainer.train))
         for ours, theirs in zip(got, expected, strict=True):
             assert_close(ours, theirs)
-        assert max(cohorts.stacks) > 1
+        assert max(trainer.stacks) > 1
 
 
 @pytest.mark.parametrize("which", sorted(ALGORITHMS))
 @pytest.mark.parametrize("name", ["fbn", "fedbn"])
 def test_every_algorithm(which, name):
     task = task_of(name, ALGORITHMS[which], count=4)
-    cohorts = stacked.StackedTrainer(task, 4)
+    trainer = stacked.StackedTrainer(task, 4)
     expected = list(in_turn(task, CLIENTS, 3))
-    for ours, theirs in zip(in_turn(task, CLIENTS, 3, train=cohorts.train), expected, strict=True):
+    for ours, theirs in zip(in_turn(task, CLIENTS, 3, train=trainer.train), expected, strict=True):
         assert_close(ours, theirs)
 
 
@@ -103,17 +103,17 @@ def test_a_wide_model_is_its_models_side_by_side(name):
 def test_with_processes_the_result_is_the_same_bit_by_bit():
     torch.set_num_threads(1)
     task = task_of("fedbn", LOCAL, count=4)
-    cohorts = stacked.StackedTrainer(task, 2)
-    crew = WorkerPool(task, CLIENTS, 2, stack=2)
+    trainer = stacked.StackedTrainer(task, 2)
+    pool = WorkerPool(task, CLIENTS, 2, stack=2)
     try:
-        expected = in_turn(task, CLIENTS, 2, train=cohorts.train)
-        for ours, theirs in zip(in_turn(task, CLIENTS, 2, train=crew.train), expected, strict=True):
+        expected = in_turn(task, CLIENTS, 2, train=trainer.train)
+        for ours, theirs in zip(in_turn(task, CLIENTS, 2, train=pool.train), expected, strict=True):
             for name, value in theirs.state.weights.items():
                 assert torch.equal(ours.state.weights[name], value)
             assert ours.train_loss == theirs.train_loss
-            os.kill(crew.workers[0].process.pid, signal.SIGKILL)  # it is replaced
+            os.kill(pool.workers[0].process.pid, signal.SIGKILL)  # it is replaced
     finally:
-        crew.close()
+        pool.close()
 
 
 def test_a_loss_that_is_not_finite_is_the_clients_own():
@@ -215,7 +215,7 @@ def test_where_it_does_not_fit_the_reason_is_told():
         ({"rounds": 1_000_000}, 4),
         ({"rounds": 1_000_000, "engine": "loop"}, 1),
         ({"rounds": 1_000_000, "strategies": ["centralized"]}, 1),
-        ({"rounds": 1_000_000, "algorithm": "dsgd", "local_steps": 1}, 1),  # lockstep
+        ({"rounds": 1_000_000, "algorithm": "dsgd", "local_steps": 1}, 1),  # merged batches
     ],
 )
 def test_processes_are_started_where_they_pay(changes, expected):

@@ -155,7 +155,7 @@ def test_how_far_off_it_is_is_true():
 
 
 @pytest.mark.parametrize("made", [Own, Rolled, Scaled])
-def test_a_model_for_which_lockstep_is_exact_runs(made):
+def test_a_model_for_which_merged_batches_are_exact_runs(made):
     ours, expected = (run("merged", made(), engine=e).runs[0] for e in ("merged", "loop"))
     assert ours.status == "finished"
     assert ours.final.loss == pytest.approx(expected.final.loss, rel=1e-5)

@@ -1,4 +1,4 @@
-"""Experiments with clients that lie, vanish or answer badly."""
+"""Experiments with clients that are Byzantine, drop out or answer badly."""
 
 import json
 import logging
@@ -123,7 +123,7 @@ def test_records_of_runs_without_these_keys_stay_valid():
     assert run_key(attacked, attacked.strategies[0], 0)["settings"]["byzantine"] == 2
 
 
-def test_a_lie_changes_the_run_and_a_defence_mends_the_statistics():
+def test_an_attack_changes_the_run_and_a_defence_restores_the_statistics():
     entries = [
         {"name": "fbn", "byzantine": 0, "label": "honest"},
         {"name": "fbn", "label": "attacked"},
@@ -148,7 +148,7 @@ def test_the_reference_is_honest_and_hears_all():
     assert repr(one.history) == repr(other.history)
 
 
-def test_the_same_lies_in_one_process_and_in_several():
+def test_an_attack_is_the_same_in_one_process_and_in_several():
     task, clients = (
         task_of("fbn", create_algorithm("dsgd", lr=0.05)),
         ToyClients(sizes=(4, 5, 6, 4)),
@@ -190,8 +190,8 @@ class Sampled(ToyClients):
 
 def test_a_round_with_too_few_good_replies_is_repeated_with_other_clients(caplog):
     clients = Sampled(sizes=(4, 4, 4, 4, 4))
-    liars = Adversary(create_attack("non_finite"), frozenset({0, 1}), seed=0)
-    conditions = Faults(liars, min_replies=2)
+    byzantine = Adversary(create_attack("non_finite"), frozenset({0, 1}), seed=0)
+    conditions = Faults(byzantine, min_replies=2)
     task = task_of("fbn", create_algorithm("dsgd", lr=0.05))
     with caplog.at_level(logging.WARNING, "fednorm"):
         *_, found = loop.rounds(task, clients, 1, faults=conditions)
@@ -213,13 +213,13 @@ def test_attempts_are_bounded_and_none_is_made_that_cannot_help():
             return super().batches(client, round_)
 
     clients = Counting(sizes=(4, 4, 4))
-    liars = Adversary(create_attack("non_finite"), frozenset({0}), seed=0)
+    byzantine = Adversary(create_attack("non_finite"), frozenset({0}), seed=0)
     with pytest.raises(NoUsableReplyError, match="only 2 usable replies"):
-        list(loop.rounds(task, clients, 1, faults=Faults(liars, 0.0, 3)))
+        list(loop.rounds(task, clients, 1, faults=Faults(byzantine, 0.0, 3)))
     assert len(drawn) == 3  # all were asked: nobody else could do better
     drawn.clear()
     with pytest.raises(NoUsableReplyError):
-        list(loop.rounds(task, clients, 1, faults=Faults(liars, 0.001, 3)))
+        list(loop.rounds(task, clients, 1, faults=Faults(byzantine, 0.001, 3)))
     assert len(drawn) == 3 * ATTEMPTS
 
 
@@ -247,14 +247,14 @@ def test_rejected_replies_are_recorded_with_layer_and_reason(tmp_path, caplog):
         (result,) = run_comparison(build_experiment(values), folder=tmp_path).runs
     assert (result.status, result.rejected) == ("finished", 6)
     line = (tmp_path / "runs" / "fbn-seed0" / "metrics.jsonl").read_text().splitlines()[0]
-    liars = sorted(choose_byzantine(range(6), 2, 0))
+    byzantine = sorted(choose_byzantine(range(6), 2, 0))
     rejected = json.loads(line)["rejected"]
-    assert [one["client"] for one in rejected] == liars
+    assert [one["client"] for one in rejected] == byzantine
     assert rejected[0]["reason"].startswith(f"the mean of layer '{rejected[0]['layer']}' is not")
-    assert f"fbn, seed 0, round 1: the reply of client {liars[0]} is rejected" in caplog.text
+    assert f"fbn, seed 0, round 1: the reply of client {byzantine[0]} is rejected" in caplog.text
 
 
-def test_liars_that_give_themselves_away_do_not_stop_a_robust_rule():
+def test_byzantine_clients_with_invalid_replies_do_not_stop_a_robust_rule():
     values = {
         **SMALL,
         "clients": 10,
@@ -291,7 +291,7 @@ def test_a_backdoor_has_a_success_rate():
     assert 0 <= row.attack_success <= 1
 
 
-def test_personal_models_of_liars_are_not_tested():
+def test_personal_models_of_byzantine_clients_are_not_tested():
     values = {**ATTACKED, "strategies": ["fedbn"], "attack": "backdoor", "partition": "iid"}
     final = fednorm.compare(**values).runs[0].final
     assert len(final.per_client) == 4

@@ -48,11 +48,11 @@ KINDS = {
     "frozen by itself": {
         "strategies": [{"name": "fixbn", "freeze_round": "auto", "window": 3, "threshold": 1.0}]
     },
-    "dual in lockstep": {
+    "dual, merged": {
         "strategies": ["dualbn"],
         "algorithm": {"name": "dsgd", "lr": 0.05, "momentum": 0.9},
     },
-    "surveyed": {"strategies": ["hbn"], "algorithm": {"name": "fedavg", "lr": 0.05}},
+    "calibrated": {"strategies": ["hbn"], "algorithm": {"name": "fedavg", "lr": 0.05}},
     "diagnosed": {"strategies": ["fbn"], "algorithm": "dsgd", "diagnose": True},
     "diagnosed in part": {"strategies": ["naive"], "participation": 0.5, "diagnose": True},
     "exchanged": {"strategies": ["fedtan"], "algorithm": "dsgd", "rounds": 6},
@@ -64,7 +64,12 @@ KINDS = {
         "aggregator": "nnm > trimmed_mean",
         "statistics_aggregator": "median",
     },
-    "vanishing": {"strategies": ["naive"], "clients": 6, "client_dropout": 0.5, "min_replies": 3},
+    "dropping out": {
+        "strategies": ["naive"],
+        "clients": 6,
+        "client_dropout": 0.5,
+        "min_replies": 3,
+    },
     "centralized": {"strategies": ["centralized"], "algorithm": "dsgd"},
 }
 
@@ -94,7 +99,7 @@ def stopping_after(number):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stopped_run_goes_on_as_if_nothing_had_happened(kind, tmp_path):
+def test_a_stopped_run_resumes_as_if_nothing_had_happened(kind, tmp_path):
     chosen = experiment(kind)
     whole = run_comparison(chosen, folder=tmp_path / "whole")
     seen = []
@@ -285,7 +290,7 @@ class OnDisk(Mapping):
         return 50
 
 
-def test_memories_are_never_all_in_memory(tmp_path):
+def test_client_states_are_never_all_in_memory(tmp_path):
     state, client_states = ServerState(1, {"w": torch.zeros(2)}, {}, {}), OnDisk()
     checkpoint.save_checkpoint(tmp_path, {}, Checkpoint(state, client_states, {}))
     assert client_states.most <= 2
@@ -349,7 +354,7 @@ def test_a_worker_that_dies_is_replaced(tmp_path, caplog):
 def test_a_run_that_ended_before_its_model_was_saved_saves_the_one_it_tested(
     name, tmp_path, monkeypatch
 ):
-    chosen = experiment("surveyed", strategies=[name])
+    chosen = experiment("calibrated", strategies=[name])
     whole, ended = tmp_path / "whole", tmp_path / "ended"
     run_comparison(chosen, folder=whole, saving=CheckpointPolicy(1))
     with monkeypatch.context() as patched:
@@ -391,7 +396,7 @@ def wait_until(condition, seconds=60):
         time.sleep(0.05)
 
 
-def test_sigterm_saves_and_the_same_command_goes_on(tmp_path):
+def test_sigterm_saves_and_the_same_command_resumes(tmp_path):
     arguments = command(tmp_path, rounds=100000, eval_every=50)
     process = subprocess.Popen([*arguments, "--workers", "1"], stderr=subprocess.PIPE, text=True)
     metrics = tmp_path / "runs" / "fbn-seed0" / "metrics.jsonl"

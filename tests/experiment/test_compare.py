@@ -145,7 +145,7 @@ def test_a_loss_that_is_not_finite_stops_that_run_only(tmp_path):
     assert json.loads((tmp_path / "runs/wild-seed0/run.json").read_text())
 
 
-def test_an_interruption_keeps_what_is_done_and_the_next_call_goes_on(tmp_path):
+def test_an_interruption_keeps_finished_runs_and_the_next_call_resumes(tmp_path):
     experiment = build_experiment({**QUICK, "strategies": ["fbn", "gn"]})
 
     def interrupt(event):

@@ -486,7 +486,7 @@ def test_the_command_has_a_flag(tmp_path):
     assert "diagnose = true" in (tmp_path / "config.toml").read_text()
 
 
-def test_nobody_is_asked_when_it_is_off(monkeypatch):
+def test_diagnostics_that_are_off_cost_nothing(monkeypatch):
     def fail(*_):
         pytest.fail("a diagnosis was made")
 

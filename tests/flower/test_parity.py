@@ -97,7 +97,7 @@ def test_global_momentum_gives_the_same(name):
 
 
 @pytest.mark.parametrize("attack", ["sign_flip", "non_finite"])
-def test_liars_and_robust_rules_give_the_same(attack):
+def test_byzantine_clients_and_robust_rules_give_the_same(attack):
     clients = ToyClients(sizes=(4, 4, 4, 4), steps=2)
     adversary = Adversary(ATTACKS[attack](), frozenset({2}))
     conditions = Faults(adversary, min_replies=2)
@@ -116,7 +116,7 @@ def test_liars_and_robust_rules_give_the_same(attack):
         assert bool(one.rejected) is (attack == "non_finite")
 
 
-def test_memories_stay_on_the_nodes():
+def test_client_states_stay_on_the_nodes():
     task = task_of("fedbn", LOCAL, count=3)
     grid = nodes("fedbn")
     _, ours = over_flower(task, grid)
@@ -163,7 +163,7 @@ def test_nodes_without_a_partition_get_the_free_clients():
     assert linked(grid, None).nodes == {0: 999, 1: 998, 2: 1000}
 
 
-def test_a_node_that_fails_to_answer_is_not_used_and_nobody_is_an_error(caplog):
+def test_a_node_that_fails_to_answer_is_not_used_and_no_node_is_an_error(caplog):
     grid = nodes("fbn", configs=[{"partition-id": "?"}] * 3)
     with caplog.at_level(logging.WARNING), pytest.raises(NoNodesError, match="no node"):
         linked(grid, None, timeout=0.1)
