@@ -54,7 +54,7 @@ def test_engines_agree_on_single_images(engine):
     else:
         trainer = stacked.StackedTrainer(task, 3)
         *_, got = loop.rounds(task, clients, 3, train=trainer.train)
-        assert max(trainer.wide) == 3
+        assert max(trainer.stacks) == 3
     for name, value in expected.weights.items():
         torch.testing.assert_close(got.state.weights[name], value, rtol=0, atol=1e-9)
     for path, running in expected.running.items():
