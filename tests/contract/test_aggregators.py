@@ -18,8 +18,8 @@ from fednorm.cli import app
 from generated import aggregate, crowds, least_vectors, only_honest
 
 STAGES = AGGREGATORS | PRE_AGGREGATORS
-PIPELINES = [f"{stage} > {rule}" for stage in PRE_AGGREGATORS for rule in ("mean", "median")]
-TEXTS = [*AGGREGATORS, *PIPELINES]
+RULES = ("mean", "median", "trimmed_mean")  # after a pre-aggregation
+TEXTS = [*AGGREGATORS, *(f"{stage} > {rule}" for stage in PRE_AGGREGATORS for rule in RULES)]
 ROBUST = [text for text in TEXTS if text.rpartition(" > ")[2] != "mean"]
 # Bucketing draws its groups by place; clipping of norms looks at distances from the origin.
 UNORDERED = [text for text in TEXTS if "bucketing" not in text]
