@@ -26,8 +26,8 @@ _POLL = 0.2  # seconds
 def start_simulation(app: ClientApp, nodes: int) -> Iterator[Grid]:
     """Run `nodes` nodes in processes of this machine, one thread each, within the block."""
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    # Ray's workers yield to every other process (nice 15): with four busy processes on two cores,
-    # two runs of 30 s took 290 s, mostly to import torch.
+    # Ray's workers yield to every other process (nice 15): next to four busy ones on two cores,
+    # two runs at once took 280 to 300 s, and take 90 to 140 s at normal priority.
     os.environ.setdefault("RAY_worker_niceness", "0")
     grids: queue.Queue[Grid] = queue.Queue()
     failures: list[RuntimeError] = []
