@@ -159,12 +159,19 @@ def test_all_that_comes_from_outside_is_escaped():
         assert json.loads(data)["methods"] == [evil, f"fbn {evil}"]
 
 
+def test_a_label_cannot_add_a_script_to_the_page():
+    html = page(comparison(run("<script>alert(1)</script>", (0.5,))))
+    assert "<script>alert(1)" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert Elements(html).tags.count("script") == 2
+
+
 def test_the_page_says_what_was_run():
     html = page(three_strategies())
     assert "Which normalization survives these clients?" in html
     assert "digits · mlp · dirichlet (alpha 0.1) · 10 clients · fedavg" in html
     assert "<dt>partition.alpha</dt><dd><code>0.1</code></dd>" in html
-    listed = "[&quot;fbn&quot;, { name = &quot;naive&quot;, pool = true }]"
+    listed = "[&#34;fbn&#34;, { name = &#34;naive&#34;, pool = true }]"
     assert f"<dt>strategies</dt><dd><code>{listed}</code></dd>" in html
     assert "<dt>seeds</dt><dd><code>0, 1</code></dd>" in html
     assert "<dt>torch</dt><dd><code>2.6.0</code></dd>" in html

@@ -43,6 +43,16 @@ class Style:
     marker: str
     line: Line = "-"
 
+    @property
+    def dashes(self) -> str:
+        """The line as an SVG dash pattern."""
+        return _DASHES[self.line]
+
+    @property
+    def outline(self) -> str:
+        """The marker as an SVG path, in the middle of the page's swatch."""
+        return _trace_marker(self.marker)
+
 
 KNOWN = {
     "centralized": Style("#91949d", "o", ":"),
@@ -69,7 +79,7 @@ KNOWN = {
 }
 OTHERS = ("#d02990", "#337226", "#81700a", "#7944d8", "#be08a6")
 
-_SWATCH_WIDTH, _SWATCH_HEIGHT, _SWATCH_MARKER = 30, 12, 7.5  # pixels
+_SWATCH_MIDDLE, _SWATCH_MARKER = (15, 6), 7.5  # pixels, in the template's box of 30 by 12
 _DASHES: dict[Line, str] = {"-": "none", "--": "6 3", "-.": "7 2.5 1.5 2.5", ":": "1.5 2.5"}
 _LETTER = {
     int(shapes.Path.MOVETO): "M",
@@ -131,22 +141,11 @@ def _vary(first: Style, number: int) -> Style:
 
 
 @cache
-def draw_swatch(look: Style) -> str:
-    """Draw line and marker of `look` as an SVG element; the name stands beside it."""
-    middle = _SWATCH_HEIGHT / 2
-    return (
-        f'<svg class="swatch" viewBox="0 0 {_SWATCH_WIDTH} {_SWATCH_HEIGHT}" aria-hidden="true">'
-        f'<path d="M0 {middle:g}H{_SWATCH_WIDTH}" fill="none" stroke="{look.color}" '
-        f'stroke-width="2" stroke-dasharray="{_DASHES[look.line]}"/>'
-        f'<path d="{_outline(look.marker)}" fill="{look.color}"/></svg>'
-    )
-
-
-def _outline(marker: str) -> str:
+def _trace_marker(marker: str) -> str:
     """Trace one of matplotlib's markers, which have y upwards."""
     shape = MarkerStyle(marker)
     scaled = Affine2D().scale(_SWATCH_MARKER, -_SWATCH_MARKER)
-    place = scaled.translate(_SWATCH_WIDTH / 2, _SWATCH_HEIGHT / 2)
+    place = scaled.translate(*_SWATCH_MIDDLE)
     path = shape.get_path().transformed(shape.get_transform() + place)
     parts: list[str] = []
     for points, code in path.iter_segments(curves=True, simplify=False):
