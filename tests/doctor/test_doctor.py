@@ -23,11 +23,11 @@ from fednorm.doctor import examine, save, show
 from fednorm.doctor.fixed_batches import deal_again, draw
 from fednorm.doctor.layers import find_layers
 from fednorm.doctor.recommend import THRESHOLDS
-from fednorm.doctor.render import count, number, percent
 from fednorm.engines.simulate import rounds
 from fednorm.engines.survey import survey
 from fednorm.experiment.load import ConfigError
 from fednorm.models import build
+from fednorm.report.format import format_number, format_ratio, format_share
 from fednorm.strategies import STRATEGIES, strategy
 from support import CLASSES, SHAPE, Toy, nested_model
 
@@ -299,12 +299,12 @@ def test_the_recommendation_follows_the_clients(apart, alike):
     assert apart.recommendation.strategy == "dualbn"
     worst = max(apart.clients.layers, key=lambda x: x.excess)
     reasons = " ".join(apart.recommendation.reasons)
-    assert f"lacks {percent(worst.bias)}" in reasons
+    assert f"lacks {format_share(worst.bias)}" in reasons
     naive = gradients(apart)["naive", "batch"]
-    assert f"{number(naive.deviation)}, and by {number(naive.alike)}" in reasons
-    assert number(gradients(apart)["dualbn", "surveyed"].deviation) in reasons
+    assert f"{format_ratio(naive.deviation)}, and by {format_ratio(naive.alike)}" in reasons
+    assert format_ratio(gradients(apart)["dualbn", "surveyed"].deviation) in reasons
     (cost,) = (c for c in apart.strategies if c.strategy == "dualbn")
-    assert f"{count(cost.bytes_up)} B up" in reasons
+    assert f"{format_number(cost.bytes_up)} B up" in reasons
 
 
 @pytest.mark.parametrize("which", ["apart", "alike"])
@@ -314,7 +314,7 @@ def test_reasons_quote_numbers_that_the_report_shows(which, request):
     known = set(re.findall(r"-?[\d.,e-]*\d", shown))
     known |= {str(len(report.layers)), str(len(report.strategies)), "0"}
     for limit in THRESHOLDS.values():
-        known |= {number(limit), percent(limit).split()[0]}
+        known |= {format_ratio(limit), format_share(limit).split()[0]}
     for reason in report.recommendation.reasons:
         for quoted in re.findall(r"-?[\d.,e-]*\d", re.sub(r"'[^']*'", "", reason)):
             assert quoted in known, (quoted, reason)

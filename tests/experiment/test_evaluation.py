@@ -21,8 +21,8 @@ from fednorm.experiment.compare import run_all
 from fednorm.experiment.load import build
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.run import attack_success, evaluate
-from fednorm.report import write_comparison
 from fednorm.report.tables import fill_rows
+from fednorm.report.write import write_comparison
 
 RARELY = {
     "rounds": 3,

@@ -10,9 +10,10 @@ import pytest
 
 from fednorm.experiment.result import Comparison, Evaluation
 from fednorm.experiment.story import Panel
-from fednorm.report import write, write_comparison
+from fednorm.report import write
 from fednorm.report.format import describe_setting
 from fednorm.report.tables import fill_rows
+from fednorm.report.write import write_comparison
 from report.report_cases import (
     CONFIG,
     EDGE_CASES,

@@ -2,8 +2,8 @@
 
 from fednorm.experiment.compare import run_all
 from fednorm.experiment.load import build, sweep
-from fednorm.report import write_comparison
 from fednorm.report.heatmaps import collect_grid_maps, is_full
+from fednorm.report.write import write_comparison
 
 SMALL = {
     "strategies": ["naive", "fbn"],

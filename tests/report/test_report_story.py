@@ -7,9 +7,10 @@ import pytest
 from rich.console import Console
 
 from fednorm.experiment.story import Panel
-from fednorm.report import build_story_table, write_story
 from fednorm.report.heatmaps import collect_gap_maps
 from fednorm.report.series import collect_plots
+from fednorm.report.tables import build_story_table
+from fednorm.report.write import write_story
 from report.report_cases import (
     CONFIG,
     NAN,

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from fednorm.report import build_table
-from fednorm.report.tables import fill_rows, list_columns
+from fednorm.report.tables import build_table, fill_rows, list_columns
 from report.report_cases import (
     Elements,
     comparison,
@@ -26,7 +25,7 @@ def test_rows_hold_means_over_seeds():
         "final accuracy %": "81.0 ± 1.0",
         "best %": "81.0",
         "exchanges / round": "1",
-        "up / round": "44.4 kB",
+        "up / round": "44.43 kB",
         "down / round": "1.08 MB",
         "s / run": "12.3",
         "note": "",

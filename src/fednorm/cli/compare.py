@@ -28,7 +28,8 @@ from fednorm.experiment.load import ConfigError, build, override, read, sweep
 from fednorm.experiment.record import clear
 from fednorm.experiment.result import Comparison
 from fednorm.experiment.submit import SuperLink, submit
-from fednorm.report import build_table, write_comparison
+from fednorm.report.tables import build_table
+from fednorm.report.write import write_comparison
 
 
 def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from fednorm.doctor.findings import Caution, Examination
-from fednorm.doctor.render import count, list_names, number, percent
+from fednorm.report.format import format_number, format_ratio, format_share, list_names
 
 # Clients that take part in fewer rounds than this share are called rarely sampled.
 RARE = 0.5
@@ -33,9 +33,9 @@ def check_server_optimizer(exam: Examination) -> Caution | None:
         return None
     return Caution(
         "server_optimizer",
-        f"{len(names)} tensors ({list_names(names)}; {count(exam.state.statistics)} B) are running "
-        "statistics: a server optimiser that steps along them as if they were weights can make "
-        "variances negative. fednorm merges them apart from the weights; a loop of your own must.",
+        f"{len(names)} tensors ({list_names(names)}; {format_number(exam.state.statistics)} B) are "
+        "running statistics: a server optimiser that steps along them as if they were weights can "
+        "make variances negative. fednorm merges them separately; a loop of your own must, too.",
         {"tensors": len(names), "bytes": exam.state.statistics},
     )
 
@@ -128,14 +128,14 @@ def check_rarely_sampled(exam: Examination) -> Caution | None:
     personal = [c for c in exam.costs if c.personal_bytes]
     if not personal or share >= RARE:
         return None
-    listed = [f"{c.strategy} ({count(c.personal_bytes)} B)" for c in personal]
+    listed = [f"{c.strategy} ({format_number(c.personal_bytes)} B)" for c in personal]
     never = trained * (1 - share) ** rounds
     return Caution(
         "rarely_sampled",
-        f"{taking_part} of {trained} clients take part in a round ({percent(share)}, under "
-        f"{percent(RARE)}): a client trains its personal tensors every {number(1 / share)} rounds "
-        f"in the mean, and after {rounds} rounds {number(never)} clients never did; "
-        f"this concerns {', '.join(listed)}.",
+        f"{taking_part} of {trained} clients take part in a round ({format_share(share)}, under "
+        f"{format_share(RARE)}): a client trains its personal tensors every "
+        f"{format_ratio(1 / share)} rounds in the mean, and after {rounds} rounds "
+        f"{format_ratio(never)} clients never did; this concerns {', '.join(listed)}.",
         {"share": share, "rounds_between": 1 / share, "never": never, "rare": RARE},
     )
 

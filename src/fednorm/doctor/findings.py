@@ -4,7 +4,6 @@
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import ConfigError
+from fednorm.experiment.result import without_nan
 
 Place: TypeAlias = Literal["convolution", "linear", "activation", "other", "not reached"]
 # Where the statistics come from with which a gradient is measured.
@@ -193,17 +193,8 @@ class Report:
 
     def to_json(self) -> str:
         """Return the report as JSON; what is not a finite number is null."""
-        return json.dumps(
-            _replace_non_finite(asdict(self)), indent=2, ensure_ascii=False, allow_nan=False
-        )
-
-
-def _replace_non_finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _replace_non_finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_replace_non_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        record = without_nan(asdict(self))
+        return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def save(report: Report, path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from fednorm.doctor.findings import Examination, Gradient, Recommendation
-from fednorm.doctor.render import count, list_names, number, percent
+from fednorm.report.format import format_number, format_ratio, format_share, list_names
 
 # Plain averaging may lose this much more of a layer's variance than it would of clients alike.
 MOST_BIAS = 0.01
@@ -183,17 +183,18 @@ def describe_naive(exam: Examination) -> list[str]:
     if layers:
         worst = max(layers, key=lambda x: x.excess or 0.0)
         said.append(
-            f"plain averaging lacks {percent(worst.bias)} of the variance in layer "
-            f"{worst.path!r}, the worst, and {percent(worst.bias_alike)} for clients alike: an "
-            f"excess of {percent(worst.excess)}, {_compare(worst.excess, MOST_BIAS)} "
-            f"{percent(MOST_BIAS)}."
+            f"plain averaging lacks {format_share(worst.bias)} of the variance in layer "
+            f"{worst.path!r}, the worst, and {format_share(worst.bias_alike)} for clients "
+            f"alike: an excess of {format_share(worst.excess)}, "
+            f"{_compare(worst.excess, MOST_BIAS)} {format_share(MOST_BIAS)}."
         )
     found = find_gradient(exam, "naive", "batch")
     if found and found.excess is not None:
         said.append(
-            f"the gradient of naive deviates by {number(found.deviation)}, and by "
-            f"{number(found.alike)} for clients alike: an excess of {number(found.excess)}, "
-            f"{_compare(found.excess, MOST_DEVIATION)} {number(MOST_DEVIATION)}."
+            f"the gradient of naive deviates by {format_ratio(found.deviation)}, and by "
+            f"{format_ratio(found.alike)} for clients alike: an excess of "
+            f"{format_ratio(found.excess)}, {_compare(found.excess, MOST_DEVIATION)} "
+            f"{format_ratio(MOST_DEVIATION)}."
         )
     elif found and found.refused:
         said.append(f"naive cannot be measured: {found.refused}")
@@ -211,16 +212,20 @@ def describe_personal_layers(exam: Examination) -> str:
     kept = cost.personal_bytes if cost else None
     return (
         f"every client is tested on its own data (evaluate = clients), and {taking_part} of "
-        f"{trained} take part in a round ({percent(taking_part / trained)}, at least "
-        f"{percent(LEAST_SHARE)}); {count(kept)} B stay on each client."
+        f"{trained} take part in a round ({format_share(taking_part / trained)}, at least "
+        f"{format_share(LEAST_SHARE)}); {format_number(kept)} B stay on each client."
     )
 
 
 def describe_surveyed(exam: Examination) -> str:
     """Compare the gradients with surveyed statistics."""
     measured = {name: find_deviation(exam, name, "surveyed") for name in ("fbn", "dualbn")}
-    listed = [f"{number(d)} ({name})" for name, d in measured.items() if d is not None]
-    gain = f"; dualbn is taken if it is closer by {number(LEAST_GAIN)}" if len(listed) > 1 else ""
+    listed = [f"{format_ratio(d)} ({name})" for name, d in measured.items() if d is not None]
+    gain = (
+        f"; dualbn is taken if it is closer by {format_ratio(LEAST_GAIN)}"
+        if len(listed) > 1
+        else ""
+    )
     return f"with surveyed statistics, gradients deviate by {' and '.join(listed)}{gain}."
 
 
@@ -228,13 +233,14 @@ def describe_no_gain(exam: Examination) -> str:
     """Say why shared statistics were not chosen."""
     naive = find_deviation(exam, "naive", "batch")
     listed = [
-        f"{name} {number(d)}"
+        f"{name} {format_ratio(d)}"
         for name in ("fbn", "dualbn")
         if (d := find_deviation(exam, name, "surveyed")) is not None
     ]
     if not listed:
         return "neither fbn nor dualbn could be measured on this model."
-    return f"shared statistics come no closer than naive ({number(naive)}): {list_names(listed)}."
+    shared = list_names(listed)
+    return f"shared statistics come no closer than naive ({format_ratio(naive)}): {shared}."
 
 
 def describe_placement(exam: Examination) -> str:
@@ -263,8 +269,9 @@ def describe_cost(exam: Examination, strategy: str) -> str:
         return ""
     rounds = ", and must know the number of rounds" if cost.needs_rounds else ""
     return (
-        f"{strategy} sends {count(cost.bytes_up)} B up and {count(cost.bytes_down)} B down per "
-        f"client and round, in {cost.exchanges} exchange{'s' if cost.exchanges != 1 else ''}"
+        f"{strategy} sends {format_number(cost.bytes_up)} B up and "
+        f"{format_number(cost.bytes_down)} B down per client and round, in "
+        f"{cost.exchanges} exchange{'s' if cost.exchanges != 1 else ''}"
         f"{rounds}."
     )
 
@@ -274,4 +281,4 @@ def describe_fedtan(exam: Examination) -> str:
     cost, found = exam.cost("fedtan"), find_deviation(exam, "fedtan", "exchanged")
     if cost is None or found is None:
         return ""
-    return f"fedtan deviates by {number(found)}, at {cost.exchanges} exchanges a round."
+    return f"fedtan deviates by {format_ratio(found)}, at {cost.exchanges} exchanges a round."

@@ -11,11 +11,11 @@ key that is the same in all entries makes neither.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -25,6 +25,10 @@ from fednorm.experiment.result import Comparison
 from fednorm.experiment.story import Panel, Story
 from fednorm.report.format import format_points, keep_finite
 from fednorm.report.styles import render_svg
+
+Colors: TypeAlias = tuple[
+    str, float, float
+]  # a colour map of matplotlib, and the ends of its scale
 
 _CELL, _MARGIN = (0.8, 0.42), (1.6, 1.1)  # inches
 _LETTER = 0.085  # inches of a label's letter
@@ -95,7 +99,7 @@ def draw_gap_maps(maps: Sequence[HeatMap], heat: tuple[str, str], ink: str) -> F
     """Draw the maps: green where the first method is behind, purple where it is ahead."""
     most = max((abs(v) for one in maps for v in one.cells.values()), default=0.0) or 1.0
     title = f"{heat[0]} minus {heat[1]}, points"
-    return _draw_maps(maps, title, ink, colors=("PRGn_r", -most, most), sign="+")
+    return _draw_maps(maps, title, ink, colors=("PRGn_r", -most, most), write=format_points)
 
 
 def render_gap_maps(story: Story) -> str:
@@ -147,7 +151,7 @@ def _list_swept(comparison: Comparison) -> list[Mapping[str, Any]]:
 def draw_grid_maps(comparison: Comparison, ink: str) -> Figure:
     """Draw the maps; the darker a cell, the higher the accuracy."""
     maps, title = collect_grid_maps(comparison), f"final {comparison.metric}, %"
-    return _draw_maps(maps, title, ink, colors=("Blues", 0.0, 100.0), sign="")
+    return _draw_maps(maps, title, ink, colors=("Blues", 0.0, 100.0), write="{:.1f}".format)
 
 
 def render_grid_maps(story: Story) -> str:
@@ -181,9 +185,9 @@ def _describe_value(value: Any) -> str:
 
 
 def _draw_maps(
-    maps: Sequence[HeatMap], title: str, ink: str, *, colors: tuple[str, float, float], sign: str
+    maps: Sequence[HeatMap], title: str, ink: str, *, colors: Colors, write: Callable[[float], str]
 ) -> Figure:
-    """Draw maps side by side; `colors` are a colour map of matplotlib's and the ends of it."""
+    """Draw maps side by side, each cell with its value."""
     columns = min(len(maps), _IN_A_ROW)
     words = max(len(word) for one in maps for word in one.columns)
     cell = max(_CELL[0], _LETTER * words)
@@ -197,12 +201,12 @@ def _draw_maps(
         axes.set_axis_off()
     for axes, one in zip(grid, maps, strict=False):
         _draw_map(axes, one, colors, ink)
-        _write_values(axes, one, colors, sign)
+        _write_values(axes, one, colors, write)
     result.suptitle(title, x=0.01, ha="left", color=ink, fontsize=9)
     return result
 
 
-def _draw_map(axes: Axes, one: HeatMap, colors: tuple[str, float, float], ink: str) -> None:
+def _draw_map(axes: Axes, one: HeatMap, colors: Colors, ink: str) -> None:
     values = np.full((len(one.rows), len(one.columns)), np.nan)
     for (row, column), value in one.cells.items():
         values[one.rows.index(row), one.columns.index(column)] = value
@@ -218,11 +222,11 @@ def _draw_map(axes: Axes, one: HeatMap, colors: tuple[str, float, float], ink: s
     axes.spines[:].set_visible(False)
 
 
-def _write_values(axes: Axes, one: HeatMap, colors: tuple[str, float, float], sign: str) -> None:
+def _write_values(axes: Axes, one: HeatMap, colors: Colors, write: Callable[[float], str]) -> None:
     _, low, high = colors
     for (row, column), value in one.cells.items():
         # Both ends of a scale around 0 are dark; of one that begins at 0, the upper end is.
         dark = abs(value) > _DARK * max(abs(low), abs(high))
         x, y = one.columns.index(column), one.rows.index(row)
         color = "white" if dark else "black"
-        axes.text(x, y, f"{value:{sign}.1f}", ha="center", va="center", color=color, fontsize=8)
+        axes.text(x, y, write(value), ha="center", va="center", color=color, fontsize=8)

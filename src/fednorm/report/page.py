@@ -26,6 +26,7 @@ from fednorm.report.format import (
     describe_setting,
     flatten,
     format_percent,
+    format_toml,
     split_common,
 )
 from fednorm.report.heatmaps import describe_gaps, render_gap_maps, render_grid_maps
@@ -206,7 +207,8 @@ def _list_runs(story: Story) -> dict[str, Any]:
 
 def _describe_setup(story: Story) -> dict[str, Any]:
     """Return config, seeds and versions; what all panels share is listed once."""
-    shared, own = split_common([flatten(panel.comparison.config) for panel in story.panels])
+    configs = [flatten(panel.comparison.config) for panel in story.panels]
+    shared, own = split_common([{k: format_toml(v) for k, v in one.items()} for one in configs])
     versions, _ = split_common([panel.comparison.environment for panel in story.panels])
     seeds = sorted({run.seed for panel in story.panels for run in panel.comparison.runs})
     return {

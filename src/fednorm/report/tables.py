@@ -8,9 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from textwrap import fill
-from typing import Literal
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +18,7 @@ from fednorm.experiment.story import Panel, Story
 from fednorm.report.agreement import Agreement, Row, compare_published
 from fednorm.report.format import (
     MISSING,
+    Column,
     capitalize,
     format_bytes,
     format_mean,
@@ -27,6 +26,7 @@ from fednorm.report.format import (
     format_percent,
     format_points,
     keep_finite,
+    make_table,
 )
 from fednorm.report.styles import choose_style
 
@@ -83,28 +83,23 @@ def fill_rows(comparison: Comparison) -> list[dict[str, str]]:
 
 def build_table(comparison: Comparison) -> Table:
     """Return the table for the terminal."""
-    result = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=0,  # the box itself leaves one space; a line has 80 at worst
-        caption=f"\n{write_caption(comparison)}",
-        caption_justify="left",
-    )
     filled = fill_rows(comparison)
-    for title in list_columns(comparison):
-        header = _break_title(title, [row[title] for row in filled])
-        justify: Literal["left", "right"] = "left" if title in {STRATEGY, NOTE} else "right"
-        # Names and notes may wrap; a number that is cut would be read as another number.
-        wraps = title in (STRATEGY, NOTE)
-        width = None if wraps else max((len(row[title]) for row in filled), default=None)
-        result.add_column(
-            header, justify=justify, no_wrap=not wraps, min_width=width, overflow="fold"
+    text = (STRATEGY, NOTE)  # may wrap
+    columns = [
+        Column(
+            _break_title(title, [row[title] for row in filled]),
+            numbers=title not in text,
+            wraps=title in text,
         )
-    for row in filled:
-        label = Text(row[STRATEGY], style=f"bold {choose_style(row[STRATEGY]).color}")
-        result.add_row(label, *(Text(cell) for title, cell in row.items() if title != STRATEGY))
-    return result
+        for title in list_columns(comparison)
+    ]
+    rows = [list(row.values()) for row in filled]
+    return _color_labels(columns, rows, caption=f"\n{write_caption(comparison)}")
+
+
+def color_label(label: str) -> Text:
+    """Return the label of a method in the colour that it has in plots."""
+    return Text(label, style=f"bold {choose_style(label).color}")
 
 
 def _break_title(title: str, cells: Iterable[str]) -> str:
@@ -255,11 +250,15 @@ def _show_panel(panel: Panel) -> Iterator[RenderableType]:
 
 
 def _build_comparison(rows: Sequence[Mapping[str, Cell]]) -> Table:
-    result = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
-    for title in rows[0]:
-        result.add_column(title, justify="left" if title == STRATEGY else "right")
-    for row in rows:
-        label = row[STRATEGY].text
-        numbers = (Text(cell.text) for title, cell in row.items() if title != STRATEGY)
-        result.add_row(Text(label, style=f"bold {choose_style(label).color}"), *numbers)
-    return result
+    columns = [
+        Column(title, numbers=title != STRATEGY, wraps=title == STRATEGY) for title in rows[0]
+    ]
+    return _color_labels(columns, [[cell.text for cell in row.values()] for row in rows])
+
+
+def _color_labels(
+    columns: Sequence[Column], rows: Iterable[Sequence[str]], caption: str = ""
+) -> Table:
+    """Return a table whose first column names methods in the colours of the plots."""
+    colored: list[list[str | Text]] = [[color_label(label), *cells] for label, *cells in rows]
+    return make_table(columns, colored, caption=caption)

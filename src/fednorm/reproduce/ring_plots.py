@@ -8,12 +8,13 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from rich import box
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from fednorm.report.format import Column, make_table
 from fednorm.report.styles import KNOWN, choose_style, use_log_scale, write_png
+from fednorm.report.tables import color_label
 from fednorm.report.write import replace_file
 from fednorm.reproduce.ring import CLIENTS, GAMMAS, METHODS, REFERENCE, RingResult
 
@@ -39,24 +40,16 @@ def write_ring(result: RingResult, folder: Path) -> list[Path]:
 
 def build_ring_table(result: RingResult) -> Table:
     """Return the normalization errors for the terminal."""
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        title="Normalization error: distance from centralized BatchNorm, mean over points",
-        title_justify="left",
-        title_style="bold",
-    )
-    table.add_column("method")
-    table.add_column("rounds")
-    for gamma in GAMMAS:
-        table.add_column(f"γ = {gamma:g}", justify="right")
+    rows: list[list[str | Text]] = []
     for method in _FEDERATED:
-        label = Text(method, style=f"bold {choose_style(method).color}")
         found = result.of(method)
-        table.add_row(label, "all", *(f"{o.error:.3f}" for o in found))
-        table.add_row("", "second half", *(f"{o.late_error:.3f}" for o in found))
-    return table
+        rows.append([color_label(method), "all", *(f"{o.error:.3f}" for o in found)])
+        rows.append(["", "second half", *(f"{o.late_error:.3f}" for o in found)])
+    return make_table(
+        [Column("method"), Column("rounds"), *(Column(f"γ = {g:g}", numbers=True) for g in GAMMAS)],
+        rows,
+        title="Normalization error: mean distance from centralized BatchNorm",
+    )
 
 
 def draw_figure_1(result: RingResult, ink: str) -> Figure:

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 from fednorm.data.partition import rename
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import ConfigError, build, override
+from fednorm.report.format import flatten
 from fednorm.reproduce.figure import Figure, PanelSpec
 
 Scale: TypeAlias = Literal["full", "short", "smoke"]
@@ -185,26 +186,19 @@ def describe_cuts(figure: Figure, scale: Scale, settings: Sequence[str] = ()) ->
 
 
 def _list_differences(full: Experiment, cut: Experiment) -> list[str]:
-    before, after = _flatten(full.model_dump()), _flatten(cut.model_dump())
+    before, after = (
+        {key.removesuffix(".name"): value for key, value in flatten(one.model_dump()).items()}
+        for one in (full, cut)
+    )
     kept = {entry.title for entry in cut.strategies}
     lost = [entry.title for entry in full.strategies if entry.title not in kept]
     listed = [f"Without {', '.join(lost)}."] if lost else []
     changed = [
         f"{key} = {_format(key, after.get(key))} instead of {_format(key, before.get(key))}."
         for key in dict.fromkeys([*before, *after])
-        if before.get(key) != after.get(key) and key not in _HARMLESS
+        if before.get(key) != after.get(key) and key not in _HARMLESS and key != "strategies"
     ]
     return listed + changed
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        elif key != "strategies":
-            flat[f"{prefix}{key}".removesuffix(".name")] = value
-    return flat
 
 
 def _format(key: str, value: Any) -> str:
