@@ -37,7 +37,7 @@ def test_rows_hold_both_numbers_and_the_gap():
     assert (gn.published, gn.measured, gn.gap) == (None, 70, None)
     assert (paper.label, paper.published, paper.measured, paper.gap) == ("paper", 12.0, None, None)
     assert found.pairs == ()
-    assert "Fewer than two methods" in found.statement()
+    assert "Fewer than two methods" in found.describe()
 
 
 STATEMENTS = [
@@ -66,7 +66,7 @@ STATEMENTS = [
 
 @pytest.mark.parametrize(("of", "expected"), STATEMENTS)
 def test_the_statement_is_true_of_the_pairs(of, expected):
-    assert compare_published(of).statement() == expected
+    assert compare_published(of).describe() == expected
 
 
 def test_one_seed_is_as_sure_as_its_test_samples_are_many():
@@ -75,9 +75,9 @@ def test_one_seed_is_as_sure_as_its_test_samples_are_many():
     many = comparison(run("a", (0.52,), tested=40000), run("b", (0.5,), tested=40000))
     published = {"a": 90.0, "b": 80.0}
     assert (
-        compare_published(Panel("", close, published)).statement() == "Too close to call: a and b."
+        compare_published(Panel("", close, published)).describe() == "Too close to call: a and b."
     )
-    assert compare_published(Panel("", many, published)).statement() == SAME
+    assert compare_published(Panel("", many, published)).describe() == SAME
 
 
 STDS = [
@@ -94,7 +94,7 @@ STDS = [
 def test_published_numbers_within_their_deviation_have_no_order(published, std, expected):
     runs = comparison(run("a", (0.6,)), run("b", (0.7,)))
     found = compare_published(Panel("", runs, published, published_std=std))
-    assert found.statement() == expected
+    assert found.describe() == expected
     assert [row.published_std for row in found.rows] == [std.get("a"), std.get("b")]
 
 
@@ -104,7 +104,7 @@ def test_published_maxima_are_compared_with_maxima():
     assert compare_published(Panel("", runs, published)).rows[0].measured == pytest.approx(30.0)
     best = compare_published(Panel("", runs, published, best=True))
     assert best.rows[0].measured == pytest.approx(80.0)
-    assert best.statement() == SAME
+    assert best.describe() == SAME
 
 
 def test_a_method_that_diverged_with_every_seed_has_no_place_in_the_order():

@@ -78,7 +78,7 @@ def test_the_svg_is_the_same_every_time_and_shows_every_strategy(result, size):
     assert "#010203" not in svg
     shown = [s.strategy for s in result.summaries() if s.accuracy is not None]
     numbers = {int(number) for number in re.findall(r'data-method="(\d+)"', svg)}
-    labels = list(collect_plots(tell_story(result)).looks)
+    labels = list(collect_plots(tell_story(result)).styles)
     assert [labels[number] for number in sorted(numbers)] == shown
     assert ("Nothing to plot" in svg) is (not shown)
     assert ('class="area"' in svg) is bool(shown)
@@ -92,7 +92,7 @@ def test_the_svg_draws_lines_in_the_colours_of_the_strategies():
 
 def test_panels_share_the_scale_and_looks_and_have_their_own_rounds():
     drawn = collect_plots(two_panels())
-    assert list(drawn.looks) == ["centralized", "fbn", "naive", "gn"]
+    assert list(drawn.styles) == ["centralized", "fbn", "naive", "gn"]
     assert drawn.panels[0].x == pytest.approx((10 - 0.2, 20 + 0.2))
     assert drawn.y == pytest.approx((10 - 4.05, 91 + 4.05))  # the published 91.0 is in sight
     first, second = svgs(two_panels())

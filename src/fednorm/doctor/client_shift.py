@@ -20,7 +20,7 @@ from fednorm.core.task import Task
 from fednorm.data import Dataset
 from fednorm.data.federation import Federation, federation
 from fednorm.doctor.costs import REFUSALS, ExaminedModel, describe_error
-from fednorm.doctor.findings import Clients, Distance
+from fednorm.doctor.findings import ClientShift, Distance
 from fednorm.doctor.fixed_batches import FixedBatches, deal_again, draw
 from fednorm.doctor.gradients import GRADIENT, disable_dropout, measure_gradients
 from fednorm.experiment.config import Experiment
@@ -34,7 +34,7 @@ ROUNDING = 1e-6
 
 def measure_clients(
     examined: ExaminedModel, data: Dataset, batches: int, *, samples: int = 1
-) -> Clients:
+) -> ClientShift:
     """Return how far the clients are apart, and what that does to gradients.
 
     Clients with a batch of fewer than `samples` are left out.
@@ -43,7 +43,7 @@ def measure_clients(
     everyone = _build_federation(experiment, data)
     smallest = {c: min(everyone.plan.lengths(len(everyone.parts[c]))) for c in everyone.all()}
     left_out = tuple(client for client, size in smallest.items() if size < samples)
-    clients = Clients(
+    clients = ClientShift(
         data=data.name,
         partition=experiment.partition,
         clients=len(smallest),
@@ -76,7 +76,7 @@ def _build_federation(experiment: Experiment, data: Dataset) -> Federation:
     )
 
 
-def _measure(examined: ExaminedModel, clients: Clients, drawn: FixedBatches) -> Clients:
+def _measure(examined: ExaminedModel, clients: ClientShift, drawn: FixedBatches) -> ClientShift:
     seed = examined.experiment.seeds[0]
     quiet = replace(examined, model=disable_dropout(examined.model))
     alike = deal_again(drawn, seed)

@@ -10,7 +10,7 @@ from fednorm.data import Dataset, load
 from fednorm.doctor.cautions import find_cautions
 from fednorm.doctor.client_shift import measure_clients
 from fednorm.doctor.costs import REFUSALS, ExaminedModel, describe_error, measure_costs
-from fednorm.doctor.findings import Examination, Layer, Model, Report, State
+from fednorm.doctor.findings import DoctorReport, Examination, Layer, ModelSummary, State
 from fednorm.doctor.fixed_batches import draw_random
 from fednorm.doctor.layers import find_layers, measure_state
 from fednorm.doctor.recommend import recommend
@@ -34,7 +34,7 @@ def examine(
     batches: int = 4,
     seed: int = 0,
     **settings: Any,
-) -> Report:
+) -> DoctorReport:
     """Say in numbers what will happen to a model in federated learning.
 
     Args:
@@ -76,7 +76,9 @@ def _build_experiment(settings: dict[str, Any], model: Any) -> Experiment:
     return build(values if model is None else {**values, "model": model})
 
 
-def _examine(examined: ExaminedModel, data: Dataset, state: State, batches: int | None) -> Report:
+def _examine(
+    examined: ExaminedModel, data: Dataset, state: State, batches: int | None
+) -> DoctorReport:
     model, experiment = examined.model, examined.experiment
     layers = _find_layers(model, data)
     single = any(layer.batch_norm and layer.values == 1 for layer in layers)
@@ -88,7 +90,7 @@ def _examine(examined: ExaminedModel, data: Dataset, state: State, batches: int 
         costs=measure_costs(examined, draw_random(data, experiment.seeds[0])),
         clients=measure_clients(examined, data, batches, samples=samples) if batches else None,
     )
-    return Report(
+    return DoctorReport(
         schema=SCHEMA,
         model=_describe_model(examined, data),
         layers=layers,
@@ -110,9 +112,9 @@ def _find_layers(model: nn.Module, data: Dataset) -> tuple[Layer, ...]:
         ) from error
 
 
-def _describe_model(examined: ExaminedModel, data: Dataset) -> Model:
+def _describe_model(examined: ExaminedModel, data: Dataset) -> ModelSummary:
     model, experiment = examined.model, examined.experiment
-    return Model(
+    return ModelSummary(
         name=experiment.model.name if examined.named else type(model).__name__,
         type=type(model).__name__,
         shape=data.shape,

@@ -19,7 +19,7 @@ Statistics: TypeAlias = Literal["batch", "exchanged", "start", "surveyed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelSummary:
     """What was examined, and how."""
 
     name: str
@@ -119,7 +119,7 @@ class Gradient:
 
 
 @dataclass(frozen=True, slots=True)
-class Clients:
+class ClientShift:
     """What was measured on the clients' data, at the initial weights."""
 
     data: str
@@ -149,7 +149,7 @@ class Examination:
     layers: Sequence[Layer]
     state: State
     costs: Sequence[Cost]
-    clients: Clients | None  # None if there is no data
+    clients: ClientShift | None  # None if there is no data
 
     @property
     def batch_norms(self) -> list[Layer]:
@@ -172,23 +172,23 @@ class Examination:
         trained = self.experiment.clients - self.experiment.unseen
         return max(1, round(self.experiment.participation * trained)), trained
 
-    def cost(self, strategy: str) -> Cost | None:
+    def find_cost(self, strategy: str) -> Cost | None:
         """Return the cost of a strategy that is registered and takes the model."""
         found = [c for c in self.costs if c.strategy == strategy and not c.refused]
         return found[0] if found else None
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DoctorReport:
     """What will happen to a model in federated learning, in numbers."""
 
     schema: int
-    model: Model
+    model: ModelSummary
     layers: tuple[Layer, ...]
     state: State
     strategies: tuple[Cost, ...]
     warnings: tuple[Caution, ...]
-    clients: Clients | None
+    clients: ClientShift | None
     recommendation: Recommendation
 
     def to_json(self) -> str:
@@ -197,7 +197,7 @@ class Report:
         return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)
 
 
-def save(report: Report, path: Path) -> None:
+def save(report: DoctorReport, path: Path) -> None:
     """Write a report as JSON."""
     try:
         path.write_text(report.to_json() + "\n", encoding="utf-8")

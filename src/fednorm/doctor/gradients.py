@@ -92,10 +92,10 @@ def measure_deviation(task: Task, reference: Task, clients: FixedBatches) -> flo
         with same_masks([step.batches(c, 1) for c in step.all()], reference.model):
             central = compute_gradient(reference, Merged(step))
         mean = compute_gradient(task, step)
-        size = _norm(central)
+        size = _measure_norm(central)
         if not size:
             return None
-        relative.append(_norm({name: mean[name] - g for name, g in central.items()}) / size)
+        relative.append(_measure_norm({name: mean[name] - g for name, g in central.items()}) / size)
     return fmean(relative)
 
 
@@ -110,7 +110,7 @@ def compute_gradient(task: Task, clients: Clients) -> dict[str, Tensor]:
     }
 
 
-def _norm(tensors: Tensors) -> float:
+def _measure_norm(tensors: Tensors) -> float:
     return math.sqrt(sum(float(t.square().sum()) for t in tensors.values()))
 
 

@@ -108,7 +108,7 @@ def trace_calls(model: nn.Module, x: Tensor) -> dict[str, list[Call]]:
     """Return the calls of every module in one forward pass, by the module's first path."""
     model = copy.deepcopy(model).eval()
     trace = _Trace()
-    with _hooks(model, trace), torch.no_grad(), torch.random.fork_rng(), _Operations(trace):
+    with _install_hooks(model, trace), torch.no_grad(), torch.random.fork_rng(), _Operations(trace):
         model(x)
     return {path: trace.calls.get(module, []) for path, module in model.named_modules()}
 
@@ -147,14 +147,14 @@ class _Trace:
     calls: dict[nn.Module, list[Call]] = field(default_factory=dict)
 
     def find(self, tensor: Tensor) -> Origin:
-        return self.origins.get(_address(tensor), _INPUT)
+        return self.origins.get(_find_address(tensor), _INPUT)
 
     def note(self, tensor: Tensor, origin: Origin) -> None:
-        self.origins[_address(tensor)] = origin
+        self.origins[_find_address(tensor)] = origin
         self.alive.append(tensor)
 
 
-def _address(tensor: Tensor) -> int:
+def _find_address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
@@ -173,17 +173,17 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
         del types
-        given = {_address(tensor) for tensor in _list_tensors((args, kwargs))}
+        given = {_find_address(tensor) for tensor in _list_tensors((args, kwargs))}
         result = func(*args, **(kwargs or {}))
         origin = Origin(_OPERATIONS.get(func.overloadpacket, "other"), str(func.overloadpacket))
         for tensor in _list_tensors(result):
-            if func._schema.is_mutable or _address(tensor) not in given:  # noqa: SLF001 (torch has no other way)
+            if func._schema.is_mutable or _find_address(tensor) not in given:  # noqa: SLF001 (torch has no other way)
                 self.trace.note(tensor, origin)
         return result
 
 
 @contextmanager
-def _hooks(model: nn.Module, trace: _Trace) -> Iterator[None]:
+def _install_hooks(model: nn.Module, trace: _Trace) -> Iterator[None]:
     entered: dict[nn.Module, list[Origin]] = {}
 
     def before(module: nn.Module, given: tuple[Any, ...]) -> None:

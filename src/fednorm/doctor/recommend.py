@@ -46,7 +46,11 @@ def recommend_without_data(exam: Examination) -> Recommendation | None:
 
 def recommend_naive(exam: Examination) -> Recommendation | None:
     """Recommend `naive` if clients differ no more than by chance."""
-    if exam.cost("naive") is None or _has_single_batches(exam) or exceeds_limits(exam) is not False:
+    if (
+        exam.find_cost("naive") is None
+        or _has_single_batches(exam)
+        or exceeds_limits(exam) is not False
+    ):
         return None
     return _give("naive", *describe_naive(exam), describe_cost(exam, "naive"))
 
@@ -57,7 +61,7 @@ def recommend_personal_layers(exam: Examination) -> Recommendation | None:
     tested = exam.experiment.evaluate == "clients"
     if not tested or taking_part / trained < LEAST_SHARE or _has_single_batches(exam):
         return None
-    if exam.cost("fedbn") is None:
+    if exam.find_cost("fedbn") is None:
         return None
     return _give(
         "fedbn",
@@ -92,7 +96,7 @@ def recommend_shared_statistics(exam: Examination) -> Recommendation | None:
 def recommend_for_single_samples(exam: Examination) -> Recommendation | None:
     """Recommend what needs no batch statistics if some clients have batches of one."""
     for name in ("fbn", "gn", "ln", "none"):
-        if _has_single_batches(exam) and exam.cost(name) is not None:
+        if _has_single_batches(exam) and exam.find_cost(name) is not None:
             return _give(name, describe_single_batches(exam), describe_cost(exam, name))
     return None
 
@@ -100,7 +104,7 @@ def recommend_for_single_samples(exam: Examination) -> Recommendation | None:
 def recommend_remaining(exam: Examination) -> Recommendation | None:
     """Recommend `fixbn`, whose second half has frozen statistics, or else no statistics."""
     for name in ("fixbn", "gn", "ln", "none"):
-        if exam.cost(name) is not None:
+        if exam.find_cost(name) is not None:
             reasons = [*describe_naive(exam), describe_no_gain(exam), describe_cost(exam, name)]
             return _give(name, *reasons)
     return None
@@ -139,7 +143,7 @@ def _has_single_batches(exam: Examination) -> bool:
 
 def _list_surveyed(exam: Examination) -> list[Gradient]:
     found = [find_gradient(exam, name, "surveyed") for name in ("fbn", "dualbn")]
-    return [g for g in found if g and g.deviation is not None and exam.cost(g.strategy)]
+    return [g for g in found if g and g.deviation is not None and exam.find_cost(g.strategy)]
 
 
 def find_gradient(exam: Examination, strategy: str, statistics: str) -> Gradient | None:
@@ -208,7 +212,7 @@ def _compare(value: float | None, limit: float) -> str:
 def describe_personal_layers(exam: Examination) -> str:
     """Say why personal layers fit."""
     taking_part, trained = exam.taking_part
-    cost = exam.cost("fedbn")
+    cost = exam.find_cost("fedbn")
     kept = cost.personal_bytes if cost else None
     return (
         f"every client is tested on its own data (evaluate = clients), and {taking_part} of "
@@ -264,7 +268,7 @@ def describe_single_batches(exam: Examination) -> str:
 
 def describe_cost(exam: Examination, strategy: str) -> str:
     """Say what a strategy sends."""
-    cost = exam.cost(strategy)
+    cost = exam.find_cost(strategy)
     if cost is None:
         return ""
     rounds = ", and must know the number of rounds" if cost.needs_rounds else ""
@@ -278,7 +282,7 @@ def describe_cost(exam: Examination, strategy: str) -> str:
 
 def describe_fedtan(exam: Examination) -> str:
     """Say what the exact method would cost."""
-    cost, found = exam.cost("fedtan"), find_deviation(exam, "fedtan", "exchanged")
+    cost, found = exam.find_cost("fedtan"), find_deviation(exam, "fedtan", "exchanged")
     if cost is None or found is None:
         return ""
     return f"fedtan deviates by {format_ratio(found)}, at {cost.exchanges} exchanges a round."

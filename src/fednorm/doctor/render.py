@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fednorm.doctor.findings import Clients, Cost, Report, State
+from fednorm.doctor.findings import ClientShift, Cost, DoctorReport, State
 from fednorm.report.format import (
     MISSING,
     Column,
@@ -19,12 +19,12 @@ from fednorm.report.format import (
 _TEXT = {"layer", "type", "place", "strategy", "statistics", "kind", "keeps", "note"}
 
 
-def show(report: Report) -> Group:
+def show(report: DoctorReport) -> Group:
     """Return the whole report."""
     return Group(*_render_parts(report))
 
 
-def _render_parts(report: Report) -> Iterator[RenderableType]:
+def _render_parts(report: DoctorReport) -> Iterator[RenderableType]:
     model = report.model
     algorithm = ", ".join(f"{key} {value}" for key, value in model.algorithm.items())
     yield Text(
@@ -52,7 +52,7 @@ def _add_space(table: Table) -> Iterator[RenderableType]:
     yield Text()
 
 
-def _tabulate_layers(report: Report) -> Table:
+def _tabulate_layers(report: DoctorReport) -> Table:
     rows = [
         [
             *(x.path or "(the model)", x.type),
@@ -116,7 +116,7 @@ def _list_notes(cost: Cost) -> Iterator[str]:
         yield "must know the number of rounds"
 
 
-def _render_clients(clients: Clients) -> Iterator[RenderableType]:
+def _render_clients(clients: ClientShift) -> Iterator[RenderableType]:
     left = f"; {len(clients.left_out)} left out" if clients.left_out else ""
     yield Text(
         f"Clients: {clients.data}, {clients.partition}, {clients.clients} clients{left}, "
@@ -130,7 +130,7 @@ def _render_clients(clients: Clients) -> Iterator[RenderableType]:
     yield from _add_space(_tabulate_gradients(clients))
 
 
-def _tabulate_distances(clients: Clients) -> Table:
+def _tabulate_distances(clients: ClientShift) -> Table:
     return _tabulate(
         "Layers",
         ["layer", "|Δmean|/σ", "σ²ᵢ/σ²", "min", "max", "bias", "alike", "excess"],
@@ -148,7 +148,7 @@ def _tabulate_distances(clients: Clients) -> Table:
     )
 
 
-def _tabulate_gradients(clients: Clients) -> Table:
+def _tabulate_gradients(clients: ClientShift) -> Table:
     return _tabulate(
         "Gradient against that of one machine",
         ["strategy", "statistics", "deviation", "alike", "excess", "note"],

@@ -58,18 +58,18 @@ class Agreement:
     rows: tuple[Row, ...]
     pairs: tuple[Pair, ...]
 
-    def of(self, order: Order) -> list[Pair]:
+    def select(self, order: Order) -> list[Pair]:
         """Return the pairs of that order."""
         return [pair for pair in self.pairs if pair.order == order]
 
-    def statement(self) -> str:
+    def describe(self) -> str:
         """Say in plain words whether the order of methods is the published one."""
-        swapped, close = self.of("swapped"), self.of("too close to call")
+        swapped, close = self.select("swapped"), self.select("too close to call")
         if not self.pairs:
             return "Fewer than two methods have both numbers, so there is no order to compare."
         if len(close) == len(self.pairs):
             return f"Too close to call: {_list_pairs(close, ' and ')}."
-        same = len(self.of("same"))
+        same = len(self.select("same"))
         first = "Same order of methods as published."
         if close and not swapped:
             first = f"{same} of {len(self.pairs)} pairs of methods in the published order."
@@ -81,7 +81,7 @@ class Agreement:
     def to_json(self) -> dict[str, Any]:
         """Return what stands in results.json."""
         return {
-            "statement": self.statement(),
+            "statement": self.describe(),
             "rows": [{**asdict(row), "gap": row.gap} for row in self.rows],
             "pairs": [asdict(pair) for pair in self.pairs],
         }
@@ -119,12 +119,13 @@ def _make_row(summary: Summary, panel: Panel) -> Row:
         summary.strategy,
         *_find_published(panel, summary.strategy),
         measured=None if mean is None else 100 * mean,
-        spread=100 * max(keep_finite(summary.spread) or 0.0, _standard_error(summary, mean)),
+        spread=100
+        * max(keep_finite(summary.spread) or 0.0, _estimate_standard_error(summary, mean)),
         seeds=seeds,
     )
 
 
-def _standard_error(summary: Summary, accuracy: float | None) -> float:
+def _estimate_standard_error(summary: Summary, accuracy: float | None) -> float:
     """Return the standard error that the number of test samples leaves in one run's accuracy."""
     tested = min((run.tested for run in summary.runs), default=0)
     if not tested or accuracy is None or any(run.metric != "accuracy" for run in summary.runs):

@@ -76,16 +76,16 @@ def _draw_panel(axes: Axes, plots: Plots, plot: Plot, ink: str) -> None:
     axes.set_ylabel(f"{plot.metric} (%)", color=ink)
     axes.set(xlim=plot.x, ylim=plots.y)
     for label, line in plot.lines.items():
-        draw_curve(axes, line, plots.looks[label], plots.number[label])
+        draw_curve(axes, line, plots.styles[label], plots.numbers[label])
     for label, value in plot.published.items():
-        _mark_published(axes, value, plots.looks[label], plots.number[label])
+        _mark_published(axes, value, plots.styles[label], plots.numbers[label])
     for label, points in plot.ends.items():
-        _mark_divergences(axes, points, plots.looks[label], plots.number[label])
+        _mark_divergences(axes, points, plots.styles[label], plots.numbers[label])
 
 
-def draw_curve(axes: Axes, line: Curve, look: Style, number: int) -> None:
+def draw_curve(axes: Axes, line: Curve, style: Style, number: int) -> None:
     """Draw one method, the `number`-th of the story."""
-    rounds, color, gid = line.rounds, look.color, name_method(number)
+    rounds, color, gid = line.rounds, style.color, name_method(number)
     if len(rounds) == 1:  # a band needs two rounds to be seen
         axes.vlines(rounds, line.low, line.high, color=color, alpha=0.4, linewidth=5, gid=gid)
     axes.fill_between(rounds, line.low, line.high, color=color, alpha=0.14, linewidth=0, gid=gid)
@@ -94,8 +94,8 @@ def draw_curve(axes: Axes, line: Curve, look: Style, number: int) -> None:
         rounds,
         line.mean,
         color=color,
-        linestyle=look.line,
-        marker=look.marker,
+        linestyle=style.line,
+        marker=style.marker,
         markevery=(number % every, every),  # lines that coincide show their markers in turn
         markersize=5,
         linewidth=1.8,
@@ -103,15 +103,15 @@ def draw_curve(axes: Axes, line: Curve, look: Style, number: int) -> None:
     )
 
 
-def _mark_published(axes: Axes, value: float, look: Style, number: int) -> None:
+def _mark_published(axes: Axes, value: float, style: Style, number: int) -> None:
     """Mark a published number beside the plot."""
     axes.plot(
         _BESIDE,
         (value, value),
-        color=look.color,
+        color=style.color,
         linestyle=(0, (2, 1)),
         linewidth=1.4,
-        marker=look.marker,
+        marker=style.marker,
         markevery=[1],
         markersize=5,
         markerfacecolor="none",
@@ -122,14 +122,14 @@ def _mark_published(axes: Axes, value: float, look: Style, number: int) -> None:
 
 
 def _mark_divergences(
-    axes: Axes, points: Sequence[tuple[int, float]], look: Style, number: int
+    axes: Axes, points: Sequence[tuple[int, float]], style: Style, number: int
 ) -> None:
     """Mark where diverged runs end."""
     rounds, values = zip(*points, strict=True)
     axes.plot(
         rounds,
         values,
-        color=look.color,
+        color=style.color,
         linestyle="",
         marker="x",
         markersize=9,
@@ -140,7 +140,7 @@ def _mark_divergences(
 
 def _make_keys(plots: Plots, ink: str) -> dict[str, Line2D]:
     """Return what stands in the legend: each method, and marks that are the same for all."""
-    keys = {_shorten(label): _make_key(look) for label, look in plots.drawn.items()}
+    keys = {_shorten(label): _make_key(style) for label, style in plots.drawn.items()}
     if any(plot.ends for plot in plots.panels):
         keys[_DIVERGED] = Line2D([], [], color=ink, marker="x", markersize=7, linestyle="")
     if any(plot.published for plot in plots.panels):
@@ -148,13 +148,13 @@ def _make_keys(plots: Plots, ink: str) -> dict[str, Line2D]:
     return keys
 
 
-def _make_key(look: Style) -> Line2D:
+def _make_key(style: Style) -> Line2D:
     return Line2D(
         [],
         [],
-        color=look.color,
-        linestyle=look.line,
-        marker=look.marker,
+        color=style.color,
+        linestyle=style.line,
+        marker=style.marker,
         markersize=5,
         linewidth=1.8,
     )

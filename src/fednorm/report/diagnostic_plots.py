@@ -35,11 +35,11 @@ Lines = Mapping[str, Curve]  # by strategy
 
 
 def render_diagnostics(
-    comparison: Comparison, looks: Mapping[str, Style], name: str
+    comparison: Comparison, styles: Mapping[str, Style], name: str
 ) -> dict[str, str]:
     """Return an SVG element for each kind of value that was recorded, by its title."""
     return {
-        _TITLES[key]: render_svg(partial(_draw_figure, lines, looks), f"{key} {name}")
+        _TITLES[key]: render_svg(partial(_draw_figure, lines, styles), f"{key} {name}")
         for key, lines in _collect_recorded(comparison).items()
     }
 
@@ -83,12 +83,12 @@ def _average(runs: Sequence[RunResult], key: str, width: int) -> Curve:
     return summarize_rounds((number, max(value, least)) for number, value in found if value)
 
 
-def _draw_figure(lines: Lines, looks: Mapping[str, Style], ink: str) -> Figure:
+def _draw_figure(lines: Lines, styles: Mapping[str, Style], ink: str) -> Figure:
     result = Figure(figsize=_SIZE, layout="constrained")
     axes = result.add_subplot()
     frame_axes(axes, ink)
-    for number, (label, look) in enumerate(looks.items()):
+    for number, (label, style) in enumerate(styles.items()):
         if label in lines:
-            draw_curve(axes, lines[label], look, number)
+            draw_curve(axes, lines[label], style, number)
     use_log_scale(axes)
     return result

@@ -25,9 +25,9 @@ def draw_final_values(axes: Axes, plots: Plots, ink: str) -> None:
     if plots.finals is None:
         return
     frame_axes(axes, ink)
-    drawn, looks, number = plots.finals, plots.looks, plots.number
+    drawn, styles, number = plots.finals, plots.styles, plots.numbers
     for label, line in drawn.lines.items():
-        look = looks[label]
+        style = styles[label]
         around = [
             [m - low for m, low in zip(line.mean, line.low, strict=True)],
             [high - m for m, high in zip(line.mean, line.high, strict=True)],
@@ -36,22 +36,22 @@ def draw_final_values(axes: Axes, plots: Plots, ink: str) -> None:
             line.rounds,
             line.mean,
             yerr=around,
-            color=look.color,
-            linestyle=look.line,
-            marker=look.marker,
+            color=style.color,
+            linestyle=style.line,
+            marker=style.marker,
             markersize=5,
             linewidth=1.8,
             gid=name_method(number[label]),
         )
     for label, points in drawn.published.items():
         places, values = zip(*points, strict=True)
-        look = looks[label]
+        style = styles[label]
         axes.plot(
             places,
             values,
-            color=look.color,
+            color=style.color,
             linestyle="",
-            marker=look.marker,
+            marker=style.marker,
             markersize=9,
             markerfacecolor="none",
             gid=name_method(number[label]),

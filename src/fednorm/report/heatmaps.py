@@ -35,7 +35,7 @@ _LETTER = 0.085  # inches of a label's letter
 _IN_A_ROW = 2
 _DARK = 0.6  # share of the scale from which a cell needs light digits
 _FAULT_KEYS = ("attack", "attack_target", "byzantine", "dropout")
-_DEFENCE_KEYS = ("aggregate", "aggregate_statistics", "minimum_replies")
+_DEFENSE_KEYS = ("aggregate", "aggregate_statistics", "minimum_replies")
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def render_gap_maps(story: Story) -> str:
 def collect_grid_maps(comparison: Comparison) -> list[HeatMap]:
     """Return one map for each strategy, or none if entries differ in rows or columns alone."""
     swept = _list_swept(comparison)
-    rows, columns = (_find_differing(swept, keys) for keys in (_FAULT_KEYS, _DEFENCE_KEYS))
+    rows, columns = (_find_differing(swept, keys) for keys in (_FAULT_KEYS, _DEFENSE_KEYS))
     if not rows or not columns:
         return []
     finals = {s.strategy: keep_finite(s.accuracy) for s in comparison.summaries()}
@@ -132,7 +132,7 @@ def collect_grid_maps(comparison: Comparison) -> list[HeatMap]:
 def is_full(comparison: Comparison) -> bool:
     """Return whether every strategy was to be run in every row and column."""
     swept = _list_swept(comparison)
-    rows, columns = (_find_differing(swept, keys) for keys in (_FAULT_KEYS, _DEFENCE_KEYS))
+    rows, columns = (_find_differing(swept, keys) for keys in (_FAULT_KEYS, _DEFENSE_KEYS))
     places = {(e["name"], _describe_place(e, rows), _describe_place(e, columns)) for e in swept}
     runs = Counter(name for name, _, _ in places)
     maps = collect_grid_maps(comparison)
@@ -144,7 +144,7 @@ def _list_swept(comparison: Comparison) -> list[Mapping[str, Any]]:
     return [
         e
         for e in entries
-        if e.get("label") and any(key in e for key in _FAULT_KEYS + _DEFENCE_KEYS)
+        if e.get("label") and any(key in e for key in _FAULT_KEYS + _DEFENSE_KEYS)
     ]
 
 

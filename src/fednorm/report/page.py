@@ -108,7 +108,7 @@ def _state_verdict(panel: Panel) -> tuple[str, str, str]:
     found = compare_published(panel)
     # A number stays on one line with its spread and sign.
     text = state_verdict(panel.comparison).replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
-    return panel.title, text, found.statement() if found else ""
+    return panel.title, text, found.describe() if found else ""
 
 
 def _merge_sentences(story: Story, sentences: Sequence[Sequence[str]]) -> list[str]:
@@ -156,7 +156,7 @@ def _draw_diagnostics(story: Story, plots: Plots) -> list[dict[str, Any]]:
         {
             "title": panel.title,
             "methods": list_diagnosed(panel.comparison),
-            "plots": render_diagnostics(panel.comparison, plots.looks, str(number)),
+            "plots": render_diagnostics(panel.comparison, plots.styles, str(number)),
             "caption": explain_diagnostics(panel.comparison),
         }
         for number, panel in enumerate(diagnosed)

@@ -1,6 +1,6 @@
 """What is plotted of a story: curves by round, and final values by panel.
 
-All panels have the same scale, and a method has the same look in each of them.
+All panels have the same scale, and a method has the same style in each of them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,37 +53,37 @@ class Finals:
 
 @dataclass(frozen=True)
 class Plots:
-    """All plots of a story. A method is known by its place in `looks`."""
+    """All plots of a story. A method is known by its place in `styles`."""
 
-    looks: Mapping[str, Style]
+    styles: Mapping[str, Style]
     panels: tuple[Plot, ...]
     y: Limits
     finals: Finals | None = None
 
     @property
     def drawn(self) -> dict[str, Style]:
-        """The looks of those methods that have something to show in at least one panel."""
+        """The styles of the methods that are shown in at least one panel."""
         shown = {label for plot in self.panels for label in (*plot.lines, *plot.published)}
         shown |= set(self.finals.lines) if self.finals else set()
-        return {label: look for label, look in self.looks.items() if label in shown}
+        return {label: style for label, style in self.styles.items() if label in shown}
 
     @property
-    def number(self) -> dict[str, int]:
+    def numbers(self) -> dict[str, int]:
         """The place of each method."""
-        return {label: number for number, label in enumerate(self.looks)}
+        return {label: number for number, label in enumerate(self.styles)}
 
     def to_json(self) -> dict[str, Any]:
         """Return what the page's script reads."""
         return {
-            "methods": list(self.looks),
+            "methods": list(self.styles),
             "y": self.y,
-            "panels": [self._panel(plot) for plot in self.panels],
+            "panels": [self._record_plot(plot) for plot in self.panels],
         }
 
-    def _panel(self, plot: Plot) -> dict[str, Any]:
+    def _record_plot(self, plot: Plot) -> dict[str, Any]:
         curves = (
             {
-                "method": self.number[label],
+                "method": self.numbers[label],
                 "rounds": line.rounds,
                 "mean": _round_all(line.mean),
                 "low": _round_all(line.low),
@@ -103,7 +103,7 @@ def collect_plots(story: Story) -> Plots:
     values = [value for line in lines for value in (*line.low, *line.high)]
     values += [value for plot in drawn for value in plot.published.values()]
     return Plots(
-        looks=choose_styles([*runs, *only_published]),
+        styles=choose_styles([*runs, *only_published]),
         panels=drawn,
         y=_find_limits(values, margin=0.05),
         finals=_collect_finals(story),

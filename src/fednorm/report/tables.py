@@ -132,10 +132,10 @@ def _fill_row(summary: Summary, seeds: int) -> dict[str, Cell]:
         "best %": (format_percent, summary.best),
         _WORST: (format_percent, summary.worst_client),
         _SUCCESS: (format_percent, summary.attack_success),
-        "exchanges / round": (format_number, _mean(run.exchanges_per_round for run in started)),
-        "up / round": (format_bytes, _mean(run.bytes_up_per_round for run in started)),
-        "down / round": (format_bytes, _mean(run.bytes_down_per_round for run in started)),
-        "s / run": (format_number, _mean(run.seconds for run in summary.runs)),
+        "exchanges / round": (format_number, _average(run.exchanges_per_round for run in started)),
+        "up / round": (format_bytes, _average(run.bytes_up_per_round for run in started)),
+        "down / round": (format_bytes, _average(run.bytes_down_per_round for run in started)),
+        "s / run": (format_number, _average(run.seconds for run in summary.runs)),
     }
     written = {
         title: Cell(write(value), keep_finite(value)) for title, (write, value) in numbers.items()
@@ -144,7 +144,7 @@ def _fill_row(summary: Summary, seeds: int) -> dict[str, Cell]:
     return {STRATEGY: Cell(summary.strategy), **written, NOTE: note}
 
 
-def _mean(values: Iterable[float]) -> float | None:
+def _average(values: Iterable[float]) -> float | None:
     listed = list(values)
     return fmean(listed) if listed else None
 
@@ -246,7 +246,7 @@ def _show_panel(panel: Panel) -> Iterator[RenderableType]:
         return
     yield Text(f"{title}{panel.comparison.metric}, published and measured", style="bold")
     yield _build_comparison(compare_accuracies(found, best=panel.best))
-    yield Text(found.statement())
+    yield Text(found.describe())
 
 
 def _build_comparison(rows: Sequence[Mapping[str, Cell]]) -> Table:

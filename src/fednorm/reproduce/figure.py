@@ -66,7 +66,9 @@ def find_configs() -> Path:
 def list_figures() -> dict[str, Figure]:
     """Return every published table and figure by name."""
     # Other experiments lie in the same folder; they have no source.
-    found = {path.stem: read(path) for path in sorted(find_configs().glob("*.toml"), key=_sort_key)}
+    found = {
+        path.stem: read(path) for path in sorted(find_configs().glob("*.toml"), key=_make_sort_key)
+    }
     return {name: _validate(name, values) for name, values in found.items() if "source" in values}
 
 
@@ -91,7 +93,7 @@ def _validate(name: str, values: dict[str, Any]) -> Figure:
         raise ConfigError(f"{name}: {where}: {said}.") from None
 
 
-def _sort_key(path: Path) -> tuple[str, int, str]:
+def _make_sort_key(path: Path) -> tuple[str, int, str]:
     """Sort fig2 before fig10."""
     word = path.stem.rstrip("0123456789")
     return word, int(path.stem[len(word) :] or 0), path.stem

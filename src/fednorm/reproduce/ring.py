@@ -93,7 +93,7 @@ class RingResult:
     before: Tensor  # [clients · points, 2]
     labels: Tensor
 
-    def of(self, method: str) -> list[Outcome]:
+    def select(self, method: str) -> list[Outcome]:
         """Return the outcomes of a method, in the order of γ."""
         return [outcome for outcome in self.outcomes if outcome.method == method]
 
@@ -157,20 +157,20 @@ def draw_points(gamma: float, rounds: int, seed: int) -> Draws:
     return Draws(points.double().reshape(*shape, 2), torch.from_numpy(labels))
 
 
-class _Looking:
+class _PointRecorder:
     """A loss that keeps the normalised points and teaches nothing."""
 
     def __init__(self) -> None:
         self.seen: list[Tensor] = []
 
-    def __call__(self, normalised: Tensor, labels: Tensor) -> Tensor:
+    def __call__(self, normalized: Tensor, labels: Tensor) -> Tensor:
         del labels
-        self.seen.append(normalised.detach())
-        return 0 * normalised.sum()
+        self.seen.append(normalized.detach())
+        return 0 * normalized.sum()
 
 
 @dataclass(frozen=True, slots=True)
-class Normalised:
+class NormalizedPoints:
     """What one layer made of the points, and what it knows in the end."""
 
     points: Tensor  # [rounds, clients · points, 2]
@@ -193,19 +193,19 @@ def _compare_methods(gamma: float, draws: Draws) -> list[Outcome]:
     ]
 
 
-def normalize(method: str, draws: Draws) -> Normalised:
+def normalize(method: str, draws: Draws) -> NormalizedPoints:
     """Run all rounds with a model that is nothing but one BatchNorm layer."""
     central = method == REFERENCE
     layer = nn.BatchNorm1d(2, momentum=MOMENTUM, dtype=torch.float64)
-    looking, rounds = _Looking(), len(draws.x)
+    recorder, rounds = _PointRecorder(), len(draws.x)
     chosen = strategy("naive" if central else method)
-    task = Task.build(layer, chosen, DSGD(), rounds=rounds, loss=looking)
+    task = Task.build(layer, chosen, DSGD(), rounds=rounds, loss=recorder)
     if central:
         *_, last = simulate.rounds(task, Merged(draws), rounds)
-        points = torch.stack(looking.seen)
+        points = torch.stack(recorder.seen)
     else:
         *_, last = lockstep.rounds(task, draws, rounds)
-        interleaved = torch.stack(looking.seen).view(rounds, POINTS, CLIENTS, -1)
+        interleaved = torch.stack(recorder.seen).view(rounds, POINTS, CLIENTS, -1)
         points = interleaved.transpose(1, 2).reshape(rounds, CLIENTS * POINTS, -1)
     (running,) = last.state.running.values()
-    return Normalised(points, running)
+    return NormalizedPoints(points, running)

@@ -18,7 +18,7 @@ from fednorm.report.tables import color_label
 from fednorm.report.write import replace_file
 from fednorm.reproduce.ring import CLIENTS, GAMMAS, METHODS, REFERENCE, RingResult
 
-_CLASSES = [look.color for look in KNOWN.values() if look is not KNOWN[REFERENCE]][:CLIENTS]
+_CLASSES = [style.color for style in KNOWN.values() if style is not KNOWN[REFERENCE]][:CLIENTS]
 _FEDERATED = [method for method in METHODS if method != REFERENCE]
 _BEFORE, _AFTER = "before normalization", "after"
 _FIGURE_1 = {"centralized": "a  centralized BatchNorm", "naive": "b  naive: each client by itself"}
@@ -42,7 +42,7 @@ def build_ring_table(result: RingResult) -> Table:
     """Return the normalization errors for the terminal."""
     rows: list[list[str | Text]] = []
     for method in _FEDERATED:
-        found = result.of(method)
+        found = result.select(method)
         rows.append([color_label(method), "all", *(f"{o.error:.3f}" for o in found)])
         rows.append(["", "second half", *(f"{o.late_error:.3f}" for o in found)])
     return make_table(
@@ -67,8 +67,8 @@ def draw_figure_2(result: RingResult, ink: str) -> Figure:
     grid = figure.subplots(2, 3)
     _draw_scatters(result, grid.T[:2], _FIGURE_2, ink)
     above, below = grid.T[2]
-    _draw_errors(above, {m: [o.error for o in result.of(m)] for m in _FEDERATED}, ink)
-    _draw_errors(below, {m: [o.late_error for o in result.of(m)] for m in _FEDERATED}, ink)
+    _draw_errors(above, {m: [o.error for o in result.select(m)] for m in _FEDERATED}, ink)
+    _draw_errors(below, {m: [o.late_error for o in result.select(m)] for m in _FEDERATED}, ink)
     above.set_title("c  normalization error, all rounds", loc="left", color=ink, fontsize=11)
     above.legend(frameon=False, labelcolor=ink)
     below.set_title("second half of the rounds, log scale", loc="left", color=ink, fontsize=9)
@@ -83,7 +83,7 @@ def _draw_scatters(
 ) -> None:
     """Draw a method in each column: above beside the points as they were, below alone."""
     for (whole, alone), (method, title) in zip(columns, titles.items(), strict=True):
-        outcome = result.of(method)[0]
+        outcome = result.select(method)[0]
         after = outcome.last
         _draw_points(whole, result.before, result.labels, "o")
         _draw_points(whole, after, result.labels, "+")
@@ -114,12 +114,12 @@ def _draw_points(axes: Axes, points: Tensor, labels: Tensor, marker: str) -> Non
 
 def _draw_errors(axes: Axes, errors: Mapping[str, Sequence[float]], ink: str) -> None:
     for method, values in errors.items():
-        look = choose_style(method)
+        style = choose_style(method)
         axes.plot(
             range(len(values)),
             values,
-            color=look.color,
-            marker=look.marker,
+            color=style.color,
+            marker=style.marker,
             linewidth=1.8,
             label=method,
         )
