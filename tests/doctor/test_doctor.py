@@ -170,7 +170,7 @@ def test_costs_are_those_of_the_engine(nested, name):
         assert (cost.survey_bytes_up, cost.survey_bytes_down) == (asked.bytes_up, asked.bytes_down)
 
 
-def test_what_strategies_need(nested):
+def test_strategies_state_their_needs(nested):
     costs = {c.strategy: c for c in nested.strategies}
     assert [name for name, c in costs.items() if c.needs_rounds] == ["fixbn"]
     assert [name for name, c in costs.items() if not c.global_model] == ["fedbn", "silobn"]
@@ -252,7 +252,7 @@ def test_with_the_statistics_of_the_same_batch_dualbn_is_one_machine(model):
     assert found["fedtan", "exchanged"].deviation < 1e-10
 
 
-def test_dropout_is_no_deviation():
+def test_dropout_layers_cause_no_deviation():
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 10)
     )
@@ -272,7 +272,7 @@ class Functional(nn.Module):
         )
 
 
-def test_dropout_without_a_layer_is_no_deviation():
+def test_functional_dropout_causes_no_deviation():
     assert gradients(examine(Functional(), **SMALL))["fedtan", "exchanged"].deviation < 1e-10
 
 
@@ -299,7 +299,7 @@ def test_the_recommendation_follows_the_clients(apart, alike):
     assert apart.recommendation.strategy == "dualbn"
     worst = max(apart.clients.layers, key=lambda x: x.excess)
     reasons = " ".join(apart.recommendation.reasons)
-    assert f"lacks {format_share(worst.bias)}" in reasons
+    assert f"misses {format_share(worst.bias)}" in reasons
     naive = gradients(apart)["naive", "batch"]
     assert f"{format_ratio(naive.deviation)}, and by {format_ratio(naive.alike)}" in reasons
     assert format_ratio(gradients(apart)["dualbn", "surveyed"].deviation) in reasons
@@ -342,7 +342,7 @@ def test_without_data_nothing_is_recommended(nested):
     assert set(codes(nested)) == {"server_optimizer", "needs_rounds"}
 
 
-def test_a_model_without_batch_norm_gets_an_honest_answer():
+def test_a_model_without_batch_norm_gets_a_warning():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.LayerNorm(8), nn.Linear(8, 10))
     report = examine(model, partition="iid", **SMALL)
     taking = [c.strategy for c in report.strategies if not c.refused]

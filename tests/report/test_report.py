@@ -142,7 +142,7 @@ def test_the_policy_allows_the_one_script_and_no_request():
     assert html.count("<script") == 2
 
 
-def test_all_that_comes_from_outside_is_escaped():
+def test_all_text_from_outside_is_escaped():
     evil = '</script><script>alert("x")</script>'
     result = Comparison(
         {"data": evil, evil: {"a": [evil, {"b": evil}]}},
@@ -180,7 +180,7 @@ def test_the_page_says_what_was_run():
     assert "Failures" not in html
 
 
-def test_failures_stand_on_the_page_with_their_message():
+def test_failures_are_listed_with_their_message():
     html = page(comparison(run("fbn", (0.8,)), diverged("naive", (0.2,), error="loss is nan")))
     failure = "<strong>naive</strong>, seed 0: diverged after 10 rounds<pre>loss is nan</pre>"
     assert failure in html

@@ -16,7 +16,7 @@ SMALL = {
 }
 
 
-def test_attacks_stand_down_and_defences_across(tmp_path):
+def test_rows_are_attacks_and_columns_are_defenses(tmp_path):
     values = sweep(SMALL, "attack=foe,alie")
     values = sweep(values, "aggregate+aggregate_statistics=mean,nnm > median")
     comparison = run_all(build(values))
@@ -37,7 +37,7 @@ def test_a_comparison_without_a_grid_has_no_map():
     assert not collect_grid_maps(run_all(build(sweep(SMALL, "attack=foe,alie"))))
 
 
-def test_a_grid_with_holes_is_known():
+def test_a_grid_with_holes_is_not_full():
     entries = [
         {"name": "fbn", "label": "honest", "byzantine": 0, "aggregate": "mean"},
         {"name": "fbn", "label": "attacked", "byzantine": 1, "aggregate": "mean"},

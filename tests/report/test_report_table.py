@@ -39,7 +39,7 @@ def test_the_worst_client_has_a_column_only_where_it_was_measured():
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_clients_that_have_not_trained_are_noted_where_there_are_some(width):
+def test_untrained_clients_are_noted(width):
     part = personal("fedbn", (0.9, 0.5))
     last = replace(part.final, trained=0.9, untrained=0.5)
     result = comparison(part, replace(part, strategy="silobn", history=(last,)))

@@ -38,13 +38,13 @@ def test_fbn_is_near_the_centralized_points_at_every_level(result):
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("method", ["naive", "fixbn"])
-def test_the_others_grow_with_heterogeneity(result, method, late):
+def test_the_errors_of_other_methods_grow_with_heterogeneity(result, method, late):
     found = errors(result, method, late)
     assert found == sorted(found, reverse=True)
     assert found[0] > 5 * found[-1]
 
 
-def test_the_others_are_farther_from_the_centralized_points_than_fbn(result):
+def test_other_methods_are_farther_from_the_centralized_points_than_fbn(result):
     fbn, naive, fixbn = (errors(result, m, late=True) for m in ("fbn", "naive", "fixbn"))
     assert all(other > 2.5 * own for other, own in zip(naive, fbn, strict=True))
     assert naive[0] > 50 * fbn[0]
@@ -53,7 +53,7 @@ def test_the_others_are_farther_from_the_centralized_points_than_fbn(result):
     assert fixbn[0] > 300 * fbn[0]
 
 
-def test_the_reference_is_the_points_of_a_round_by_their_own_statistics(result):
+def test_the_reference_normalizes_a_round_by_its_own_statistics(result):
     assert all(error == 0 for o in result.select("centralized") for error in o.error_by_round)
     before = result.before.numpy()
     expected = (before - before.mean(0)) / np.sqrt(before.var(0) + EPS)
@@ -104,7 +104,8 @@ def test_final_statistics_of_fbn_are_the_pooled_moving_average(result):
 def test_fixbn_misses_the_variance_between_clients(result):
     assert max(result.select("fixbn")[0].variance) < 1.2
     spread = (
-        result.select("fixbn")[0].last.norm(dim=1).mean() / result.select("fbn")[0].last.norm(dim=1).mean()
+        result.select("fixbn")[0].last.norm(dim=1).mean()
+        / result.select("fbn")[0].last.norm(dim=1).mean()
     )
     assert spread > 6  # √51 = 7.1
 

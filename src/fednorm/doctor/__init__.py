@@ -1,4 +1,4 @@
-"""What will happen to a model in federated learning, in numbers: `fednorm doctor`."""
+"""Examine a model for federated learning: `fednorm doctor`."""
 
 from fednorm.doctor.examine import examine, read_shape
 from fednorm.doctor.findings import DoctorReport, save

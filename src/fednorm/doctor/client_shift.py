@@ -1,9 +1,9 @@
-"""How far the clients of a federation are apart in each layer, before any training.
+"""Measure how far clients are apart in each layer, before any training.
 
-Every client's batches pass through the model at its initial weights as in `naive`: each batch is
-normalised by itself. The inputs of the layers are summarised by moments and pooled by the law of
-total variance. The same measurement with the samples dealt to the clients at random shows how much
-of a distance is the chance of small batches.
+As in `naive`, the batches of every client pass through the model at its initial weights, and each
+batch is normalised by itself. The moments of the layers' inputs are pooled by the law of total
+variance. The same measurement with samples dealt to clients at random shows how much of a distance
+is due to small batches.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from fednorm.experiment.config import Experiment
 from fednorm.nn import rules
 from fednorm.strategies.naive import Naive
 
-LEAST = 2  # clients, for a distance
+LEAST = 2  # clients needed for a distance
 # A channel is constant up to rounding if its standard deviation is below this share of its mean.
 ROUNDING = 1e-6
 
@@ -35,7 +35,7 @@ ROUNDING = 1e-6
 def measure_clients(
     examined: ExaminedModel, data: Dataset, batches: int, *, samples: int = 1
 ) -> ClientShift:
-    """Return how far the clients are apart, and what that does to gradients.
+    """Measure how far the clients are apart, and the effect on gradients.
 
     Clients with a batch of fewer than `samples` are left out.
     """
@@ -81,7 +81,7 @@ def _measure(examined: ExaminedModel, clients: ClientShift, drawn: FixedBatches)
     quiet = replace(examined, model=disable_dropout(examined.model))
     alike = deal_again(drawn, seed)
     with torch.random.fork_rng():
-        torch.manual_seed(seed)  # for what is random in a model beside its dropout layers
+        torch.manual_seed(seed)  # for randomness outside dropout layers
         task = Task.build(quiet.model, Naive(), GRADIENT)
         return replace(
             clients,

@@ -14,7 +14,7 @@ from fednorm.engines.simulate import Round, rounds
 from fednorm.engines.survey import survey
 from fednorm.experiment.config import Experiment
 
-# How a model and a strategy that do not fit each other say so.
+# Exceptions by which a strategy refuses a model.
 REFUSALS = (ValueError, TypeError, RuntimeError, IndexError, ArithmeticError)
 
 
@@ -24,7 +24,7 @@ class ExaminedModel:
 
     model: nn.Module
     experiment: Experiment
-    named: bool = True  # whether the model is the experiment's
+    named: bool = True  # whether the experiment names the model
 
 
 def describe_error(error: Exception) -> str:
@@ -33,7 +33,7 @@ def describe_error(error: Exception) -> str:
 
 
 def build_task(examined: ExaminedModel, name: str) -> Task:
-    """Return the task that a run of the experiment with the named strategy would have."""
+    """Build the task of a run of the experiment with the named strategy."""
     experiment = examined.experiment
     (entry,) = (e for e in experiment.strategies if e.name == name)
     strategy = experiment.make_strategy(entry)
@@ -83,7 +83,7 @@ def _count_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _needs_rounds(task: Task) -> bool:
-    """Return whether the strategy cannot begin a round without knowing how many there will be."""
+    """Return whether the strategy must know the number of rounds in advance."""
     try:
         task.strategy.rule(broadcast(replace(task, rounds=None), task.initial_state))
     except ValueError:

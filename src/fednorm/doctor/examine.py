@@ -1,4 +1,4 @@
-"""Examine a model: its layers and every strategy on random data, and the clients on theirs."""
+"""Examine a model: layers and strategies on random data, clients on their data."""
 
 from typing import Any
 
@@ -35,14 +35,14 @@ def examine(
     seed: int = 0,
     **settings: Any,
 ) -> DoctorReport:
-    """Say in numbers what will happen to a model in federated learning.
+    """Examine how a model will behave in federated learning.
 
     Args:
         model: a name, "package.module:function", an `nn.Module`, or a function that returns one.
-        shape: of one sample, if there is no data; otherwise that of the default data set.
-        classes: how many, if there is no data.
-        batches: of each client, on which the clients are measured.
-        seed: of data, partition, initial weights and random samples.
+        shape: shape of a sample, without data; by default that of the default data set.
+        classes: number of classes, without data.
+        batches: batches of each client that are measured.
+        seed: seed of data, partition, initial weights and random samples.
         settings: any key of the schema. With `data` or `partition`, the clients are measured.
 
     >>> report = examine("mlp", shape=(4,), classes=3)
@@ -154,7 +154,7 @@ def is_source(model: object) -> bool:
 def load_samples(
     experiment: Experiment, shape: tuple[int, ...] | None, classes: int | None
 ) -> Dataset:
-    """Return the data, or samples of the given shape in its place."""
+    """Return the data, or random samples of the given shape instead."""
     seed, dtype = experiment.seeds[0], getattr(torch, experiment.dtype)
     data = load(experiment.data.name, seed, **experiment.data.fields)
     if shape or classes:

@@ -1,4 +1,4 @@
-"""What an examination finds: its parts as values, and the report that holds them.
+"""The findings of an examination, and the report that holds them.
 
 `Report.to_json` is the file that `fednorm doctor --json` writes; its keys are the fields here.
 """
@@ -14,13 +14,13 @@ from fednorm.experiment.load import ConfigError
 from fednorm.experiment.result import without_nan
 
 Place: TypeAlias = Literal["convolution", "linear", "activation", "other", "not reached"]
-# Where the statistics come from with which a gradient is measured.
+# The source of the statistics with which a gradient is measured.
 Statistics: TypeAlias = Literal["batch", "exchanged", "start", "surveyed"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSummary:
-    """What was examined, and how."""
+    """The examined model and its setting."""
 
     name: str
     type: str
@@ -75,7 +75,7 @@ class Cost:
     measures: bool | None = None  # whether clients pass over all their data before they train
     survey_bytes_up: float | None = None  # of one survey before an evaluation
     survey_bytes_down: float | None = None
-    personal_bytes: int | None = None  # stay on the client between rounds
+    personal_bytes: int | None = None  # kept on the client between rounds
     momentum_bytes: int | None = None  # as well
     global_model: bool | None = None
     needs_rounds: bool | None = None
@@ -84,7 +84,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Caution:
-    """Something a person would want to know, with the numbers it rests on."""
+    """A warning, with the numbers behind it."""
 
     code: str
     text: str
@@ -101,9 +101,9 @@ class Distance:
     var_ratio_min: float | None  # the client with the smallest
     var_ratio_max: float | None  # the client with the largest
     bias: float | None  # variance between clients / variance of all
-    bias_alike: float | None  # the same with the samples dealt to the clients at random
+    bias_alike: float | None  # the same with samples dealt to clients at random
     excess: float | None  # the difference of these two
-    constant_channels: int  # left out: nothing varies in them
+    constant_channels: int  # left out: their values do not vary
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class ClientShift:
-    """What was measured on the clients' data, at the initial weights."""
+    """Measurements on the clients' data, at the initial weights."""
 
     data: str
     partition: str
@@ -134,7 +134,7 @@ class ClientShift:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A strategy, or None where nothing is known of the clients, and why."""
+    """A strategy, or None if nothing is known about the clients, and the reasons."""
 
     strategy: str | None
     reasons: tuple[str, ...]
@@ -143,7 +143,7 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What is known of a model and its setting, for warnings and the recommendation."""
+    """All measurements, as input of warnings and of the recommendation."""
 
     experiment: Experiment
     layers: Sequence[Layer]
@@ -168,7 +168,7 @@ class Examination:
 
     @property
     def taking_part(self) -> tuple[int, int]:
-        """How many clients take part in a round, and of how many."""
+        """The number of clients in a round, and of all clients that train."""
         trained = self.experiment.clients - self.experiment.unseen
         return max(1, round(self.experiment.participation * trained)), trained
 
@@ -180,7 +180,7 @@ class Examination:
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """What will happen to a model in federated learning, in numbers."""
+    """The report of `fednorm doctor`."""
 
     schema: int
     model: ModelSummary
@@ -192,7 +192,7 @@ class DoctorReport:
     recommendation: Recommendation
 
     def to_json(self) -> str:
-        """Return the report as JSON; what is not a finite number is null."""
+        """Return the report as JSON; numbers that are not finite become null."""
         record = without_nan(asdict(self))
         return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)
 

@@ -1,9 +1,9 @@
-"""The normalization layers of a model, found by type: where they stand, and what they hold.
+"""Find the normalization layers of a model by type, and the operation before each.
 
-A layer's place is what made its input. One forward pass tells: hooks see which modules run and what
-they return, and below them every operation is seen as well, so that `functional.relu` counts as an
-activation like `nn.ReLU`. What returns its input unchanged (views, Identity, Dropout in evaluation)
-makes nothing.
+A layer's place is the kind of module or operation that produced its input. One forward pass finds
+it: hooks record the outputs of modules, and a dispatch mode those of operations, so that
+`functional.relu` counts as an activation like `nn.ReLU`. Operations that return their input
+unchanged (views, Identity, Dropout in evaluation) do not count.
 """
 
 import copy
@@ -52,7 +52,7 @@ _OPERATIONS: Mapping[Any, Place] = {
 
 
 def find_layers(model: nn.Module, x: Tensor) -> tuple[Layer, ...]:
-    """Return the normalization layers, in the order of the model, and where they stand."""
+    """Return the normalization layers in the order of the model, with their places."""
     calls = trace_calls(model, x)
     everywhere = [m for _, m in model.named_modules(remove_duplicate=False)]
     return tuple(
@@ -87,7 +87,7 @@ def measure_state(model: nn.Module) -> State:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What made a tensor."""
+    """The module or operation that produced a tensor."""
 
     place: Place
     by: str
@@ -143,7 +143,7 @@ class _Trace:
     """The origin of each tensor, by the address of its memory."""
 
     origins: dict[int, Origin] = field(default_factory=dict)
-    alive: list[Tensor] = field(default_factory=list)  # so that no address is used again
+    alive: list[Tensor] = field(default_factory=list)  # keeps addresses from being reused
     calls: dict[nn.Module, list[Call]] = field(default_factory=dict)
 
     def find(self, tensor: Tensor) -> Origin:
@@ -163,7 +163,7 @@ def _list_tensors(value: Any) -> list[Tensor]:
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
-    """Notes what every operation makes."""
+    """Records which operation produced each tensor."""
 
     def __init__(self, trace: _Trace) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own

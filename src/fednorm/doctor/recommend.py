@@ -1,8 +1,8 @@
-"""Which strategy to use, and why: rules in order, each with the numbers that it rests on.
+"""Recommend a strategy and give reasons, with the numbers behind them.
 
-The first rule that applies decides. Every reason carries numbers that the report shows. `alike`
-below is the same measurement with the samples dealt to the clients at random: small batches differ
-by chance, and no strategy is to blame for that.
+The first rule that applies decides. Every reason quotes numbers that the report shows. `alike` is
+the same measurement with samples dealt to clients at random: small batches differ by chance under
+every strategy.
 """
 
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from typing import TypeAlias
 from fednorm.doctor.findings import Examination, Gradient, Recommendation
 from fednorm.report.format import format_number, format_ratio, format_share, list_names
 
-# Plain averaging may lose this much more of a layer's variance than it would of clients alike.
+# Plain averaging may miss this much more of a layer's variance than with samples dealt at random.
 MOST_BIAS = 0.01
-# The gradient of `naive` may deviate by this much more than it would for clients alike.
+# The gradient of `naive` may deviate by this much more than with samples dealt at random.
 MOST_DEVIATION = 0.05
 # Personal layers are advised where at least this share of the clients takes part in a round.
 LEAST_SHARE = 0.5
-# `dualbn` sends more than `fbn`: it must be closer to one machine by this much to be worth it.
+# `dualbn` sends more than `fbn`: it must be closer to one machine by this much.
 LEAST_GAIN = 0.05
 
 THRESHOLDS = {
@@ -122,7 +122,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def recommend(exam: Examination) -> Recommendation:
-    """Return what the first rule that applies says."""
+    """Return the recommendation of the first rule that applies."""
     found = (rule(exam) for rule in RULES)
     return next((advice for advice in found if advice), _give(None, describe_refusals(exam)))
 
@@ -160,18 +160,18 @@ def find_deviation(exam: Examination, strategy: str, statistics: str) -> float |
 
 
 def describe_no_batch_norm(exam: Examination) -> str:
-    """Say that there is nothing to choose."""
+    """Say that there is nothing to fix."""
     return (
         f"0 of {len(exam.layers)} normalization layers are BatchNorm, so there is nothing to "
-        f"mend; {len(exam.refusing)} of {len(exam.costs)} strategies refuse the model."
+        f"fix; {len(exam.refusing)} of {len(exam.costs)} strategies refuse the model."
     )
 
 
 def describe_missing_data(exam: Examination) -> str:
-    """Say what is missing."""
+    """Say that data are missing."""
     return (
-        f"how far the clients are apart in the {len(exam.batch_norms)} BatchNorm layers decides, "
-        "and it is not known; give --data and --partition."
+        f"the choice depends on how far the clients are apart in the {len(exam.batch_norms)} "
+        "BatchNorm layers, which is not known without --data and --partition."
     )
 
 
@@ -187,16 +187,16 @@ def describe_naive(exam: Examination) -> list[str]:
     if layers:
         worst = max(layers, key=lambda x: x.excess or 0.0)
         said.append(
-            f"plain averaging lacks {format_share(worst.bias)} of the variance in layer "
-            f"{worst.path!r}, the worst, and {format_share(worst.bias_alike)} for clients "
-            f"alike: an excess of {format_share(worst.excess)}, "
+            f"plain averaging misses {format_share(worst.bias)} of the variance in layer "
+            f"{worst.path!r}, the worst one, and {format_share(worst.bias_alike)} with "
+            f"samples dealt at random: an excess of {format_share(worst.excess)}, "
             f"{_compare(worst.excess, MOST_BIAS)} {format_share(MOST_BIAS)}."
         )
     found = find_gradient(exam, "naive", "batch")
     if found and found.excess is not None:
         said.append(
             f"the gradient of naive deviates by {format_ratio(found.deviation)}, and by "
-            f"{format_ratio(found.alike)} for clients alike: an excess of "
+            f"{format_ratio(found.alike)} with samples dealt at random: an excess of "
             f"{format_ratio(found.excess)}, {_compare(found.excess, MOST_DEVIATION)} "
             f"{format_ratio(MOST_DEVIATION)}."
         )
@@ -226,7 +226,7 @@ def describe_surveyed(exam: Examination) -> str:
     measured = {name: find_deviation(exam, name, "surveyed") for name in ("fbn", "dualbn")}
     listed = [f"{format_ratio(d)} ({name})" for name, d in measured.items() if d is not None]
     gain = (
-        f"; dualbn is taken if it is closer by {format_ratio(LEAST_GAIN)}"
+        f"; dualbn is chosen if it is closer by {format_ratio(LEAST_GAIN)}"
         if len(listed) > 1
         else ""
     )
@@ -248,11 +248,11 @@ def describe_no_gain(exam: Examination) -> str:
 
 
 def describe_placement(exam: Examination) -> str:
-    """Say where BatchNorm stands."""
+    """Say how many BatchNorm layers follow a convolution."""
     after = sum(layer.place == "convolution" for layer in exam.batch_norms)
     return (
         f"{after} of {len(exam.batch_norms)} BatchNorm layers directly follow a convolution; "
-        "convolutions are what dualbn standardises, so that statistics of the round before hold."
+        "dualbn standardises convolutions, so that the statistics of the last round stay valid."
     )
 
 

@@ -104,10 +104,10 @@ def _list_notes(cost: Cost) -> Iterator[str]:
     if cost.refused:
         yield f"refuses: {cost.refused}"
     if cost.measures:
-        yield "passes over all of a client's data before it trains"
+        yield "passes over all of a client's data before training"
     if cost.survey_bytes_up is not None:
         yield (
-            f"one survey before an evaluation: {format_number(cost.survey_bytes_up)} B up, "
+            f"calibration before each evaluation: {format_number(cost.survey_bytes_up)} B up, "
             f"{format_number(cost.survey_bytes_down)} B down"
         )
     if cost.global_model is False:

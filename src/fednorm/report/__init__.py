@@ -1,1 +1,1 @@
-"""Reports: a comparison or a story as a table, as curves, and as one page that holds both."""
+"""Reports: a comparison or a published figure as tables, plots and one HTML page."""

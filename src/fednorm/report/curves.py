@@ -1,4 +1,4 @@
-"""The curves of a story by round: all panels in one figure, or one panel for the page."""
+"""Plot accuracy by round: all panels in one figure, or one panel for the page."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -13,15 +13,15 @@ from fednorm.report.final_values import draw_final_values
 from fednorm.report.series import Curve, Plot, Plots
 from fednorm.report.styles import Style, frame_axes, name_method, render_svg
 
-WIDE, NARROW = (7.2, 3.7), (4.2, 3.1)  # inches: a panel alone, and one beside others or on a phone
+WIDE, NARROW = (7.2, 3.7), (4.2, 3.1)  # inches: a single panel; one of several, or on a phone
 _EMPTY, _LEGEND_LINE = 1.5, 0.22  # inches
 _IN_A_ROW = 3  # panels
-_LETTERS = 12  # that fit in an inch of the legend
-_KEY = 9  # letters that a legend's line and gaps take
+_LETTERS = 12  # per inch of the legend
+_KEY = 9  # width of a legend's line and gaps, in letters
 _LONGEST = 32  # longer labels are cut
 _MARKS = 8  # markers on a line
 _DIVERGED, _PUBLISHED = "diverged", "published"
-_BESIDE = (1.015, 1.06)  # where published numbers stand, in widths of the plot
+_BESIDE = (1.015, 1.06)  # where published numbers are marked, in widths of the plot
 
 
 def draw_figure(plots: Plots, *, ink: str, title: str = "") -> Figure:
@@ -56,7 +56,7 @@ def render_panel(plots: Plots, plot: Plot, size: tuple[float, float]) -> str:
 
 
 def _draw_alone(plots: Plots, plot: Plot, size: tuple[float, float], ink: str) -> Figure:
-    """Draw one panel without title and legend, which the page has as text."""
+    """Draw one panel without title and legend; the page has both as text."""
     empty = not plots.drawn
     result = Figure(figsize=(size[0], _EMPTY if empty else size[1]), layout="constrained")
     axes = result.add_subplot()
@@ -69,7 +69,7 @@ def _draw_panel(axes: Axes, plots: Plots, plot: Plot, ink: str) -> None:
     """Draw a mean line and a band from minimum to maximum over seeds for each method."""
     if not plot.lines:
         axes.set_axis_off()
-        message = "Nothing to plot: no run came to an evaluation."
+        message = "Nothing to plot: no run was evaluated."
         axes.text(0.5, 0.5, message, color=ink, ha="center", transform=axes.transAxes)
         return
     frame_axes(axes, ink)
@@ -84,7 +84,7 @@ def _draw_panel(axes: Axes, plots: Plots, plot: Plot, ink: str) -> None:
 
 
 def draw_curve(axes: Axes, line: Curve, style: Style, number: int) -> None:
-    """Draw one method, the `number`-th of the story."""
+    """Draw the curve of method `number`."""
     rounds, color, gid = line.rounds, style.color, name_method(number)
     if len(rounds) == 1:  # a band needs two rounds to be seen
         axes.vlines(rounds, line.low, line.high, color=color, alpha=0.4, linewidth=5, gid=gid)
@@ -104,7 +104,7 @@ def draw_curve(axes: Axes, line: Curve, style: Style, number: int) -> None:
 
 
 def _mark_published(axes: Axes, value: float, style: Style, number: int) -> None:
-    """Mark a published number beside the plot."""
+    """Mark a published number at the right of the plot."""
     axes.plot(
         _BESIDE,
         (value, value),
@@ -139,7 +139,7 @@ def _mark_divergences(
 
 
 def _make_keys(plots: Plots, ink: str) -> dict[str, Line2D]:
-    """Return what stands in the legend: each method, and marks that are the same for all."""
+    """Return the entries of the legend: methods, and marks shared by all methods."""
     keys = {_shorten(label): _make_key(style) for label, style in plots.drawn.items()}
     if any(plot.ends for plot in plots.panels):
         keys[_DIVERGED] = Line2D([], [], color=ink, marker="x", markersize=7, linestyle="")
@@ -165,7 +165,7 @@ def _shorten(label: str) -> str:
 
 
 def _add_legend(result: Figure, keys: Mapping[str, Line2D], ink: str) -> None:
-    """Write the legend below the plots, for which the figure grows."""
+    """Add the legend below the plots and enlarge the figure by its height."""
     columns = _count_columns(list(keys), int(_LETTERS * result.get_figwidth()))
     result.set_figheight(result.get_figheight() + ceil(len(keys) / columns) * _LEGEND_LINE)
     result.legend(

@@ -1,4 +1,4 @@
-"""Final values drawn against what the panels differ in, such as accuracy against heterogeneity."""
+"""Plot final values against the parameter that differs between panels, such as γ."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from fednorm.report.series import Plots
 from fednorm.report.styles import frame_axes, name_method, render_svg
 
-_LETTERS = 44  # of ticks that fit beside each other
+_LETTERS = 44  # of all tick labels that fit without rotation
 
 
 def render_final_values(plots: Plots, size: tuple[float, float]) -> str:
@@ -21,7 +21,7 @@ def render_final_values(plots: Plots, size: tuple[float, float]) -> str:
 
 
 def draw_final_values(axes: Axes, plots: Plots, ink: str) -> None:
-    """Draw final values with their range over seeds; hollow markers are published ones."""
+    """Draw final values with their range over seeds; hollow markers are published values."""
     if plots.finals is None:
         return
     frame_axes(axes, ink)

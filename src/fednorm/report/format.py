@@ -14,12 +14,12 @@ from rich.text import Text
 MISSING = "–"
 
 _ASPECTS = ("data", "model", "partition", "clients", "algorithm")
-_WHOLE = 100  # from here on, decimals say nothing
+_WHOLE = 100  # larger numbers have no decimals
 _SHOWN = 4  # names in a list
 
 
 def keep_finite(value: float | None) -> float | None:
-    """Return the value, or None if it is none or not a finite number."""
+    """Return `value`, or None if it is missing or not finite."""
     return value if value is not None and isfinite(value) else None
 
 
@@ -111,7 +111,7 @@ def list_names(names: Sequence[object]) -> str:
 
 
 def capitalize(words: str) -> str:
-    """Begin with a capital, as at the start of a sentence.
+    """Capitalize the first letter only.
 
     >>> capitalize("accuracy"), capitalize("mean IoU")
     ('Accuracy', 'Mean IoU')
@@ -122,8 +122,7 @@ def capitalize(words: str) -> str:
 def describe_setting(config: Mapping[str, Any]) -> str:
     """Return data, model, partition, number of clients and algorithm in one line.
 
-    An aspect stands at the top of the config or inside one of its sections; one that the config
-    does not name is left out.
+    An aspect is a key of the config or of one of its sections; missing aspects are left out.
 
     >>> describe_setting({"data": {"name": "digits"}, "federation": {"clients": 10},
     ...                   "partition": {"name": "dirichlet", "alpha": 0.1}})
@@ -161,7 +160,9 @@ def _format_word(value: Any) -> str:
 
 
 def format_toml(value: Any) -> str:
-    """Write a value as TOML does, without empty texts; None, which TOML lacks, becomes `none`.
+    """Write a value as TOML in one line; empty strings are omitted, None becomes `none`.
+
+    `tomli_w` breaks arrays into lines and refuses None.
 
     >>> format_toml({"name": "fixbn", "label": "", "rounds": [1, 2], "affine": False})
     '{ name = "fixbn", rounds = [1, 2], affine = false }'
@@ -194,7 +195,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def split_common(
     listed: Sequence[Mapping[str, str]],
 ) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """Return what all mappings have in common, and what is left of each.
+    """Split mappings into their common items and the rest of each.
 
     >>> split_common([{"rounds": "9", "gamma": "0"}, {"rounds": "9", "gamma": "1"}])
     ({'rounds': '9'}, [{'gamma': '0'}, {'gamma': '1'}])
@@ -210,7 +211,7 @@ def split_common(
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: text, or numbers, which stand at the right and never wrap."""
+    """A column of a table: text, or numbers, which are right-aligned and never wrap."""
 
     title: str
     numbers: bool = False

@@ -1,13 +1,13 @@
 """Heat maps: the gap between two methods, or attacks against defences.
 
-A story may ask by how many points one method is ahead of another, panel by panel. The titles of the
-panels then say where a cell is: "ResNet-20, shards, E = 100" is the row "shards" and the column
-"E = 100" of the map "ResNet-20".
+A figure may plot the gap between two methods in every panel. The titles of the panels then locate
+the cells: "ResNet-20, shards, E = 100" is the row "shards" and the column "E = 100" of the map
+"ResNet-20".
 
-A comparison that was swept over attacks and defences has one map for each strategy, with the final
-accuracy in per cent. What an entry sets for itself says where its cell is: keys that say what
-clients do wrong make the rows, keys that say how the server combines replies make the columns. A
-key that is the same in all entries makes neither.
+A comparison swept over attacks and defences has one map for each strategy, with the final accuracy
+in per cent. The keys that an entry overrides locate its cell: keys of client faults make the rows,
+keys of the server's aggregation make the columns. A key with one value in all entries makes
+neither.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ Colors: TypeAlias = tuple[
 ]  # a colour map of matplotlib, and the ends of its scale
 
 _CELL, _MARGIN = (0.8, 0.42), (1.6, 1.1)  # inches
-_LETTER = 0.085  # inches of a label's letter
+_LETTER = 0.085  # inches per letter of a label
 _IN_A_ROW = 2
 _DARK = 0.6  # share of the scale from which a cell needs light digits
 _FAULT_KEYS = ("attack", "attack_target", "byzantine", "dropout")
@@ -49,7 +49,7 @@ class HeatMap:
 
 
 def collect_gap_maps(story: Story) -> list[HeatMap]:
-    """Return the maps of a story, or none if it does not ask for them."""
+    """Return the maps of gaps, or none if the figure does not ask for them."""
     if story.heat is None:
         return []
     ahead, behind = story.heat
@@ -68,7 +68,7 @@ def describe_gaps(story: Story) -> str:
     ahead, behind = story.heat
     above = sum(gap > 0 for gap in gaps)
     return (
-        f"{ahead} ends above {behind} in {above} of {len(gaps)} settings; the gap goes from "
+        f"{ahead} ends above {behind} in {above} of {len(gaps)} settings; the gap ranges from "
         f"{format_points(min(gaps))} to {format_points(max(gaps))} points."
     )
 
@@ -111,7 +111,7 @@ def render_gap_maps(story: Story) -> str:
 
 
 def collect_grid_maps(comparison: Comparison) -> list[HeatMap]:
-    """Return one map for each strategy, or none if entries differ in rows or columns alone."""
+    """Return one map per strategy; none unless entries differ in rows and in columns."""
     swept = _list_swept(comparison)
     rows, columns = (_find_differing(swept, keys) for keys in (_FAULT_KEYS, _DEFENSE_KEYS))
     if not rows or not columns:
@@ -130,7 +130,7 @@ def collect_grid_maps(comparison: Comparison) -> list[HeatMap]:
 
 
 def is_full(comparison: Comparison) -> bool:
-    """Return whether every strategy was to be run in every row and column."""
+    """Return whether the entries cover every cell of every map."""
     swept = _list_swept(comparison)
     rows, columns = (_find_differing(swept, keys) for keys in (_FAULT_KEYS, _DEFENSE_KEYS))
     places = {(e["name"], _describe_place(e, rows), _describe_place(e, columns)) for e in swept}
@@ -171,7 +171,7 @@ def _find_differing(entries: Sequence[Mapping[str, Any]], keys: Sequence[str]) -
 
 
 def _describe_place(entry: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """Return the values of the keys, each once: a rule for updates and statistics is one rule."""
+    """Join the values of the keys, each once: updates and statistics may share a rule."""
     found = {key: entry[key] for key in keys if key in entry}
     words = (
         _describe_value(value) if isinstance(value, str | Mapping) else f"{key} {value}"
@@ -210,7 +210,7 @@ def _draw_map(axes: Axes, one: HeatMap, colors: Colors, ink: str) -> None:
     values = np.full((len(one.rows), len(one.columns)), np.nan)
     for (row, column), value in one.cells.items():
         values[one.rows.index(row), one.columns.index(column)] = value
-    # Drawn as shapes: the page's policy refuses pictures, even embedded ones.
+    # Drawn as shapes: the page's policy refuses images, even embedded ones.
     edges = [np.arange(len(names) + 1) - 0.5 for names in (one.columns, one.rows)]
     name, low, high = colors
     axes.pcolormesh(*edges, values, cmap=name, vmin=low, vmax=high)

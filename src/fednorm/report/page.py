@@ -1,4 +1,4 @@
-"""Render a story as one HTML file: offline, light and dark, phone and paper, script optional.
+"""Render a report as one offline HTML file, for screen, phone and paper, script optional.
 
 This module gathers the values; `report.html.j2` turns them into HTML and escapes all text.
 """

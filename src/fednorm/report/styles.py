@@ -1,4 +1,4 @@
-"""The look of everything drawn: methods, axes, and figures as PNG or SVG.
+"""Styles of methods and axes, and the output of figures as PNG or SVG.
 
 A method has the same colour, marker and line in each table and plot. Colours have a contrast of at
 least 3 to white and to the page's dark background. Those of the first eight strategies were chosen
@@ -29,7 +29,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from matplotlib.transforms import Affine2D
 
 Line: TypeAlias = Literal["-", "--", "-.", ":"]
-Draw: TypeAlias = Callable[[str], Figure]  # from the colour of text and axes
+Draw: TypeAlias = Callable[[str], Figure]  # takes the colour of text and axes
 
 LINES: tuple[Line, ...] = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "d")
@@ -91,7 +91,7 @@ _LETTER = {
 _NARROW, _WIDEN, _WIDE = 4, 1.6, 100  # ratios of the ends of a logarithmic axis
 _DPI = 150
 _DARK = "#24292f"
-_STAND_IN = "#010203"  # for the page's text colour, until the SVG is written
+_STAND_IN = "#010203"  # replaced by the page's text colour in the SVG
 _SETTINGS: Any = {  # the type of the keys differs between versions of matplotlib
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same figure everywhere
@@ -142,7 +142,7 @@ def _vary(first: Style, number: int) -> Style:
 
 @cache
 def _trace_marker(marker: str) -> str:
-    """Trace one of matplotlib's markers, which have y upwards."""
+    """Return a matplotlib marker, whose y axis points up, as an SVG path."""
     shape = MarkerStyle(marker)
     scaled = Affine2D().scale(_SWATCH_MARKER, -_SWATCH_MARKER)
     place = scaled.translate(*_SWATCH_MIDDLE)
@@ -156,7 +156,7 @@ def _trace_marker(marker: str) -> str:
 
 
 def frame_axes(axes: Axes, ink: str) -> None:
-    """Draw the axes of a plot against rounds."""
+    """Style the axes of a plot by round."""
     axes.set_xlabel("round", color=ink)
     axes.tick_params(colors=ink, length=0)
     axes.grid(axis="y", color=ink, alpha=0.15, linewidth=0.8)
@@ -169,7 +169,7 @@ def frame_axes(axes: Axes, ink: str) -> None:
 
 
 def use_log_scale(axes: Axes) -> None:
-    """Give drawn values a logarithmic axis with plain numbers, at least one of them visible."""
+    """Use a logarithmic y axis with plain numbers and at least one visible tick."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     if high / low < _NARROW:
@@ -190,15 +190,15 @@ def write_png(draw: Draw, path: Path) -> None:
 
 
 def name_method(number: int) -> str:
-    """Return the id of all that is drawn for a method; in SVG it becomes `data-method`."""
+    """Return the gid of artists of a method; in SVG it becomes `data-method`."""
     return f"method-{number}"
 
 
 def render_svg(draw: Draw, name: str) -> str:
     """Render the figure that `draw` makes as an SVG element, its text in `currentColor`.
 
-    What belongs to a method has the attribute `data-method`, by which the page's script finds it.
-    `name` is unique on the page: it keeps the ids of two figures apart.
+    Elements of a method have the attribute `data-method`, for the page's script. `name` must be
+    unique on the page, so that the ids of two figures differ.
     """
     target = StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))

@@ -1,7 +1,7 @@
-"""Tables: one row for each strategy, for the terminal and for the page.
+"""Tables with one row for each strategy, for the terminal and the page.
 
-A comparison shows what was measured; a story puts what was published beside it, and says whether
-the order of methods is the same.
+A comparison has measured numbers; a published figure adds the published ones and says whether the
+order of methods is the same.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,14 +37,14 @@ _NOTE_LENGTH = 60  # the page has the whole message under "Failures"
 
 @dataclass(frozen=True)
 class Cell:
-    """What is written, and the number behind it by which rows are sorted."""
+    """The text of a cell, and the number by which rows are sorted."""
 
     text: str
     value: float | None = None
 
 
 def list_columns(comparison: Comparison) -> list[str]:
-    """Return the titles of the columns; some are there only if it was measured."""
+    """Return the titles of the columns; optional ones only if they were measured."""
     titles = [
         STRATEGY,
         _name_final(comparison),
@@ -109,11 +109,11 @@ def _break_title(title: str, cells: Iterable[str]) -> str:
 
 
 def write_caption(comparison: Comparison) -> str:
-    """Return what the numbers of the table mean."""
+    """Explain the numbers of the table."""
     seeds = len({run.seed for run in comparison.runs})
-    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "of one seed"
+    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     metric = capitalize(comparison.metric)
-    return f"{metric}: {over}. Up and down: what one client sends and receives in a round."
+    return f"{metric}: {over}. Up and down: bytes that one client sends and receives per round."
 
 
 def _name_final(comparison: Comparison) -> str:
@@ -206,7 +206,7 @@ def _compare_row(row: Row, measured: str) -> dict[str, Cell]:
 
 
 def compare_exchanges(panel: Panel) -> list[dict[str, Cell]]:
-    """Return published and counted exchanges of each method; nothing if none were published."""
+    """Return published and measured exchanges of each method; none if none are published."""
     if not panel.published_exchanges:
         return []
     rows = []
@@ -217,7 +217,7 @@ def compare_exchanges(panel: Panel) -> list[dict[str, Cell]]:
             {
                 STRATEGY: Cell(summary.strategy),
                 "published": Cell(format_number(before), before),
-                "counted": Cell(format_number(counted), counted),
+                "measured": Cell(format_number(counted), counted),
             }
         )
     return rows
@@ -237,7 +237,7 @@ def _list_parts(story: Story) -> Iterator[RenderableType]:
 def _show_panel(panel: Panel) -> Iterator[RenderableType]:
     found = compare_published(panel)
     if rows := compare_exchanges(panel):
-        yield Text("Exchanges a round, published and counted", style="bold")
+        yield Text("Exchanges per round, published and measured", style="bold")
         yield _build_comparison(rows)
     title = f"{panel.title}: " if panel.title else ""
     if not found:

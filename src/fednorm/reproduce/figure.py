@@ -29,8 +29,8 @@ class PanelSpec(BaseModel):
     def _check(self) -> Self:
         if alone := sorted(set(self.published_std) - set(self.published)):
             raise ValueError(
-                f"{alone[0]!r} has a published deviation but no published mean; give both, under "
-                "the same label"
+                f"{alone[0]!r} has a published standard deviation but no published mean; give "
+                "both, under the same label"
             )
         return self
 
@@ -57,7 +57,7 @@ class Figure(BaseModel):
 
 
 def find_configs() -> Path:
-    """Return where the files are: in the package, or beside its source."""
+    """Return the folder of the files: in the package, or next to its source."""
     package = Path(__file__).parents[1]
     installed = package / "configs"
     return installed if installed.is_dir() else package.parents[1] / "configs"
@@ -65,7 +65,7 @@ def find_configs() -> Path:
 
 def list_figures() -> dict[str, Figure]:
     """Return every published table and figure by name."""
-    # Other experiments lie in the same folder; they have no source.
+    # Other experiments in the same folder have no source.
     found = {
         path.stem: read(path) for path in sorted(find_configs().glob("*.toml"), key=_make_sort_key)
     }
@@ -73,7 +73,7 @@ def list_figures() -> dict[str, Figure]:
 
 
 def find_figure(name: str) -> Figure:
-    """Return the figure of that name, or that the file describes."""
+    """Return the figure with that name, or the one in a TOML file."""
     if name.endswith(".toml"):
         return _validate(name, read(Path(name)))
     known = list_figures()

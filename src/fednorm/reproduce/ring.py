@@ -56,7 +56,7 @@ class Draws:
         return Batches(client, [own], examples=POINTS)
 
     def everything(self, client: ClientId) -> Batches:
-        """Return all points that a client ever draws."""
+        """Return a client's points of all rounds."""
         steps = list(zip(self.x[:, client], self.y[:, client], strict=True))
         return Batches(client, steps, examples=POINTS * len(steps))
 
@@ -137,7 +137,7 @@ def _record(outcome: Outcome) -> dict[str, Any]:
 def run_ring(rounds: int = 100, seed: int = 0) -> RingResult:
     """Normalise the same points with every method at every level of heterogeneity."""
     drawn = {gamma: draw_points(gamma, rounds, seed) for gamma in GAMMAS}
-    with threads(1):  # more would wait for each other: the tensors are tiny
+    with threads(1):  # the tensors are too small for more
         outcomes = [
             outcome for gamma in GAMMAS for outcome in _compare_methods(gamma, drawn[gamma])
         ]
@@ -158,7 +158,7 @@ def draw_points(gamma: float, rounds: int, seed: int) -> Draws:
 
 
 class _PointRecorder:
-    """A loss that keeps the normalised points and teaches nothing."""
+    """A zero loss that records the normalised points."""
 
     def __init__(self) -> None:
         self.seen: list[Tensor] = []
@@ -171,7 +171,7 @@ class _PointRecorder:
 
 @dataclass(frozen=True, slots=True)
 class NormalizedPoints:
-    """What one layer made of the points, and what it knows in the end."""
+    """Points normalised by one layer, and its final running statistics."""
 
     points: Tensor  # [rounds, clients · points, 2]
     running: Running
@@ -194,7 +194,7 @@ def _compare_methods(gamma: float, draws: Draws) -> list[Outcome]:
 
 
 def normalize(method: str, draws: Draws) -> NormalizedPoints:
-    """Run all rounds with a model that is nothing but one BatchNorm layer."""
+    """Run all rounds with a model of one BatchNorm layer."""
     central = method == REFERENCE
     layer = nn.BatchNorm1d(2, momentum=MOMENTUM, dtype=torch.float64)
     recorder, rounds = _PointRecorder(), len(draws.x)

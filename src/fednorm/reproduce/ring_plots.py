@@ -81,7 +81,7 @@ def draw_figure_2(result: RingResult, ink: str) -> Figure:
 def _draw_scatters(
     result: RingResult, columns: Sequence[Sequence[Axes]], titles: Mapping[str, str], ink: str
 ) -> None:
-    """Draw a method in each column: above beside the points as they were, below alone."""
+    """Draw a method in each column: with the original points above, alone below."""
     for (whole, alone), (method, title) in zip(columns, titles.items(), strict=True):
         outcome = result.select(method)[0]
         after = outcome.last
@@ -90,7 +90,7 @@ def _draw_scatters(
         _draw_points(alone, after, result.labels, "+")
         whole.set_title(title, loc="left", color=ink, fontsize=11)
         variance = ", ".join(f"{value:.1f}" for value in outcome.variance)
-        below = f"{_AFTER}, in its own scale; running variance {variance}"
+        below = f"{_AFTER}, rescaled; running variance {variance}"
         alone.set_title(below, loc="left", color=ink, fontsize=9)
         for axes in (whole, alone):
             axes.set_aspect("equal", adjustable="datalim")
