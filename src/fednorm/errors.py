@@ -76,3 +76,26 @@ class SimulationError(FednormError):
 
 class NoNodesError(FednormError):
     """A run for which no node appeared."""
+
+
+class TooFewClientsError(FednormError, ValueError):
+    """A stage has fewer vectors than it needs to withstand its number of Byzantine clients."""
+
+    def __init__(self, stage: str, needed: int, rows: int, f: int) -> None:
+        super().__init__(
+            f"{stage} with f={f} Byzantine clients needs at least {needed} vectors, but it gets "
+            f"{rows}; lower f, choose another rule, or let more clients take part."
+        )
+        self.stage, self.needed, self.rows, self.f = stage, needed, rows, f
+
+    def __reduce__(self) -> tuple[type, tuple[str, int, int, int]]:
+        """Make the exception picklable."""
+        return type(self), (self.stage, self.needed, self.rows, self.f)
+
+
+class DamagedDataError(FednormError, ValueError):
+    """Data that do not match their checksum."""
+
+
+class MissingDataError(FednormError, OSError):
+    """A data set that is not cached and cannot be downloaded; the message says what to do."""

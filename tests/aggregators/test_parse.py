@@ -6,9 +6,9 @@ import pickle
 import pytest
 import torch
 
-from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS, TooFewClientsError, check, parse
+from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS, check_client_count, create_aggregator
 from fednorm.core.aggregation import weighted_mean
-from fednorm.errors import UnknownNameError
+from fednorm.errors import TooFewClientsError, UnknownNameError
 
 TEXTS = [
     *AGGREGATORS,
@@ -21,12 +21,12 @@ TEXTS = [
 
 
 def test_the_mean_alone_is_the_weighted_mean_itself():
-    assert parse(" mean ", f=3) is weighted_mean
+    assert create_aggregator(" mean ", f=3) is weighted_mean
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_an_aggregator_can_be_copied_sent_and_compared(text):
-    aggregate = parse(text, f=1)
+    aggregate = create_aggregator(text, f=1)
     assert pickle.loads(pickle.dumps(aggregate)) == aggregate  # noqa: S301 (our own bytes)
     assert copy.deepcopy(aggregate) == aggregate
     values, weights = torch.randn(7, 3, 2), torch.ones(7)
@@ -36,7 +36,9 @@ def test_an_aggregator_can_be_copied_sent_and_compared(text):
 
 
 def test_fields_and_the_default_number_of_byzantine_clients():
-    assert parse("nnm(f=1) > trimmed_mean", f=2) == parse(" nnm( f = 1 )>trimmed_mean(f=2)", f=0)
+    assert create_aggregator("nnm(f=1) > trimmed_mean", f=2) == create_aggregator(
+        " nnm( f = 1 )>trimmed_mean(f=2)", f=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,25 +59,25 @@ def test_fields_and_the_default_number_of_byzantine_clients():
 )
 def test_a_wrong_text_is_answered_plainly(text, error, message):
     with pytest.raises(error, match=message):
-        parse(text, f=1)
+        create_aggregator(text, f=1)
 
 
 @pytest.mark.parametrize("text", ["median", "trimmed_mean", "nnm > mean"])
 def test_f_is_less_than_half_of_the_clients(text):
-    aggregate = parse(text, f=2)
-    check(aggregate, 5)
+    aggregate = create_aggregator(text, f=2)
+    check_client_count(aggregate, 5)
     with pytest.raises(TooFewClientsError, match=r"f=2 .* at least 5 vectors, but it gets 4;"):
-        check(aggregate, 4)
+        check_client_count(aggregate, 4)
     with pytest.raises(TooFewClientsError, match=r"f=2 .* at least 5 vectors, but it gets 4;"):
         aggregate(torch.zeros(4, 3), torch.ones(4))
 
 
 def test_the_mean_needs_nobody():
-    check(weighted_mean, 1)
+    check_client_count(weighted_mean, 1)
 
 
 def test_the_error_survives_the_way_from_another_process():
     with pytest.raises(TooFewClientsError) as caught:
-        check(parse("median", f=1), 2)
+        check_client_count(create_aggregator("median", f=1), 2)
     again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 (our own bytes)
     assert str(again) == str(caught.value)

@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fednorm.aggregators import parse
+from fednorm.aggregators import create_aggregator
 
 ROBUST = ["median", "trimmed_mean", "mean_around_median", "geometric_median", "krum", "multi_krum"]
-EQUIVARIANT = [*ROBUST, "centred_clipping", "nnm > median", "nnm > mean"]
+EQUIVARIANT = [*ROBUST, "centered_clipping", "nnm > median", "nnm > mean"]
 
 
 @st.composite
@@ -32,7 +32,7 @@ def alone(crowd):
 
 
 def aggregate(text, values, f):
-    return parse(text, f)(values, torch.ones(len(values)))
+    return create_aggregator(text, f)(values, torch.ones(len(values)))
 
 
 @pytest.mark.parametrize("text", ["median", "trimmed_mean", "bucketing(size=1) > median"])
@@ -45,7 +45,7 @@ def test_liars_cannot_move_it_out_of_the_honest_range(text, crowd):
 
 
 @pytest.mark.parametrize(
-    "text", [*ROBUST, "centred_clipping", "nnm > trimmed_mean", "norm_clipping > median"]
+    "text", [*ROBUST, "centered_clipping", "nnm > trimmed_mean", "norm_clipping > median"]
 )
 @given(crowd=crowds(np.float32))
 def test_liars_cannot_send_it_far_away(text, crowd):

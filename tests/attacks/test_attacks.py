@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from fednorm import ClientState, broadcast, client_round
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.attacks import (
     ATTACKS,
     Adversary,
     DataAttack,
     World,
     apply_attack,
-    attack,
     choose_byzantine,
+    create_attack,
 )
 from fednorm.attacks.alie import choose_z
 from fednorm.core.calibration import CalibrationReply
@@ -28,14 +28,16 @@ ON_MESSAGES = sorted(name for name, cls in ATTACKS.items() if not cls.on_data)
 
 @pytest.fixture(scope="module")
 def replies():
-    task = task_of("fbn", algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global"))
+    task = task_of(
+        "fbn", create_algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global")
+    )
     clients = ToyClients(sizes=(5, 4, 6, 5, 3))
     received = broadcast(task, task.initial_state)
     return [client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in range(5)]
 
 
 def lies(replies, name, target="both", **fields):
-    adversary = Adversary(attack(name, **fields), LIARS, target, seed=3)
+    adversary = Adversary(create_attack(name, **fields), LIARS, target, seed=3)
     return apply_attack(replies, adversary, round_=1)
 
 
@@ -133,7 +135,7 @@ def test_attacks_see_honest_replies_only(replies, name):
 
 def test_answers_of_a_survey_are_statistics(replies):
     told = [CalibrationReply(r.client, r.examples, r.stats) for r in replies]
-    adversary = Adversary(attack("sign_flip"), LIARS, "statistics", seed=3)
+    adversary = Adversary(create_attack("sign_flip"), LIARS, "statistics", seed=3)
     found = apply_attack(told, adversary, 1, survey=True)
     path = next(iter(replies[1].stats))
     mean = replies[1].stats[path].moments.mean
@@ -162,7 +164,7 @@ def test_z_is_finite_where_the_formula_is_not(n, f):
 def test_flipped_labels():
     x, y = torch.zeros(4, 1, 8, 8), torch.tensor([0, 9, 4, -100])
     world = World(10, torch.ones(1, 8, 8))
-    same, flipped = attack("label_flip").poison(x, y, world, torch.Generator())
+    same, flipped = create_attack("label_flip").poison(x, y, world, torch.Generator())
     assert same is x
     assert flipped.tolist() == [9, 0, 5, -100]
 
@@ -170,7 +172,7 @@ def test_flipped_labels():
 def test_a_backdoor_marks_a_share_of_images_and_tests_on_all_others():
     x, y = torch.rand(2000, 2, 8, 8), torch.arange(2000) % 10
     world = World(10, torch.full((2, 8, 8), 7.0))
-    chosen = attack("backdoor", target=3, size=2, share=0.25)
+    chosen = create_attack("backdoor", target=3, size=2, share=0.25)
     seen, taught = chosen.poison(x, y, world, torch.Generator().manual_seed(0))
     marked = (seen[..., -2:, -2:] == 7).flatten(1).all(1)
     assert 0.2 < float(marked.float().mean()) < 0.3
@@ -199,7 +201,7 @@ def test_a_backdoor_marks_a_share_of_images_and_tests_on_all_others():
 )
 def test_impossible_settings_are_refused(name, fields):
     with pytest.raises(ValueError, match=f"{name} needs"):
-        attack(name, **fields)
+        create_attack(name, **fields)
 
 
 def test_attacks_on_data_leave_messages_alone(replies):

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from fednorm import ClientState, broadcast, client_round
-from fednorm.aggregators import parse
-from fednorm.algorithms import algorithm
-from fednorm.attacks import Adversary, apply_attack, attack, find_following
+from fednorm.aggregators import create_aggregator
+from fednorm.algorithms import create_algorithm
+from fednorm.attacks import Adversary, apply_attack, create_attack, find_following
 from fednorm.core.messages import Batches
 from fednorm.core.task import Task
 from fednorm.engines.base import Faults
@@ -61,9 +61,9 @@ def run(source, lie, count, *, rule="mean", algo="dsgd", **fields):
     task = Task.build(
         model,
         create_strategy("fbn", **fields),
-        algorithm(algo, lr=0.01),
+        create_algorithm(algo, lr=0.01),
         rounds=count,
-        statistics_aggregator=parse(rule, len(LIARS)),
+        statistics_aggregator=create_aggregator(rule, len(LIARS)),
     )
     adversary = Adversary(lie, frozenset(LIARS), "statistics", seed=0)
     found = [
@@ -135,16 +135,16 @@ def check(found, expected):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("momentum", [BETA, None])
 def test_the_server_ends_where_algorithm_2_does(name, rule, momentum):
-    found = run(Source(), attack(name), 8, rule=rule, momentum=momentum)
+    found = run(Source(), create_attack(name), 8, rule=rule, momentum=momentum)
     check(found, algorithm_2(Source(), LIES[name], 8, RULES[rule], momentum))
 
 
-@pytest.mark.parametrize("text", ["nnm > median", "krum", "multi_krum", "centred_clipping"])
+@pytest.mark.parametrize("text", ["nnm > median", "krum", "multi_krum", "centered_clipping"])
 def test_rules_for_vectors_see_moments_as_they_would_see_running_statistics(text):
     def rule(x):
-        return parse(text, len(LIARS))(torch.from_numpy(x), torch.ones(N)).numpy()
+        return create_aggregator(text, len(LIARS))(torch.from_numpy(x), torch.ones(N)).numpy()
 
-    found = run(Source(), attack("sign_flip"), 8, rule=text)
+    found = run(Source(), create_attack("sign_flip"), 8, rule=text)
     check(found, algorithm_2(Source(), flip, 8, rule))
 
 
@@ -154,7 +154,7 @@ def test_a_variance_out_of_reach_is_sent_as_the_smallest_that_is_accepted():
     def zero(means, variances, _smallest):
         return fall_of_empires(means, variances, 0.0)
 
-    _, variances = run(Source(), attack("foe"), 1)
+    _, variances = run(Source(), create_attack("foe"), 1)
     ((_, v),) = algorithm_2(Source(), zero, 1, mean_rule)
     np.testing.assert_allclose(variances[0] - v, len(LIARS) / N * (1 - BETA) * 1.0, **EXACT)
 
@@ -171,7 +171,7 @@ def test_the_fixed_point_of_sign_flipping(rule, r, v):
             del client, round_
             return np.repeat([2.0, 4.0], 50)[None, :, None].repeat(CHANNELS, axis=2)
 
-    means, variances = run(Same(sizes=(100,) * N), attack("sign_flip"), 120, rule=rule)
+    means, variances = run(Same(sizes=(100,) * N), create_attack("sign_flip"), 120, rule=rule)
     np.testing.assert_allclose(means[-1], r, atol=1e-4)
     np.testing.assert_allclose(variances[-1], v, rtol=2e-3)
 
@@ -200,7 +200,7 @@ def expected_round(source, round_, r, v, momentum):
 def test_local_steps_unequal_clients_and_absent_ones_as_users_run_it(momentum):
     sizes = (6, 9, 4, 5, 8, 6, 7, 12, 3, 6)
     source = Source(sizes, steps=3, dtype=torch.float32, absent=2)
-    found = run(source, attack("sign_flip"), 6, algo="fedavg", momentum=momentum)
+    found = run(source, create_attack("sign_flip"), 6, algo="fedavg", momentum=momentum)
     r, v = np.zeros(CHANNELS), np.ones(CHANNELS)
     for t, (mean, var) in enumerate(zip(*found, strict=True), start=1):
         r, v = expected_round(source, t, r, v, momentum)
@@ -209,7 +209,7 @@ def test_local_steps_unequal_clients_and_absent_ones_as_users_run_it(momentum):
 
 
 def replies_of(name, *, steps=1, sizes=(5, 4, 6, 5, 3), **fields):
-    task = task_of(name, algorithm("fedavg", lr=0.05), **fields)
+    task = task_of(name, create_algorithm("fedavg", lr=0.05), **fields)
     # Statistics that have moved: at r = 0 a flipped running mean is a flipped mean.
     running = {
         path: replace(one, mean=one.mean + 0.7, var=one.var + 0.3, batches=4)
@@ -222,7 +222,7 @@ def replies_of(name, *, steps=1, sizes=(5, 4, 6, 5, 3), **fields):
 
 
 def lies_of(name, replies, following, liars=(1, 4), **fields):
-    adversary = Adversary(attack(name, **fields), frozenset(liars), "statistics", seed=3)
+    adversary = Adversary(create_attack(name, **fields), frozenset(liars), "statistics", seed=3)
     return apply_attack(replies, adversary, 1, following=following)
 
 

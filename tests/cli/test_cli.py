@@ -121,7 +121,7 @@ def test_attacks_and_defences_are_options(tmp_path):
         "fbn, alie, mean",
         "fbn, alie, nnm > median",
     ]
-    assert results["config"]["aggregate"] == "trimmed_mean"
+    assert results["config"]["aggregator"] == "trimmed_mean"
     assert "Attacks and defences" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fednorm import ClientState, broadcast, client_round, server_round
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import LayerStats
 from fednorm.core.moments import Moments
 from fednorm.errors import NoUsableReplyError
@@ -27,15 +27,15 @@ def started(name, step, **fields):
 
 
 KINDS = {
-    "pooled": lambda: started("fbn", algorithm("dsgd", lr=0.05)),
+    "pooled": lambda: started("fbn", create_algorithm("dsgd", lr=0.05)),
     "averaged": lambda: started(
-        "naive", algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global")
+        "naive", create_algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global")
     ),
     "frozen": lambda: started(
-        "fixbn", algorithm("dsgd", lr=0.05), freeze_round=0, freeze_affine=True
+        "fixbn", create_algorithm("dsgd", lr=0.05), freeze_round=0, freeze_affine=True
     ),
-    "backward": lambda: started("dualbn", algorithm("dsgd", lr=0.05)),
-    "cumulative": lambda: started("fbn", algorithm("dsgd", lr=0.05), stats_momentum=None),
+    "backward": lambda: started("dualbn", create_algorithm("dsgd", lr=0.05)),
+    "cumulative": lambda: started("fbn", create_algorithm("dsgd", lr=0.05), stats_momentum=None),
 }
 
 

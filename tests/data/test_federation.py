@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fednorm.data import load
+from fednorm.data import load_dataset
 from fednorm.data.federation import federation, interleave_batches
 from fednorm.data.sampling import Plan, draw_participants
 from fednorm.engines.merged_batch import MergedClients
@@ -17,7 +17,7 @@ KEY = {"seed": 3, "client": 2, "round_": 7}
 
 
 def made(rule="gamma=0", plan=None, **fields):
-    data = load("digits", 0)
+    data = load_dataset("digits", 0)
     return federation(data, rule, plan or Plan(20), **{"clients": 10, "seed": 0, **fields})
 
 
@@ -115,14 +115,14 @@ def test_shifted_features_reach_batches_and_test_splits():
 
 
 def test_data_are_held_once():
-    data = load("digits", 0)
+    data = load_dataset("digits", 0)
     clients = federation(data, "gamma=0", Plan(20), clients=10, seed=0)
     assert clients.data.x.data_ptr() == data.x.data_ptr()
     assert clients.x_test.data_ptr() == data.x_test.data_ptr()
 
 
 def test_natural_groups_are_tested_on_their_own():
-    data = load("ring", 0)
+    data = load_dataset("ring", 0)
     clients = federation(data, "natural", Plan(5), clients=10, seed=0)
     for client in range(10):
         ((_, y),) = clients.test(client)

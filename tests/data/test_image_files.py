@@ -9,8 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fednorm.data import image_files, load
-from fednorm.data.cache import DamagedDataError
+from fednorm.data import image_files, load_dataset
 from fednorm.data.federation import federation
 from fednorm.data.image_files import (
     Decoder,
@@ -21,6 +20,7 @@ from fednorm.data.image_files import (
     to_array,
 )
 from fednorm.data.sampling import Plan
+from fednorm.errors import DamagedDataError
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -140,9 +140,9 @@ def batches(data, plan):
 def test_mapped_from_disk_gives_the_same_batches(tree, monkeypatch, augment):
     fields = {"root": tree, "size": None, "augment": augment}
     plan = Plan(4, steps=3)
-    held = load("folder", 0, **fields)
+    held = load_dataset("folder", 0, **fields)
     monkeypatch.setenv("FEDNORM_DATA_LIMIT", "0")
-    mapped = load("folder", 0, **fields)
+    mapped = load_dataset("folder", 0, **fields)
     assert (held.on_disk, mapped.on_disk) == (False, True)
     ours, theirs = batches(held, plan), batches(mapped.to("cpu"), plan)
     assert len(ours) == len(theirs) == 8
@@ -150,12 +150,12 @@ def test_mapped_from_disk_gives_the_same_batches(tree, monkeypatch, augment):
         assert all(map(torch.equal, one, other))
     before = mapped.x.clone()
     mapped.x[:] = 0  # in memory only
-    assert torch.equal(load("folder", 0, **fields).x, before)
+    assert torch.equal(load_dataset("folder", 0, **fields).x, before)
 
 
 def test_the_pictures_are_not_needed_once_decoded_but_their_list_is(tree):
-    first = load("folder", 0, root=tree)
-    assert torch.equal(load("folder", 0, root=tree).x, first.x)
+    first = load_dataset("folder", 0, root=tree)
+    assert torch.equal(load_dataset("folder", 0, root=tree).x, first.x)
     shutil.rmtree(tree)
     with pytest.raises(OSError, match=r"needs a folder, but .*tree is none"):
-        load("folder", 0, root=tree)
+        load_dataset("folder", 0, root=tree)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fednorm.data.partition import PARTITIONS, match_groups, match_test, parse, partition
+from fednorm.data.partition import PARTITIONS, create_partition, match_groups, match_test, partition
 from fednorm.data.partition.base import Partition
 from fednorm.data.partition.dirichlet import (
     Dirichlet,
@@ -257,7 +257,7 @@ def test_natural_refuses_what_it_cannot_do():
     ],
 )
 def test_parse(text, expected):
-    found = parse(text)
+    found = create_partition(text)
     assert type(found) is PARTITIONS[text.strip().partition("=")[0].strip()]
     assert {field: getattr(found, field) for field in expected} == expected
 
@@ -284,19 +284,19 @@ def test_parse(text, expected):
 )
 def test_parse_explains_what_it_refuses(text, message):
     with pytest.raises(ValueError, match=message):
-        parse(text)
+        create_partition(text)
 
 
 def test_fields_are_checked():
     assert partition("gamma", [0, 1], clients=2, seed=0, gamma=0)
     with pytest.raises(ValueError, match="got gamma twice"):
-        parse("gamma=0", gamma=1)
+        create_partition("gamma=0", gamma=1)
     with pytest.raises(UnknownNameError, match="did you mean 'alpha'"):
-        parse("dirichlet=1", alfa=1)
+        create_partition("dirichlet=1", alfa=1)
     with pytest.raises(ValueError, match="min_samples of at least 1"):
-        parse("dirichlet_unbalanced=1", min_samples=0)
+        create_partition("dirichlet_unbalanced=1", min_samples=0)
     with pytest.raises(ValueError, match="finite strength of at least 0"):
-        parse("feature_shift", strength=-1.0)
+        create_partition("feature_shift", strength=-1.0)
 
 
 @pytest.mark.parametrize(
@@ -335,11 +335,11 @@ IMAGES = torch.rand(4, 3, 9, 9, generator=torch.Generator().manual_seed(0), dtyp
 
 @pytest.mark.parametrize("name", [name for name in PARTITIONS if name != "feature_shift"])
 def test_only_feature_shift_changes_samples(name):
-    assert parse(TEXTS[name]).transform(IMAGES, 1, 3, 0) is IMAGES
+    assert create_partition(TEXTS[name]).transform(IMAGES, 1, 3, 0) is IMAGES
 
 
 def seen(kind, client, *, x=IMAGES, clients=5, strength=1.0, seed=0):
-    rule: Partition = parse(f"feature_shift={kind}", strength=strength)
+    rule: Partition = create_partition(f"feature_shift={kind}", strength=strength)
     return rule.transform(x, client, clients, seed)
 
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fednorm.data import Dataset, load
+from fednorm.data import Dataset, load_dataset
 from fednorm.data.federation import federation
 from fednorm.data.sampling import Plan
 from fednorm.data.transforms import IGNORED, Look
@@ -119,7 +119,7 @@ def test_bytes_are_held_once_and_stay_bytes():
 
 
 def test_test_batches_are_all_samples_in_order():
-    mine = load("digits", 0)
+    mine = load_dataset("digits", 0)
     joined = torch.cat([x for x, _ in mine.test_batches()])
     assert torch.equal(joined, mine.x_test)
     some = np.array([5, 3, 9])
@@ -129,7 +129,7 @@ def test_test_batches_are_all_samples_in_order():
 
 
 def test_scenes_are_street_like_and_seeded():
-    one, two, other = (load("scenes", seed) for seed in (0, 0, 1))
+    one, two, other = (load_dataset("scenes", seed) for seed in (0, 0, 1))
     assert torch.equal(one.x, two.x)
     assert not torch.equal(one.x, other.x)
     assert one.segmentation
@@ -140,4 +140,4 @@ def test_scenes_are_street_like_and_seeded():
     sparse = one.y.numpy()[:, ::8, ::8]
     assert one.labels().tolist() == [np.bincount(m[m != IGNORED]).argmax() for m in sparse]
     with pytest.raises(ValueError, match="'scenes' needs classes of at least 3, but got 2"):
-        load("scenes", 0, classes=2)
+        load_dataset("scenes", 0, classes=2)

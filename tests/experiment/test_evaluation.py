@@ -239,8 +239,8 @@ def test_the_command_and_a_file_can_ask_for_it(tmp_path):
 def test_the_saved_model_is_the_one_that_was_tested(name, tmp_path):
     result = fednorm.simulate(name, rounds=30, clients=3, partition="gamma=0.3", out=tmp_path)
     (saved,) = tmp_path.glob("runs/*/model.safetensors")
-    data = data_sets.load("digits", 0)
-    model = models.build("mlp", data.shape, data.classes, 0).eval()
+    data = data_sets.load_dataset("digits", 0)
+    model = models.create_model("mlp", data.shape, data.classes, 0).eval()
     model.load_state_dict(load_file(saved))
     with torch.no_grad():
         right = [(model(x).argmax(1) == y).double() for x, y in data.test_batches()]

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednorm.errors import ConversionError
-from fednorm.models import build
+from fednorm.models import create_model
 from fednorm.strategies import STRATEGIES, create_strategy
 from fednorm.strategies.fixup import ScalarAffine, find_residual_branches
 
@@ -33,7 +33,7 @@ CASES = [(network, name) for network, (_, names) in NETWORKS.items() for name in
 
 @functools.cache
 def plain(network):
-    return build(network, NETWORKS[network][0], classes=3, seed=0)
+    return create_model(network, NETWORKS[network][0], classes=3, seed=0)
 
 
 def paths(model, types):

@@ -48,7 +48,7 @@ class NormClipping(PreAggregator):
 
 
 @dataclass(frozen=True)
-class CentredClipping(VectorRule):
+class CenteredClipping(VectorRule):
     """The mean of the vectors, each shortened to a radius around the centre.
 
     Karimireddy, He and Jaggi, "Learning from History for Byzantine Robust Optimization", ICML 2021,
@@ -63,7 +63,7 @@ class CentredClipping(VectorRule):
     the scale.
     """
 
-    name: ClassVar[str] = "centred_clipping"
+    name: ClassVar[str] = "centered_clipping"
 
     radius: float | None = param(
         None, "how far a vector may be from the centre; None is the median of the distances"

@@ -1,32 +1,14 @@
-"""Attacks of Byzantine clients: one file for each, and one line here."""
+"""Attacks of Byzantine clients: one file and one line of the registry for each."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from fednorm.attacks.adversary import Adversary, Target, apply_attack, choose_byzantine
-from fednorm.attacks.alie import ALittleIsEnough
-from fednorm.attacks.backdoor import Backdoor
-from fednorm.attacks.base import Attack, DataAttack, World
-from fednorm.attacks.foe import FallOfEmpires
-from fednorm.attacks.following import Following, find_following
-from fednorm.attacks.gaussian import Gaussian
-from fednorm.attacks.label_flip import LabelFlip
-from fednorm.attacks.mimic import Mimic
-from fednorm.attacks.model_replacement import ModelReplacement
-from fednorm.attacks.non_finite import NonFinite
-from fednorm.attacks.sign_flip import SignFlip
-from fednorm.registry import create
+from fednorm.registry import Registry, export_lazily
 
-ATTACKS: dict[str, type[Attack]] = {
-    "sign_flip": SignFlip,
-    "foe": FallOfEmpires,
-    "alie": ALittleIsEnough,
-    "mimic": Mimic,
-    "gaussian": Gaussian,
-    "non_finite": NonFinite,
-    "replacement": ModelReplacement,
-    "label_flip": LabelFlip,
-    "backdoor": Backdoor,
-}
+if TYPE_CHECKING:
+    from fednorm.attacks.adversary import Adversary, apply_attack, choose_byzantine
+    from fednorm.attacks.backdoor import Backdoor
+    from fednorm.attacks.base import Attack, DataAttack, World
+    from fednorm.attacks.following import Following, find_following
 
 __all__ = [
     "ATTACKS",
@@ -38,16 +20,54 @@ __all__ = [
     "Target",
     "World",
     "apply_attack",
-    "attack",
     "choose_byzantine",
+    "create_attack",
     "find_following",
+    "list_attacks",
 ]
 
+Target: TypeAlias = Literal["updates", "statistics", "both"]
 
-def attack(name: str, **fields: Any) -> Attack:
-    """Make an attack by its name; fields are its settings.
+ATTACKS: "Registry[Attack]" = Registry(
+    "attack",
+    __name__,
+    {
+        "sign_flip": "sign_flip:SignFlip",
+        "foe": "foe:FallOfEmpires",
+        "alie": "alie:ALittleIsEnough",
+        "mimic": "mimic:Mimic",
+        "gaussian": "gaussian:Gaussian",
+        "non_finite": "non_finite:NonFinite",
+        "replacement": "model_replacement:ModelReplacement",
+        "label_flip": "label_flip:LabelFlip",
+        "backdoor": "backdoor:Backdoor",
+    },
+)
 
-    >>> attack("foe", epsilon=0.5)
+__getattr__ = export_lazily(
+    __name__,
+    {
+        "fednorm.attacks.adversary": "Adversary apply_attack choose_byzantine",
+        "fednorm.attacks.backdoor": "Backdoor",
+        "fednorm.attacks.base": "Attack DataAttack World",
+        "fednorm.attacks.following": "Following find_following",
+    },
+)
+
+
+def create_attack(name: str, **fields: Any) -> "Attack":
+    """Create the attack `name`; `fields` are its settings.
+
+    >>> create_attack("foe", epsilon=0.5)
     FallOfEmpires(epsilon=0.5)
     """
-    return create("attack", ATTACKS, name, fields)
+    return ATTACKS.create(name, fields)
+
+
+def list_attacks() -> list[str]:
+    """Return the names of all attacks, sorted.
+
+    >>> list_attacks()[:3]
+    ['alie', 'backdoor', 'foe']
+    """
+    return sorted(ATTACKS)

@@ -1,43 +1,41 @@
 """Data sets, and how they are divided among clients (`fednorm.data.partition`)."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fednorm.data.dataset import Dataset, Source
-from fednorm.data.datasets.cifar import Cifar10, Cifar100
-from fednorm.data.datasets.cityscapes import Cityscapes
-from fednorm.data.datasets.digits import Digits
-from fednorm.data.datasets.femnist import Femnist
-from fednorm.data.datasets.folder import Folder
-from fednorm.data.datasets.huggingface import HuggingFace
-from fednorm.data.datasets.imagenet import ImageNet
-from fednorm.data.datasets.mnist import FashionMnist, Mnist
-from fednorm.data.datasets.synthetic import Patterns, Ring, Scenes
-from fednorm.data.datasets.tiny_imagenet import TinyImageNet
-from fednorm.registry import call_user_function, create
+from fednorm.registry import Registry, call_user_function, export_lazily
 
-__all__ = ["DATASETS", "Dataset", "Source", "load"]
+if TYPE_CHECKING:
+    from fednorm.data.dataset import Dataset, Source
 
-DATASETS: dict[str, type[Source]] = {
-    "digits": Digits,
-    "ring": Ring,
-    "patterns": Patterns,
-    "scenes": Scenes,
-    "mnist": Mnist,
-    "fashion_mnist": FashionMnist,
-    "femnist": Femnist,
-    "cifar10": Cifar10,
-    "cifar100": Cifar100,
-    "tiny_imagenet": TinyImageNet,
-    "imagenet": ImageNet,
-    "cityscapes": Cityscapes,
-    "folder": Folder,
-    "hf": HuggingFace,
-}
+__all__ = ["DATASETS", "Dataset", "Source", "list_datasets", "load_dataset"]
+
+DATASETS: "Registry[Source]" = Registry(
+    "data set",
+    f"{__name__}.datasets",
+    {
+        "digits": "digits:Digits",
+        "ring": "synthetic:Ring",
+        "patterns": "synthetic:Patterns",
+        "scenes": "synthetic:Scenes",
+        "mnist": "mnist:Mnist",
+        "fashion_mnist": "mnist:FashionMnist",
+        "femnist": "femnist:Femnist",
+        "cifar10": "cifar:Cifar10",
+        "cifar100": "cifar:Cifar100",
+        "tiny_imagenet": "tiny_imagenet:TinyImageNet",
+        "imagenet": "imagenet:ImageNet",
+        "cityscapes": "cityscapes:Cityscapes",
+        "folder": "folder:Folder",
+        "hf": "huggingface:HuggingFace",
+    },
+)
+
+__getattr__ = export_lazily(__name__, {"fednorm.data.dataset": "Dataset Source"})
 
 
-def load(name: str, seed: int, **fields: Any) -> Dataset:
-    """Return the data set `name`, drawn or split with the seed; it is fetched if it is missing.
+def load_dataset(name: str, seed: int, **fields: Any) -> "Dataset":
+    """Load the data set `name`; download it if this machine has no copy.
 
     Args:
         name: a registered name, or "package.module:function" for a data set of your own, which is
@@ -45,16 +43,27 @@ def load(name: str, seed: int, **fields: Any) -> Dataset:
         seed: the same seed gives the same data everywhere.
         fields: further settings of the data set, such as `test=300`.
 
-    >>> load("ring", seed=0, classes=3).classes
+    >>> load_dataset("ring", seed=0, classes=3).classes
     3
     """
     if ":" in name:
-        return _load_own(name, seed, fields)
-    return create("data set", DATASETS, name, fields).load(seed)
+        return _call_user_dataset(name, seed, fields)
+    return DATASETS.create(name, fields).load(seed)
 
 
-def _load_own(name: str, seed: int, fields: Mapping[str, Any]) -> Dataset:
+def list_datasets() -> list[str]:
+    """Return the names of all data sets, sorted.
+
+    >>> list_datasets()[:3]
+    ['cifar10', 'cifar100', 'cityscapes']
+    """
+    return sorted(DATASETS)
+
+
+def _call_user_dataset(name: str, seed: int, fields: Mapping[str, Any]) -> "Dataset":
     """Call the user's function, with the seed if it takes one, and return its data."""
+    from fednorm.data.dataset import Dataset  # noqa: PLC0415 (names are listed without torch)
+
     data = call_user_function("data set", name, {"seed": seed}, fields)
     if not isinstance(data, Dataset):
         raise TypeError(

@@ -12,7 +12,14 @@ from torch import Tensor
 from fednorm.core.messages import Batches
 from fednorm.core.types import ClientId
 from fednorm.data.dataset import Dataset
-from fednorm.data.partition import Indices, Partition, match_groups, match_test, parse, partition
+from fednorm.data.partition import (
+    Indices,
+    Partition,
+    create_partition,
+    match_groups,
+    match_test,
+    partition,
+)
 from fednorm.data.partition.natural import Natural
 from fednorm.data.sampling import Plan, draw_participants
 from fednorm.data.transforms import Batch
@@ -152,7 +159,11 @@ def federation(  # noqa: PLR0913 (what a federation is)
 
 def _split_test(data: Dataset, rule: str, parts: list[Indices], seed: int) -> list[Indices]:
     groups, groups_test = data.groups, data.groups_test
-    if isinstance(parse(rule), Natural) and groups is not None and groups_test is not None:
+    if (
+        isinstance(create_partition(rule), Natural)
+        and groups is not None
+        and groups_test is not None
+    ):
         return match_groups(groups, parts, groups_test)
     rng = np.random.default_rng([seed, TAG])
     return match_test(data.labels(), parts, data.labels(test=True), rng)
@@ -160,7 +171,7 @@ def _split_test(data: Dataset, rule: str, parts: list[Indices], seed: int) -> li
 
 def _apply_client_transform(x: Tensor, rule: str, parts: list[Indices], seed: int) -> Tensor:
     """Return the samples as their clients see them; the same tensor if all see them as they are."""
-    chosen = parse(rule)
+    chosen = create_partition(rule)
     if type(chosen).transform is Partition.transform:
         return x
     seen = x.clone() if x.is_floating_point() else x.float() / 255

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fednorm.data import Dataset, load
+from fednorm.data import Dataset, load_dataset
 from fednorm.doctor.cautions import find_cautions
 from fednorm.doctor.client_shift import measure_clients
 from fednorm.doctor.costs import REFUSALS, ExaminedModel, describe_error, measure_costs
@@ -17,7 +17,7 @@ from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import ModelSource
-from fednorm.models import build as build_model
+from fednorm.models import create_model as build_model
 from fednorm.nn.copies import copy_model
 from fednorm.strategies import STRATEGIES
 from fednorm.system import limit_threads
@@ -154,7 +154,7 @@ def load_samples(
 ) -> Dataset:
     """Return the data, or samples of the given shape in its place."""
     seed, dtype = experiment.seeds[0], getattr(torch, experiment.dtype)
-    data = load(experiment.data.name, seed, **experiment.data.fields)
+    data = load_dataset(experiment.data.name, seed, **experiment.data.fields)
     if shape or classes:
         labels = torch.arange(classes or CLASSES)
         generator = torch.Generator().manual_seed(seed)

@@ -16,7 +16,7 @@ from fednorm.core.messages import Batches, ClientState, upload_bytes
 from fednorm.core.round import broadcast, client_round
 from fednorm.core.task import Task, export
 from fednorm.core.types import ClientId
-from fednorm.data import Dataset, load
+from fednorm.data import Dataset, load_dataset
 from fednorm.data.federation import Federation, federation
 from fednorm.data.sampling import Plan
 from fednorm.engines import loop, processes
@@ -30,7 +30,7 @@ from fednorm.errors import ConfigError, NonFiniteLossError
 from fednorm.experiment import engine, threat_model
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.specs import Spec, StrategySpec
-from fednorm.models import MODELS, build
+from fednorm.models import MODELS, create_model
 from fednorm.nn.copies import copy_model
 from fednorm.nn.forward_probe import note_single_values
 from fednorm.system import has_bfloat16
@@ -139,7 +139,7 @@ def load_data(experiment: Experiment, seed: int) -> Dataset:
 @lru_cache(maxsize=1)
 def _load_data(entry: str, seed: int) -> Dataset:
     chosen = Spec.model_validate_json(entry)
-    return load(chosen.name, seed, **chosen.fields)
+    return load_dataset(chosen.name, seed, **chosen.fields)
 
 
 def clear_data_cache() -> None:
@@ -171,7 +171,7 @@ def build_run(
         unseen=experiment.unseen_clients,
     )
     strategy = experiment.make_strategy(entry)
-    aggregate, aggregate_statistics = threat_model.make_aggregators(experiment)
+    aggregate, aggregate_statistics = experiment.aggregators
     if experiment.precision == "bf16" and device.type == "cpu" and not has_bfloat16():
         _warn_of_slow_bfloat16()
     task = Task.build(
@@ -254,7 +254,7 @@ def _make_model(
     if model is not None:
         return model()
     entry = experiment.model
-    return build(entry.name, data.shape, data.classes, seed, **entry.fields)
+    return create_model(entry.name, data.shape, data.classes, seed, **entry.fields)
 
 
 def _check_batches(prepared: PreparedRun) -> None:

@@ -1,39 +1,42 @@
 """The networks of the papers and small ones to try; a user's own by "package.module:function"."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+from fednorm.registry import Registry, call_user_function, export_lazily
 
-from fednorm.models.base import Model
-from fednorm.models.deeplabv3plus import DeepLabV3Plus
-from fednorm.models.fbn_cnn import FbnCnn
-from fednorm.models.lenet import LeNet
-from fednorm.models.mobilenet_v2 import MobileNetV2
-from fednorm.models.resnet import ResNet, ResNet18, ResNet20, ResNet50
-from fednorm.models.small import Cnn, Mlp, TutorialCnn
-from fednorm.registry import call_user_function, create
+if TYPE_CHECKING:
+    from torch import nn
 
-__all__ = ["MODELS", "Model", "build"]
+    from fednorm.models.base import Model
 
-MODELS: dict[str, type[Model]] = {
-    "mlp": Mlp,
-    "cnn": Cnn,
-    "resnet": ResNet,
-    "tutorial_cnn": TutorialCnn,
-    "fbn_cnn": FbnCnn,
-    "lenet": LeNet,
-    "resnet20": ResNet20,
-    "resnet18": ResNet18,
-    "resnet50": ResNet50,
-    "mobilenet_v2": MobileNetV2,
-    "deeplabv3plus": DeepLabV3Plus,
-}
+__all__ = ["MODELS", "Model", "create_model", "list_models"]
+
+MODELS: "Registry[Model]" = Registry(
+    "model",
+    __name__,
+    {
+        "mlp": "small:Mlp",
+        "cnn": "small:Cnn",
+        "resnet": "resnet:ResNet",
+        "tutorial_cnn": "small:TutorialCnn",
+        "fbn_cnn": "fbn_cnn:FbnCnn",
+        "lenet": "lenet:LeNet",
+        "resnet20": "resnet:ResNet20",
+        "resnet18": "resnet:ResNet18",
+        "resnet50": "resnet:ResNet50",
+        "mobilenet_v2": "mobilenet_v2:MobileNetV2",
+        "deeplabv3plus": "deeplabv3plus:DeepLabV3Plus",
+    },
+)
+
+__getattr__ = export_lazily(__name__, {"fednorm.models.base": "Model"})
 
 
-def build(name: str, shape: tuple[int, ...], classes: int, seed: int, **fields: Any) -> nn.Module:
-    """Return a new model whose initial weights come from the seed alone.
+def create_model(
+    name: str, shape: tuple[int, ...], classes: int, seed: int, **fields: Any
+) -> "nn.Module":
+    """Create the model `name`; its initial weights depend on `seed` alone.
 
     Args:
         name: a registered name, or "package.module:function" for a model of your own, which is
@@ -43,19 +46,34 @@ def build(name: str, shape: tuple[int, ...], classes: int, seed: int, **fields: 
         seed: the same seed gives the same weights; the caller's random state stays as it was.
         fields: further settings of the model, such as `hidden=(64,)`.
 
-    >>> build("mlp", (2,), classes=3, seed=0, hidden=(4,))(torch.zeros(5, 2)).shape
-    torch.Size([5, 3])
+    >>> create_model("mlp", (2,), classes=3, seed=0, hidden=(4,))[-1]
+    Linear(in_features=4, out_features=3, bias=True)
     """
+    import torch  # noqa: PLC0415 (the names of models are listed without torch)
+
     devices = range(torch.cuda.device_count())
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         if ":" in name:
-            return _build_own(name, {"shape": tuple(shape), "classes": classes}, fields)
-        return create("model", MODELS, name, fields).build(tuple(shape), classes)
+            return _call_user_model(name, {"shape": tuple(shape), "classes": classes}, fields)
+        return MODELS.create(name, fields).build(tuple(shape), classes)
 
 
-def _build_own(name: str, offered: Mapping[str, Any], fields: Mapping[str, Any]) -> nn.Module:
+def list_models() -> list[str]:
+    """Return the names of all models, sorted.
+
+    >>> list_models()[:3]
+    ['cnn', 'deeplabv3plus', 'fbn_cnn']
+    """
+    return sorted(MODELS)
+
+
+def _call_user_model(
+    name: str, offered: Mapping[str, Any], fields: Mapping[str, Any]
+) -> "nn.Module":
     """Call the user's function with shape and classes, if it takes them, and return its network."""
+    from torch import nn  # noqa: PLC0415 (as above)
+
     model = call_user_function("model", name, offered, fields)
     if not isinstance(model, nn.Module):
         raise TypeError(

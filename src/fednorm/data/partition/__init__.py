@@ -2,65 +2,68 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
+from fednorm.errors import ConfigError
+from fednorm.registry import Registry, export_lazily
 
-from fednorm.data.partition.base import (
-    Indices,
-    Partition,
-    check_parts,
-    check_request,
-    to_labels,
-)
-from fednorm.data.partition.dirichlet import Dirichlet, DirichletUnbalanced
-from fednorm.data.partition.feature_shift import FeatureShift
-from fednorm.data.partition.gamma import Gamma
-from fednorm.data.partition.iid import Iid
-from fednorm.data.partition.natural import Natural
-from fednorm.data.partition.shards import Shards
-from fednorm.data.partition.test_split import match_groups, match_test
-from fednorm.registry import create, find
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from fednorm.data.partition.base import Indices, Partition
+    from fednorm.data.partition.test_split import match_groups, match_test
 
 __all__ = [
     "PARTITIONS",
     "Indices",
     "Partition",
+    "create_partition",
+    "list_partitions",
     "match_groups",
     "match_test",
-    "parse",
     "partition",
-    "rename",
+    "rename_partition",
 ]
 
-PARTITIONS: dict[str, type[Partition]] = {
-    "iid": Iid,
-    "gamma": Gamma,
-    "dirichlet": Dirichlet,
-    "dirichlet_unbalanced": DirichletUnbalanced,
-    "shards": Shards,
-    "natural": Natural,
-    "feature_shift": FeatureShift,
-}
+PARTITIONS: "Registry[Partition]" = Registry(
+    "partition",
+    __name__,
+    {
+        "iid": "iid:Iid",
+        "gamma": "gamma:Gamma",
+        "dirichlet": "dirichlet:Dirichlet",
+        "dirichlet_unbalanced": "dirichlet:DirichletUnbalanced",
+        "shards": "shards:Shards",
+        "natural": "natural:Natural",
+        "feature_shift": "feature_shift:FeatureShift",
+    },
+)
+
+__getattr__ = export_lazily(
+    __name__,
+    {
+        "fednorm.data.partition.base": "Indices Partition",
+        "fednorm.data.partition.test_split": "match_groups match_test",
+    },
+)
 
 TAG = 201
 
 
 def partition(
     name: str,
-    labels: Tensor | Sequence[int] | NDArray[Any],
+    labels: "Tensor | Sequence[int] | NDArray[Any]",
     *,
     clients: int,
     seed: int,
-    groups: Sequence[Any] | NDArray[Any] | None = None,
+    groups: "Sequence[Any] | NDArray[Any] | None" = None,
     **fields: Any,
-) -> list[Indices]:
+) -> "list[Indices]":
     """Return each client's sample numbers; every sample is used exactly once.
 
     Args:
-        name: a partition as `parse` reads it, such as "gamma=0", "iid", or "gamma" with its field.
+        name: a partition such as "gamma=0" or "iid", as `create_partition` reads it.
         labels: the class of every sample.
         clients: how many clients.
         seed: the same seed gives the same partition everywhere.
@@ -70,7 +73,11 @@ def partition(
     >>> [part.tolist() for part in partition("gamma=0", [1, 0, 1, 0], clients=2, seed=0)]
     [[1, 3], [0, 2]]
     """
-    rule = parse(name, **fields)
+    import numpy as np  # noqa: PLC0415 (names are listed without numpy and torch)
+
+    from fednorm.data.partition.base import check_parts, check_request, to_labels  # noqa: PLC0415
+
+    rule = create_partition(name, **fields)
     array = to_labels(labels)
     members = None if groups is None else np.asarray(groups)
     check_request(name, len(array), clients, members)
@@ -79,41 +86,56 @@ def partition(
     return parts
 
 
-def parse(text: str, **fields: Any) -> Partition:
-    """Return the partition that a text such as "dirichlet=0.1" names.
+def create_partition(text: str, **fields: Any) -> "Partition":
+    """Create the partition that `text` names, such as "dirichlet=0.1".
 
-    >>> parse("gamma=0.5")
+    `fields` are further settings.
+
+    >>> create_partition("gamma=0.5")
     Gamma(gamma=0.5)
-    >>> parse("feature_shift=noise", strength=2.0)
+    >>> create_partition("feature_shift=noise", strength=2.0)
     FeatureShift(kind='noise', strength=2.0)
     """
     name, equals, value = text.strip().partition("=")
     name, value = name.strip(), value.strip()
-    cls = find("partition", PARTITIONS, name)
+    cls = PARTITIONS.find(name)
     argument = cls.argument
     if equals and argument is None:
-        raise ValueError(f"partition {name!r} takes no value, but got {text!r}; write {name!r}.")
+        raise ConfigError(f"partition {name!r} takes no value, but got {text!r}; write {name!r}.")
     if equals and argument in fields:
-        raise ValueError(
+        raise ConfigError(
             f"partition {name!r} got {argument} twice: {value!r} in {text!r} and "
             f"{fields[argument]!r} as a field; give it once."
         )
     if argument is not None and argument not in fields:
         fields |= _read_field(name, argument, value if equals else None)
-    return create("partition", PARTITIONS, name, fields)
+    return PARTITIONS.create(name, fields)
 
 
-def rename(text: str, name: str) -> str | None:
-    """Return a partition under another name; named alone, it keeps the value of the text.
+def list_partitions() -> list[str]:
+    """Return the names of all partitions, sorted.
 
-    None if it needs a value that the text does not have.
-
-    >>> rename("dirichlet=0.1", "dirichlet_unbalanced"), rename("dirichlet=0.1", "gamma=0")
-    ('dirichlet_unbalanced=0.1', 'gamma=0')
-    >>> rename("dirichlet=0.1", "iid"), rename("dirichlet=0.1", "gamma")
-    ('iid', None)
+    >>> list_partitions()[:3]
+    ['dirichlet', 'dirichlet_unbalanced', 'feature_shift']
     """
-    new = PARTITIONS.get(name.strip())  # an unknown name, or one with its value, is for `parse`
+    return sorted(PARTITIONS)
+
+
+def rename_partition(text: str, name: str) -> str | None:
+    """Replace the partition's name in `text`; a `name` without a value keeps that of `text`.
+
+    Return None if the new partition needs a value that `text` does not have.
+
+    >>> rename_partition("dirichlet=0.1", "dirichlet_unbalanced")
+    'dirichlet_unbalanced=0.1'
+    >>> rename_partition("dirichlet=0.1", "gamma=0")
+    'gamma=0'
+    >>> rename_partition("dirichlet=0.1", "gamma") is None
+    True
+    """
+    new = PARTITIONS.get(
+        name.strip()
+    )  # an unknown name, or one with its value, is for `create_partition`
     if new is None or new.argument is None or _find_field(new).default is not dataclasses.MISSING:
         return name
     before, _, value = text.partition("=")
@@ -122,7 +144,7 @@ def rename(text: str, name: str) -> str | None:
     return f"{name.strip()}={value.strip()}" if same else None
 
 
-def _find_field(rule: type[Partition]) -> dataclasses.Field[Any]:
+def _find_field(rule: "type[Partition]") -> dataclasses.Field[Any]:
     """Return the field that the text after "=" sets."""
     declared = dataclasses.fields(rule)  # type: ignore[arg-type]  # every one is a dataclass
     (field,) = (f for f in declared if f.name == rule.argument)
@@ -139,7 +161,7 @@ def _read_field(name: str, argument: str, value: str | None) -> dict[str, Any]:
     try:
         return {argument: float(value or "")}
     except ValueError:
-        raise ValueError(
+        raise ConfigError(
             f"partition {name!r} needs a number for {argument}, but got "
             f"{'none' if value is None else repr(value)}; write for example '{name}=0.5'."
         ) from None
