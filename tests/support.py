@@ -121,4 +121,4 @@ def assert_same_state(state, model, tolerance=1e-10):
         torch.testing.assert_close(
             running.var, expected[f"{path}.running_var"], rtol=0, atol=tolerance
         )
-        assert running.batches == int(expected[f"{path}.num_batches_tracked"])
+        assert running.num_batches == int(expected[f"{path}.num_batches_tracked"])

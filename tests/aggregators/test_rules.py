@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS, create_aggregator
-from fednorm.aggregators.bucketing import TAG
 from fednorm.aggregators.columns import sorting_network
 from fednorm.aggregators.rows import Vectors
+from fednorm.core.random_streams import Stream
 
 F = 3
 
@@ -89,7 +89,7 @@ def nnm(x):
 
 
 def bucketing(x):
-    order = np.random.default_rng([0, TAG, len(x)]).permutation(len(x))
+    order = np.random.default_rng([0, Stream.BUCKETING, len(x)]).permutation(len(x))
     return np.array([mean(x[order[i : i + 2]]) for i in range(0, len(x), 2)])
 
 
@@ -125,7 +125,7 @@ def inputs(kind, n, d, seed=0):
 
 
 def close(found, expected, x, dtype):
-    # The honest values are near 1; liars of 1e30 must leave no trace of their size.
+    # The honest values are near 1; Byzantine ones of 1e30 must not show in the result.
     scale = np.median(np.abs(x).max(1)) + np.abs(expected).max()
     tolerance = {torch.float64: 1e-7, torch.float32: 1e-5}[dtype] * scale
     np.testing.assert_allclose(found.double().numpy(), expected, rtol=0, atol=tolerance)
@@ -143,7 +143,7 @@ def test_no_rule_is_forgotten():
 def test_a_rule_is_its_slow_version(name, n, d, kind, dtype):
     values = torch.from_numpy(inputs(kind, n, d)).to(dtype)
     x = values.double().numpy()
-    # The weights say that only the first client counts: nobody listens.
+    # The weights say that only the first client counts: rules ignore them.
     found = create_aggregator(name, F)(values, torch.eye(n)[0])
     close(found, RULES[name](x), x, dtype)
 
@@ -177,7 +177,7 @@ def test_two_pre_aggregations():
 
 @pytest.mark.parametrize("n", [9, 40])
 @pytest.mark.parametrize("text", [*RULES, "nnm > median", "nnm > krum", "norm_clipping > mean"])
-def test_many_blocks_are_as_one(text, n):
+def test_many_blocks_give_the_result_of_one(text, n):
     values = torch.from_numpy(inputs("random", n, 60_000)).float()
     before = values.clone()
     found = create_aggregator(text, F)(values, torch.ones(n))
@@ -215,12 +215,12 @@ def test_the_threads_of_torch_stay_as_they_were():
 
 @pytest.mark.parametrize("n", [9, 20])
 @pytest.mark.parametrize("text", ["median", "trimmed_mean"])
-def test_of_equal_values_the_mean_is_exactly_that_one(text, n):
+def test_the_mean_of_equal_values_is_exactly_that_value(text, n):
     values = torch.randn(500).expand(n, 500)
     assert torch.equal(create_aggregator(text, 1)(values, torch.ones(n)), values[0])
 
 
-def test_equal_vectors_are_at_no_distance():
+def test_equal_vectors_have_distance_0():
     rows = torch.randn(4, 9999)[[0, 1, 0, 2, 1, 3, 0]]
     distances = Vectors(rows).squared_distances
     same = (rows[:, None] == rows).all(2)
@@ -234,7 +234,7 @@ def test_norms_beyond_the_squares_of_float32(scale):
     torch.testing.assert_close(found, values.double().square().sum(1), rtol=1e-6, atol=0)
 
 
-def test_the_result_is_not_a_view_of_what_came():
+def test_the_result_is_not_a_view_of_the_input():
     values = torch.ones(5, 3)
     create_aggregator("krum", 1)(values, torch.ones(5)).add_(1)
     assert (values == 1).all()
@@ -268,7 +268,7 @@ def test_bucketing_is_repeatable_and_has_a_seed():
 
 
 @pytest.mark.parametrize("n", range(1, 17))
-def test_exchanges_sort_whatever_comes(n):
+def test_the_sorting_network_sorts_any_input(n):
     # By the 0-1 principle a network that sorts every pattern of zeros and ones sorts everything.
     rows = [(np.arange(2**n) >> i) & 1 for i in range(n)]
     for low, high in sorting_network(n):

@@ -1,4 +1,4 @@
-"""Robust rules at the server: whole updates as vectors, doubted counts, robust FBN."""
+"""Robust rules at the server: whole updates as vectors, counts, robust FBN."""
 
 import statistics
 from dataclasses import replace
@@ -48,18 +48,18 @@ def test_robust_pooling_is_the_formula(name):
     np.testing.assert_allclose(found.var, rule(variances) + rule((means - mean) ** 2), rtol=1e-12)
 
 
-def test_a_count_of_a_liar_has_no_weight():
+def test_the_count_of_a_byzantine_client_has_no_weight():
     clients = reports()
     honest = pool(clients, create_aggregator("median", f=1))
     assert honest.count == 7 * statistics.median(m.count for m in clients)
-    lie = replace(clients[0], count=1e18)
-    found = pool([lie, *clients[1:]], create_aggregator("median", f=1))
+    false = replace(clients[0], count=1e18)
+    found = pool([false, *clients[1:]], create_aggregator("median", f=1))
     assert found.count <= 7 * max(m.count for m in clients[1:])
     assert torch.equal(found.mean, honest.mean)
     assert torch.equal(found.var, honest.var)
 
 
-def test_one_voice_is_not_believed_alone():
+def test_a_layer_reported_by_one_client_is_not_trusted():
     silent = [replace(m, count=0.0) for m in reports()[1:]]
     with pytest.raises(TooFewClientsError, match="gets 1;"):
         pool([reports()[0], *silent], create_aggregator("median", f=1))
@@ -73,18 +73,18 @@ def merge_of(aggregate, counters):
     return MergeInput(said, [1] * len(said), aggregate, layer)
 
 
-def test_a_counter_of_a_liar_is_outvoted():
+def test_the_counter_of_a_byzantine_client_is_outvoted():
     before = RunningStats(torch.zeros(4).double(), torch.ones(4).double(), 10)
     counters = [11, 11, 11, 11, 10**9]
     for aggregate, expected in ((weighted_mean, 10**9), (create_aggregator("median", f=1), 11)):
         merge = merge_of(aggregate, counters)
         for found in (average(merge), pool_statistics(merge), ema_update(before, merge)):
-            assert found.batches == expected
+            assert found.num_batches == expected
     pooled = pool([r.moments for r in merge.reports], merge.aggregator)
     torch.testing.assert_close(ema_update(before, merge).mean, 0.1 * pooled.mean)
 
 
-def test_only_the_weighted_mean_trusts():
+def test_only_the_weighted_mean_trusts_reported_weights():
     assert is_weighted_mean(weighted_mean)
     assert not is_weighted_mean(create_aggregator("median", f=0))
     assert not is_weighted_mean(create_aggregator("nnm > mean", f=0))
@@ -113,7 +113,7 @@ def test_distances_are_between_whole_updates():
     assert found["a"].untyped_storage().nbytes() == found["a"].nbytes  # can be saved by itself
 
 
-def test_types_are_kept_apart():
+def test_types_are_combined_separately():
     parts = [
         {"a": torch.full((2,), float(i)), "b": torch.full((3,), float(i)).double()}
         for i in range(5)
@@ -126,12 +126,13 @@ def test_types_are_kept_apart():
 
 
 @pytest.mark.parametrize("text", ["median", "nnm > trimmed_mean", "multi_krum", "geometric_median"])
-def test_a_liar_does_not_take_the_round_down(replies, text):
-    def lie(reply):
+def test_a_byzantine_client_does_not_break_the_round(replies, text):
+    def corrupt(reply):
         update = {name: torch.full_like(t, -1e30) for name, t in reply.update.items()}
         stats = {
             path: LayerStats(
-                Moments(1e12, r.moments.mean * 0 + 1e15, r.moments.var * 0 + 1e15), r.batches + 999
+                Moments(1e12, r.moments.mean * 0 + 1e15, r.moments.var * 0 + 1e15),
+                r.num_batches + 999,
             )
             for path, r in reply.stats.items()
         }
@@ -144,11 +145,11 @@ def test_a_liar_does_not_take_the_round_down(replies, text):
         statistics_aggregator=create_aggregator(text, 1),
     )
     honest = server_round(task, task.initial_state, replies[1:])
-    after = server_round(task, task.initial_state, [lie(replies[0]), *replies[1:]])
+    after = server_round(task, task.initial_state, [corrupt(replies[0]), *replies[1:]])
     for name, weight in after.weights.items():
         torch.testing.assert_close(weight, honest.weights[name], rtol=0, atol=0.5)
     for path, running in after.running.items():
-        assert running.batches == honest.running[path].batches
+        assert running.num_batches == honest.running[path].num_batches
         torch.testing.assert_close(running.mean, honest.running[path].mean, rtol=0.5, atol=1.0)
         assert (running.var >= 0).all()
         assert (running.var < 10 * honest.running[path].var + 10).all()

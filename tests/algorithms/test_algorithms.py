@@ -40,7 +40,7 @@ def test_momentum_between_rounds_with_one_client(state):
         torch.testing.assert_close(ours.state.weights[name], value.detach(), rtol=0, atol=1e-10)
 
 
-def test_adam_starts_anew_in_every_round():
+def test_adam_is_reset_every_round():
     clients = ToyClients(sizes=(5,), steps=2)
     ours = last(task_of("ln", create_algorithm("fedavg", lr=0.01, optimizer="adam")), clients, 3)
     model = task_of("ln", create_algorithm("fedavg")).model.train()
@@ -96,7 +96,7 @@ def test_dsgd_mean_is_the_gradient_of_the_merged_batch():
         torch.testing.assert_close(after.weights[name], expected, rtol=0, atol=1e-12)
 
 
-def test_dsgd_client_momentum_of_absent_clients_waits():
+def test_dsgd_keeps_the_momentum_of_absent_clients():
     step = create_algorithm("dsgd", lr=0.1, momentum=0.9)
     task = task_of("none", step)
     one, two, three = rounds(task, ToyClients(absent={2: (0,)}), 3)
@@ -149,7 +149,7 @@ def test_refuses_impossible_fields(fields, message):
         create_algorithm("fedavg", **fields)
 
 
-def test_a_parameter_that_is_not_used_stays_where_it_is():
+def test_an_unused_parameter_does_not_change():
     model = nested_model()
     model.unused = nn.Parameter(torch.ones(3, dtype=torch.float64))
     for name in ("dsgd", "fedavg"):
@@ -169,7 +169,7 @@ def test_a_parameter_without_gradient_is_shared_but_does_not_learn():
         assert torch.equal(state.weights["stem.0.weight"], model.stem[0].weight)
 
 
-def test_dsgd_where_all_that_learns_is_personal():
+def test_dsgd_with_personal_parameters_only():
     torch.manual_seed(0)
     layers = [nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, CLASSES)]
     model = nn.Sequential(*layers).double()

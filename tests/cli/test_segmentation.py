@@ -32,13 +32,13 @@ def streets(tmp_path, monkeypatch):
 def save(root, split, name, x, y):
     ids = np.array([*LABELS[:5], 0], dtype=np.uint8)
     mask = ids[np.where(y.numpy() == IGNORED, 5, y.numpy()).astype(int)]
-    for folder, ending, picture in (
+    for folder, ending, image in (
         ("leftImg8bit", "leftImg8bit", x.permute(1, 2, 0).numpy()),
         ("gtFine", "gtFine_labelIds", mask),
     ):
         path = root / folder / split / name.split("_")[0] / f"{name}_{ending}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture).save(path)
+        Image.fromarray(image).save(path)
 
 
 def test_cities_as_clients(streets, tmp_path):

@@ -10,7 +10,7 @@ import torch
 
 from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS, create_aggregator
 from fednorm.algorithms import create_algorithm
-from fednorm.attacks import ATTACKS, Adversary, World, create_attack
+from fednorm.attacks import ATTACKS, Adversary, DataInfo, create_attack
 from fednorm.core.task import Task
 from fednorm.engines.base import Faults, PoisonedClients
 from fednorm.engines.loop import rounds
@@ -48,7 +48,7 @@ def attacked_run(name, chosen, target, rule="nnm > trimmed_mean"):
     adversary = Adversary(create_attack(name), frozenset({3}), target, seed=0)
     source = clients
     if adversary.attack.on_data:
-        source = PoisonedClients(clients, adversary, World(CLASSES, torch.ones(SHAPE)))
+        source = PoisonedClients(clients, adversary, DataInfo(CLASSES, torch.ones(SHAPE)))
     task = Task.build(
         nested_model(),
         create_strategy(chosen),

@@ -83,7 +83,7 @@ def test_a_robust_rule_cannot_be_kept_from_a_layer_by_saying_nothing(started):
         after = server_round(task, task.initial_state, [silent, *replies[2:]], asked=range(5))
         (found,) = after.rejected
         assert (found.client, found.where) == (1, "stem.1")
-        assert after.running["stem.1"].batches == 1
+        assert after.running["stem.1"].num_batches == 1
 
 
 def test_faulty_replies_leave_fewer_liars_but_strangers_do_not(started):

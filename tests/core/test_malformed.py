@@ -94,7 +94,10 @@ def bad_stats(draw, reply):
     report = stats[path]
     wrong = [
         lambda: {**stats, path: replace(report, moments=bad_moments(draw, report.moments))},
-        lambda: {**stats, path: replace(report, batches=draw.choice([-1, 0, 2**62, 1.5, *JUNK]))},
+        lambda: {
+            **stats,
+            path: replace(report, num_batches=draw.choice([-1, 0, 2**62, 1.5, *JUNK])),
+        },
         lambda: {**stats, path: replace(report, samples=draw.choice([0, -1, 1e-300, NAN, *JUNK]))},
         lambda: {
             **stats,
@@ -129,9 +132,9 @@ def tensors_of(state):
     yield from state.weights.values()
     yield from state.buffers.values()
     yield from state.momentum.values()
-    yield from state.notes.values()
+    yield from state.strategy_state.values()
     for running in state.running.values():
-        yield from (running.mean, running.var, torch.tensor(running.batches))
+        yield from (running.mean, running.var, torch.tensor(running.num_batches))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -205,7 +208,9 @@ def test_a_robust_rule_does_not_believe_a_single_counter():
 
     task = replace(task, aggregator=median, statistics_aggregator=median)
     report = replies[2].stats["stem.1"]
-    liar = replace(replies[2], stats={**replies[2].stats, "stem.1": replace(report, batches=2**30)})
+    liar = replace(
+        replies[2], stats={**replies[2].stats, "stem.1": replace(report, num_batches=2**30)}
+    )
     after = server_round(task, task.initial_state, [*replies[:2], liar])
     assert not after.rejected
-    assert after.running["stem.1"].batches == 1
+    assert after.running["stem.1"].num_batches == 1

@@ -25,7 +25,7 @@ def started():
 
 def spoil(reply, path, **values):
     moments = replace(reply.stats[path].moments, **values)
-    stats = {**reply.stats, path: LayerStats(moments, reply.stats[path].batches)}
+    stats = {**reply.stats, path: LayerStats(moments, reply.stats[path].num_batches)}
     return replace(reply, stats=stats)
 
 

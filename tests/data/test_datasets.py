@@ -99,7 +99,7 @@ def test_ring_defaults_are_those_of_figure_1():
 @pytest.mark.parametrize(
     "fields", [{"classes": 0}, {"samples_per_class": 0}, {"radius": -1.0}, {"std": math.nan}]
 )
-def test_ring_refuses_what_makes_no_ring(fields):
+def test_ring_refuses_invalid_fields(fields):
     with pytest.raises(ValueError, match=f"finite {next(iter(fields))} of at least"):
         load_dataset("ring", 0, **fields)
 
@@ -114,7 +114,7 @@ def test_patterns_are_noise_plus_two_on_the_block_of_the_class():
         torch.testing.assert_close((images - expected).std(), torch.tensor(1.0), atol=0.03, rtol=0)
 
 
-def test_patterns_of_one_channel_are_drawn_as_ever():
+def test_patterns_of_one_channel_do_not_change():
     data = load_dataset("patterns", 5, samples=9, test=4, size=6, classes=4)
     generator = torch.Generator().manual_seed(5)
     for x, y in ((data.x, data.y), (data.x_test, data.y_test)):
@@ -145,7 +145,7 @@ def test_patterns_refuse_classes_that_look_alike():
         load_dataset("patterns", 0, samples=0)
 
 
-def test_unknown_names_and_fields_are_answered():
+def test_unknown_names_and_fields_are_explained():
     with pytest.raises(UnknownNameError, match="did you mean 'digits'"):
         load_dataset("digit", 0)
     with pytest.raises(UnknownNameError, match=r"field of data set 'ring' 'radios'.*'radius'"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fednorm.data import load_dataset
-from fednorm.data.federation import federation
+from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
 from fednorm.errors import DamagedDataError, MissingDataError
 
@@ -55,7 +55,7 @@ def test_writers_are_groups_and_pixels_are_kept(halves):
 
 def test_clients_are_the_writers(halves):
     data = load_dataset("femnist", 0, root=str(halves[0]))
-    parts = federation(data, "natural", Plan(2), clients=3, seed=0)
+    parts = build_federation(data, "natural", Plan(2), clients=3, seed=0)
     assert [len(part) for part in parts.parts] == [6, 4, 5]
     assert [len(part) for part in parts.test_parts] == [3, 1, 2]
 
@@ -63,7 +63,7 @@ def test_clients_are_the_writers(halves):
 def test_the_second_time_nothing_is_parsed(halves, monkeypatch):
     root, _ = halves
     first = load_dataset("femnist", 0, root=str(root))
-    monkeypatch.setattr("fednorm.data.datasets.femnist.read", None)
+    monkeypatch.setattr("fednorm.data.datasets.femnist.read_leaf_file", None)
     assert torch.equal(load_dataset("femnist", 0, root=str(root)).x, first.x)
 
 
@@ -84,7 +84,7 @@ def test_a_part_of_the_samples_can_still_be_divided_by_writer(tmp_path):
     data = load_dataset("femnist", 0, root=str(root), train=5)
     writers = set(data.groups)
     assert set(data.groups_test) == writers
-    parts = federation(data, "natural", Plan(2), clients=len(writers), seed=0)
+    parts = build_federation(data, "natural", Plan(2), clients=len(writers), seed=0)
     assert sum(map(len, parts.test_parts)) == 2 * len(writers)
 
 
@@ -104,6 +104,6 @@ def test_other_json_is_not_taken_for_femnist(tmp_path):
         load_dataset("femnist", 0)
 
 
-def test_nothing_there_tells_how_to_make_it(tmp_path):
+def test_missing_files_raise_an_error_with_instructions(tmp_path):
     with pytest.raises(MissingDataError, match=r"make them with LEAF's data/femnist/preprocess"):
         load_dataset("femnist", 0, root=str(tmp_path))

@@ -52,10 +52,10 @@ def part(pixels):
     from PIL import Image as Pillow  # noqa: PLC0415 (the name is a feature's here)
 
     rows = [
-        {"picture": Pillow.fromarray(p), "kind": i % 3, "who": f"w{i % 2}", "n": i}
+        {"photo": Pillow.fromarray(p), "kind": i % 3, "who": f"w{i % 2}", "n": i}
         for i, p in enumerate(pixels)
     ]
-    return Part(rows, n=Value(), picture=Image(), kind=ClassLabel(), who=Value())
+    return Part(rows, n=Value(), photo=Image(), kind=ClassLabel(), who=Value())
 
 
 def answer(monkeypatch, **parts):
@@ -89,14 +89,14 @@ def test_a_share_is_held_out_without_a_test_part(monkeypatch, part):
     assert data.y_test.bincount().tolist() == [1, 1, 1]
 
 
-def test_a_missing_column_names_those_there_are(monkeypatch, part):
+def test_the_error_of_a_missing_column_lists_the_columns(monkeypatch, part):
     del part.features["kind"]
     answer(monkeypatch, train=part)
-    with pytest.raises(ValueError, match=r"type ClassLabel, but there are: n \(Value\), picture"):
+    with pytest.raises(ValueError, match=r"type ClassLabel, but there are: n \(Value\), photo"):
         load_dataset("hf", 0, path="someone/birds")
 
 
-def test_an_unknown_group_and_a_missing_part_are_told(monkeypatch, part):
+def test_an_unknown_group_and_a_missing_part_are_explained(monkeypatch, part):
     answer(monkeypatch, train=part)
     with pytest.raises(ValueError, match=r"column of data set 'someone/birds' 'whom'.*'who'"):
         load_dataset("hf", 0, path="someone/birds", group="whom")

@@ -90,7 +90,7 @@ def test_fashion_mnist_from_debian(home, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "data", [b"", bytes([0, 0, 9, 1, 0, 0, 0, 0]), bytes([0, 0, 8, 1, 0, 0, 0, 2, 7])]
 )
-def test_what_is_no_idx_file_is_refused(data):
+def test_a_file_that_is_not_idx_is_refused(data):
     with pytest.raises(DamagedDataError):
         parse_idx(data)
 
@@ -101,7 +101,7 @@ def here(digits, tmp_path):
     return digits
 
 
-def test_so_many_samples_of_every_class_and_the_seed_chooses(here):
+def test_a_subset_is_drawn_evenly_from_the_classes_by_the_seed(here):
     first = load_dataset("mnist", 1, train=11, test=5)
     assert sorted(first.y.bincount().tolist()) == [1] * 9 + [2]
     assert len(first.x_test) == 5
@@ -114,7 +114,7 @@ def test_so_many_samples_of_every_class_and_the_seed_chooses(here):
 
 def test_more_samples_than_there_are_is_an_error(here):
     del here
-    with pytest.raises(ValueError, match=r"training part of data set 'mnist' has 20.* 21 were"):
+    with pytest.raises(ValueError, match=r"training part of data set 'mnist' has 20.* 21 are"):
         load_dataset("mnist", 0, train=21)
     with pytest.raises(ValueError, match="'mnist' needs test of at least 1, but got 0"):
         load_dataset("mnist", 0, test=0)
@@ -125,14 +125,14 @@ def test_more_samples_than_there_are_is_an_error(here):
 )
 def test_augment_is_how_training_batches_are_made(here, augment, pad, flip):
     del here
-    look = load_dataset("mnist", 0, augment=augment).look
-    assert (look.pad, look.flip) == (pad, bool(flip))
-    assert look.mean == (0.1307,)
+    transform = load_dataset("mnist", 0, augment=augment).transform
+    assert (transform.pad, transform.flip) == (pad, bool(flip))
+    assert transform.mean == (0.1307,)
 
 
 def test_the_shift_can_be_chosen(here):
     del here
-    assert load_dataset("mnist", 0, augment="crop_flip", pad=2).look.pad == 2
+    assert load_dataset("mnist", 0, augment="crop_flip", pad=2).transform.pad == 2
     with pytest.raises(ValueError, match="pad of data set 'mnist' is for augment = 'crop_flip'"):
         Mnist(pad=2)
 
@@ -142,7 +142,7 @@ def test_an_unknown_augment_is_refused():
         Mnist(augment="mixup")
 
 
-def test_a_batch_is_normalised_by_the_published_constants(here):
+def test_a_batch_is_normalized_by_the_published_constants(here):
     data = load_dataset("mnist", 0)
     x, y = next(data.test_batches())
     expected = (here["x_test"] / 255 - 0.1307) / 0.3081

@@ -1,4 +1,4 @@
-"""A data set of the user's own, named as package.module:function."""
+"""A user's data set, named as package.module:function."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_a_function_that_takes_no_seed(own):
     assert torch.equal(load_dataset(f"{own}:fixed", 3).x, load_dataset(f"{own}:points", 7).x)
 
 
-def test_mistakes_are_answered(own):
+def test_mistakes_are_explained(own):
     with pytest.raises(UnknownNameError, match=r"argument of data set 'my_own.*'counts'.*'count'"):
         load_dataset(f"{own}:points", 0, counts=3)
     with pytest.raises(UnknownNameError, match="did you mean 'points'"):

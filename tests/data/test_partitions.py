@@ -171,7 +171,7 @@ def test_dirichlet_with_a_huge_alpha_is_nearly_iid():
             np.testing.assert_allclose(np.bincount(labels[part]), 250, atol=60)
 
 
-def test_dirichlet_unbalanced_gives_everybody_the_minimum():
+def test_dirichlet_unbalanced_gives_every_client_the_minimum():
     labels = np.arange(200) % 4
     parts = partition("dirichlet_unbalanced=0.3", labels, clients=5, seed=0, min_samples=20)
     sizes = [len(part) for part in parts]
@@ -256,7 +256,7 @@ def test_natural_refuses_what_it_cannot_do():
         ("natural", {}),
     ],
 )
-def test_parse(text, expected):
+def test_create_partition(text, expected):
     found = create_partition(text)
     assert type(found) is PARTITIONS[text.strip().partition("=")[0].strip()]
     assert {field: getattr(found, field) for field in expected} == expected
@@ -282,7 +282,7 @@ def test_parse(text, expected):
         ("shards=1.5", "above 0 and at most 1, but got 1.5"),
     ],
 )
-def test_parse_explains_what_it_refuses(text, message):
+def test_an_invalid_text_is_explained(text, message):
     with pytest.raises(ValueError, match=message):
         create_partition(text)
 
@@ -415,7 +415,7 @@ def test_test_samples_follow_the_training_mix(problem, tests):
         assert (np.abs(given_out - quota) < 1).all()
 
 
-def test_test_samples_go_to_those_who_train_on_the_class():
+def test_test_samples_go_to_clients_that_train_on_the_class():
     labels, test_labels = np.repeat(np.arange(4), 25), np.arange(40) % 4
     parts = partition("gamma=0", labels, clients=4, seed=0)
     dealt = match_test(torch.tensor(labels), parts, test_labels, np.random.default_rng(0))

@@ -16,7 +16,7 @@ from fednorm.algorithms import create_algorithm
 from fednorm.cli import app
 from fednorm.core.task import Task
 from fednorm.data import load_dataset
-from fednorm.data.federation import federation
+from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
 from fednorm.doctor import examine, save, show
 from fednorm.doctor.fixed_batches import deal_again, draw
@@ -51,7 +51,7 @@ def nested():
 
 def clients_of(rule, batches=2):
     data = load_dataset("digits", 0).to("cpu", torch.float64)
-    everyone = federation(data, rule, Plan(20, steps=batches), clients=5, seed=0)
+    everyone = build_federation(data, rule, Plan(20, steps=batches), clients=5, seed=0)
     return [list(everyone.batches(client, 1).steps) for client in everyone.all()]
 
 
@@ -161,7 +161,7 @@ def test_costs_are_those_of_the_engine(nested, name):
         result.bytes_up,
         result.bytes_down,
     )
-    kept = result.memories[0]
+    kept = result.client_states[0]
     assert cost.personal_bytes == sum(t.numel() * t.element_size() for t in kept.tensors.values())
     assert cost.momentum_bytes == sum(8 * t.numel() for t in kept.optimizer.values())
     if cost.survey_bytes_up is not None:
@@ -277,7 +277,7 @@ def test_dropout_without_a_layer_is_no_deviation():
 
 def test_dealing_again_keeps_samples_and_sizes():
     data = load_dataset("digits", 0)
-    everyone = federation(data, "dirichlet_unbalanced=0.1", Plan(20), clients=6, seed=0)
+    everyone = build_federation(data, "dirichlet_unbalanced=0.1", Plan(20), clients=6, seed=0)
     before = draw(everyone, 3)
     after = deal_again(before, 0)
 
@@ -371,7 +371,7 @@ def next_seed(setting):
     """Return a seed that gives some client a single sample."""
     for seed in range(50):
         data = load_dataset(setting["data"], seed)
-        everyone = federation(data, setting["partition"], Plan(20), clients=12, seed=seed)
+        everyone = build_federation(data, setting["partition"], Plan(20), clients=12, seed=seed)
         if any(len(part) == 1 for part in everyone.parts):
             return seed
     raise AssertionError

@@ -51,7 +51,7 @@ def assert_close(ours, expected):
     for path, running in expected.state.running.items():
         got = ours.state.running[path]
         close({"mean": running.mean, "var": running.var}, {"mean": got.mean, "var": got.var})
-        assert got.batches == running.batches
+        assert got.num_batches == running.num_batches
     for client, client_state in expected.client_states.items():
         close(client_state.tensors, ours.client_states[client].tensors)
         close(client_state.optimizer, ours.client_states[client].optimizer)

@@ -72,7 +72,7 @@ def assert_same(ours, expected, tolerance=0.0):
         got = ours.running[path]
         torch.testing.assert_close(got.mean, running.mean, rtol=tolerance, atol=tolerance)
         torch.testing.assert_close(got.var, running.var, rtol=tolerance, atol=tolerance)
-        assert got.batches == running.batches
+        assert got.num_batches == running.num_batches
 
 
 KEEP_LAYERS = sorted(
@@ -91,7 +91,7 @@ def test_statistics_stay_and_nothing_is_reported(name):
             running = last.state.running[path]
             assert torch.equal(running.mean, layer.running_mean)
             assert torch.equal(running.var, layer.running_var)
-            assert running.batches == 0
+            assert running.num_batches == 0
         else:
             for client_state in last.client_states.values():
                 assert torch.equal(client_state.tensors[f"{path}.running_mean"], layer.running_mean)

@@ -8,7 +8,7 @@ from fednorm import create_strategy
 from fednorm.algorithms import create_algorithm
 from fednorm.core.task import Task
 from fednorm.data import load_dataset
-from fednorm.data.federation import federation
+from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
 from fednorm.engines import merged_batch
 from fednorm.errors import NonFiniteLossError
@@ -31,7 +31,7 @@ def assert_equal(one, two):
     for path, running in one.state.running.items():
         torch.testing.assert_close(two.state.running[path].mean, running.mean, rtol=0, atol=1e-11)
         torch.testing.assert_close(two.state.running[path].var, running.var, rtol=0, atol=1e-11)
-        assert two.state.running[path].batches == running.batches
+        assert two.state.running[path].num_batches == running.num_batches
     assert two.exchanges == one.exchanges
     assert two.bytes_up == one.bytes_up
     assert two.bytes_down == one.bytes_down
@@ -107,7 +107,7 @@ def test_a_model_that_folds_an_axis_into_the_batch():
 def _digits(participation=1.0):
     plan = Plan(20)
     data = load_dataset("digits", 0)
-    return federation(data, "iid", plan, clients=4, seed=0, participation=participation)
+    return build_federation(data, "iid", plan, clients=4, seed=0, participation=participation)
 
 
 @pytest.mark.parametrize("name", sorted(set(STRATEGIES) - set(LOCKSTEP)))

@@ -90,7 +90,7 @@ def assert_close(one, other):
     for path, running in one.running.items():
         torch.testing.assert_close(other.running[path].mean, running.mean, rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(other.running[path].var, running.var, rtol=1e-9, atol=1e-11)
-        assert other.running[path].batches == running.batches
+        assert other.running[path].num_batches == running.num_batches
 
 
 @pytest.mark.parametrize("what", ADVERSE)
@@ -176,7 +176,7 @@ def wait_until_all_have_begun(clients, patience=240.0):
     until = time.monotonic() + patience
     while True:
         started = {child.pid for child in multiprocessing.active_children()}
-        if started <= clients.notes()[0]:
+        if started <= clients.strategy_state()[0]:
             return started
         assert time.monotonic() < until, "a process did not start"
         time.sleep(0.05)
@@ -223,7 +223,7 @@ def test_processes_serve_rounds_of_any_number_of_clients(tmp_path):
     assert all(
         int(m.tensors["stem.1.num_batches_tracked"]) == 0 for m in ours.client_states.values()
     )
-    _, trained = clients.notes()
+    _, trained = clients.strategy_state()
     served = defaultdict(set)
     for process, round_, _client in trained:
         served[process].add(round_)

@@ -11,7 +11,7 @@ from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import Batches
 from fednorm.core.task import export
 from fednorm.data import load_dataset
-from fednorm.data.federation import federation
+from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
 from fednorm.engines import barrier, merged_batch, trial
 from fednorm.engines.loop import rounds
@@ -232,7 +232,7 @@ def test_numbers_that_are_missing_or_none_are_far_off():
 
 def test_a_federation_is_tried_with_clients_of_all_sizes():
     data = load_dataset("digits", 0)
-    parts = federation(data, "dirichlet_unbalanced=0.3", Plan(300), clients=6, seed=0)
+    parts = build_federation(data, "dirichlet_unbalanced=0.3", Plan(300), clients=6, seed=0)
     lengths = {parts.batches(client, 1).batch_sizes[0] for client in parts.all()}
     assert len(lengths) > 1
     task = task_of("naive", create_algorithm("dsgd"), model=Centred())

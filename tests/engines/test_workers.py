@@ -38,7 +38,7 @@ def assert_equal(ours, expected):
     for path, running in expected.state.running.items():
         assert torch.equal(ours.state.running[path].mean, running.mean)
         assert torch.equal(ours.state.running[path].var, running.var)
-        assert ours.state.running[path].batches == running.batches
+        assert ours.state.running[path].num_batches == running.num_batches
     for client, client_state in expected.client_states.items():
         assert equal(ours.client_states[client].tensors, client_state.tensors)
         assert equal(ours.client_states[client].optimizer, client_state.optimizer)
@@ -97,7 +97,7 @@ def test_values_come_out_of_a_block_as_they_went_in():
     assert equal(state.weights, value.weights)
     assert equal(state.buffers, value.buffers)
     assert torch.equal(state.running["l"].mean, value.running["l"].mean)
-    assert (state.round, state.running["l"].batches) == (3, 7)
+    assert (state.round, state.running["l"].num_batches) == (3, 7)
     assert client_state.tensors["x"].shape == (2, 3, 4, 4)
     again, same = block.write(value)
     assert same is None

@@ -128,7 +128,7 @@ def test_several_local_steps_weigh_as_the_running_statistics_would():
     assert count == pytest.approx(10)
     torch.testing.assert_close(after.mean, total * mean, rtol=0, atol=1e-12)
     torch.testing.assert_close(after.var, (1 - total) + total * var, rtol=0, atol=1e-12)
-    assert after.batches == steps
+    assert after.num_batches == steps
 
 
 def test_cumulative_average():
@@ -150,4 +150,4 @@ def test_cumulative_average_over_rounds_of_several_steps():
     after = last(task, clients, 2).state.running["0"]
     seen = [x for c in range(2) for r in (1, 2) for x, _ in clients.batches(c, r).steps]
     torch.testing.assert_close(after.mean, torch.cat(seen).mean(0))
-    assert after.batches == 6
+    assert after.num_batches == 6

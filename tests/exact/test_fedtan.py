@@ -59,7 +59,7 @@ def test_later_local_steps_are_ordinary_batch_norm():
     two_steps = last(task, ToyClients(steps=2), 2)
     assert two_steps.exchanges == 3 * len(two_steps.state.running) + 1
     for running in two_steps.state.running.values():
-        assert running.batches == 4
+        assert running.num_batches == 4
 
 
 def test_gradient_of_the_exchange_is_right():

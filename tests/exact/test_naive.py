@@ -53,7 +53,7 @@ def test_is_fedavg(momentum):
     for path, running in state.running.items():
         torch.testing.assert_close(running.mean, oracle[f"{path}.running_mean"])
         torch.testing.assert_close(running.var, oracle[f"{path}.running_var"])
-        assert running.batches == 15
+        assert running.num_batches == 15
 
 
 def test_is_not_one_machine():

@@ -16,7 +16,7 @@ from torch.nn import functional
 from fednorm import ClientState, broadcast, client_round, server_round
 from fednorm.algorithms import create_algorithm
 from fednorm.data.dataset import Dataset
-from fednorm.data.federation import federation
+from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
 from fednorm.engines import loop, merged_batch, processes, stacked
 from populations import Population, flat, follow, population, weighted
@@ -148,7 +148,7 @@ def test_after_pooling(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_clients_with_pictures_of_other_sizes(method):
+def test_clients_with_images_of_other_sizes(method):
     """Each client counts as many values per example as its own examples have."""
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -247,7 +247,7 @@ def test_as_users_run_it():
     x = torch.randn((1000, 3), generator=generator) + 10 * torch.from_numpy(groups)[:, None]
     y = torch.randint(4, (1000,), generator=generator)
     data = Dataset("two", x, y, x[:8], y[:8], 4, groups)
-    clients = federation(data, "natural", Plan(32, None, 1), clients=2, seed=0)
+    clients = build_federation(data, "natural", Plan(32, None, 1), clients=2, seed=0)
     assert sorted(map(len, clients.parts)) == [40, 960]
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4))

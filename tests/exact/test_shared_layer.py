@@ -176,7 +176,7 @@ def test_the_counter_counts_calls(name):
     """As num_batches_tracked does, which a cumulative average divides by."""
     model = on_the_union(EQUAL, frozen=name == "fbn", momentum=None)
     state = run(name, EQUAL, model=Twice(None), stats_momentum=None)
-    assert state.running["norm"].batches == int(model.norm.num_batches_tracked) == 2 * ROUNDS
+    assert state.running["norm"].num_batches == int(model.norm.num_batches_tracked) == 2 * ROUNDS
     assert_same(state, model)
 
 
@@ -218,7 +218,7 @@ def test_calls_of_steps_that_differ_weigh_what_they_do_in_torch(times):
     for x, _ in clients.batches(0, 1).steps:
         plain(x)
     torch.testing.assert_close(got.mean, plain.norm.running_mean, rtol=0, atol=TIGHT)
-    assert got.batches == sum(times)
+    assert got.num_batches == sum(times)
 
 
 def test_one_client_that_calls_a_layer_once_more_changes_little():

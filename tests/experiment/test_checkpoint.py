@@ -227,7 +227,7 @@ def test_values_come_back_bit_by_bit(tmp_path):
     assert not messages
     assert after.record == before.record
     assert after.state.rejected == state.rejected
-    assert after.state.running["layer"].batches == 5
+    assert after.state.running["layer"].num_batches == 5
     pairs = [
         (after.state.weights[name], state.weights[name]) for name in ("a.b", "tied", "tied too")
     ]

@@ -16,7 +16,10 @@ BAD = [
     ({"data": "digit"}, "unknown data set 'digit'; did you mean 'digits'"),
     ({"algorithm": "fedvg"}, "unknown algorithm 'fedvg'; did you mean 'fedavg'"),
     ({"roundz": 3}, "unknown key 'roundz'; did you mean 'rounds'"),
-    ({"strategies": [{"name": "fbn", "stats_momentm": 0.1}]}, "'stats_momentm'; did you mean 'stats_momentum'"),
+    (
+        {"strategies": [{"name": "fbn", "stats_momentm": 0.1}]},
+        "'stats_momentm'; did you mean 'stats_momentum'",
+    ),
     ({"algorithm": {"name": "dsgd", "rl": 0.1}}, "unknown field of algorithm 'dsgd' 'rl'"),
     ({"strategy": {"groupz": 2}}, "strategy.groupz is a field of none"),
     ({"clients": 5000}, "cannot give each of 5000 clients a sample"),

@@ -135,7 +135,7 @@ def test_batch_statistics_are_recovered_from_running_ones_over_several_steps(mom
         running = (1 - rate) * running + rate * value
         shares = [share * (1 - rate) for share in shares] + [rate]
     expected = sum(s * v for s, v in zip(shares, steps, strict=True)) / sum(shares)
-    start = RunningStats(torch.zeros(channels), torch.zeros(channels), batches=2)
+    start = RunningStats(torch.zeros(channels), torch.zeros(channels), num_batches=2)
     before = replace(task.initial_state, running={path: start})
     report = LayerStats(Moments(3.0, running, 2 * running), num_batches=5)
     reply = Reply(0, examples=1, update={}, buffers={}, stats={path: report})

@@ -182,7 +182,7 @@ def test_a_backdoor_is_looked_for_in_the_layers_that_are_tested():
         if client in prepared.conditions.byzantine:
             continue
         model = export(prepared.task, result.state, result.client_states.get(client, start))
-        patched = attack.triggered(prepared.data.test_batches(), world)
+        patched = attack.add_trigger(prepared.data.test_batches(), world)
         right = [model(x).argmax(1) == y for x, y in patched]
         shares.append(float(torch.cat(right).double().mean()))
     assert found == pytest.approx(np.mean(shares))

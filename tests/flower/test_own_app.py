@@ -113,7 +113,7 @@ def test_a_loop_of_ones_own_gives_what_the_simulator_gives(name):
         ours = chosen.tested.running[path]
         assert torch.equal(ours.mean, running.mean)
         assert torch.equal(ours.var, running.var)
-        assert ours.batches == running.batches
+        assert ours.num_batches == running.num_batches
     assert set(result.arrays.to_torch_state_dict()) == set(chosen.model.state_dict())
 
 
@@ -126,7 +126,7 @@ def test_a_frozen_layer_stays_frozen_though_the_loop_calls_train(name):
     assert same(chosen.state.weights, state.weights)
     for path, running in state.running.items():
         assert torch.equal(chosen.state.running[path].mean, running.mean)
-        assert (running.batches == 0) == path.startswith(frozen)
+        assert (running.num_batches == 0) == path.startswith(frozen)
 
 
 def test_a_loop_of_ones_own_clips_as_the_simulator_does():
@@ -311,7 +311,7 @@ def test_clipping_at_the_server_sees_weights_only():
     moved = torch.cat([(after[k] - before[k]).flatten() for k in before]).norm()
     assert float(moved) <= 1e-3
     running = next(iter(chosen.state.running.values()))
-    assert running.batches == 2  # statistics are not clipped: they followed
+    assert running.num_batches == 2  # statistics are not clipped: they followed
     assert float((running.mean).abs().max()) > 1e-2
 
 
@@ -323,7 +323,7 @@ def test_clipping_at_the_client_sees_weights_only():
     before, after = chosen.task.initial_state.weights, chosen.state.weights
     moved = torch.cat([(after[k] - before[k]).flatten() for k in before]).norm()
     assert 0 < float(moved) <= 1e-3 * (1 + 1e-9)
-    assert next(iter(chosen.state.running.values())).batches == 2
+    assert next(iter(chosen.state.running.values())).num_batches == 2
 
 
 def test_a_node_that_fails_reduces_the_round(caplog):
@@ -453,8 +453,8 @@ def test_a_loop_may_call_parts_of_the_model():
     chosen.start(Nodes(app, 3), num_rounds=2)
     assert chosen.state.round == 2
     assert kept == [1] * 6
-    assert chosen.state.running["body.1"].batches == 22
-    assert chosen.state.running["body.2"].batches == 0
+    assert chosen.state.running["body.1"].num_batches == 22
+    assert chosen.state.running["body.2"].num_batches == 0
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def over_flower(task, grid, count=3, clients=CLIENTS):
 
 
 def assert_same(ours, expected):
-    for part in ("weights", "buffers", "momentum", "notes"):
+    for part in ("weights", "buffers", "momentum", "strategy_state"):
         one, other = getattr(ours.state, part), getattr(expected.state, part)
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one), part
@@ -64,7 +64,7 @@ def assert_same(ours, expected):
     for path, running in expected.state.running.items():
         assert torch.equal(ours.state.running[path].mean, running.mean)
         assert torch.equal(ours.state.running[path].var, running.var)
-        assert ours.state.running[path].batches == running.batches
+        assert ours.state.running[path].num_batches == running.num_batches
     assert ours.train_loss == expected.train_loss
     assert ours.exchanges == expected.exchanges
     assert ours.bytes_up == expected.bytes_up

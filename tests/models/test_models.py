@@ -61,7 +61,7 @@ def test_mlp_layers():
 
 
 @pytest.mark.parametrize("hidden", ["128", 128, [0], [1.5], None])
-def test_mlp_refuses_widths_that_are_none(hidden):
+def test_mlp_refuses_invalid_widths(hidden):
     with pytest.raises(ValueError, match="hidden of model 'mlp' must be a list of positive"):
         create_model("mlp", (2,), 10, seed=0, hidden=hidden)
 
@@ -95,7 +95,7 @@ def test_tutorial_cnn_has_the_tutorials_tensors():
     assert state["fc.weight"].shape == (10, 7 * 7 * 64)
 
 
-def test_tutorial_cnn_normalises_before_the_relu():
+def test_tutorial_cnn_normalizes_before_the_relu():
     model = create_model(
         "tutorial_cnn", (1, 4, 4), 2, seed=0
     )  # in training mode, so BN does something
@@ -134,7 +134,7 @@ def test_convolutions_refuse_points(name):
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if LEAST.get(name, 4) > 1])
-def test_images_that_would_vanish_are_refused(name):
+def test_images_that_are_too_small_are_refused(name):
     least = LEAST.get(name, 4)
     logits = create_model(name, (1, least, least), 2, seed=0)(torch.zeros(2, 1, least, least))
     assert logits.shape[:2] == (2, 2)
@@ -162,7 +162,7 @@ def test_fields_are_checked(name, fields):
         create_model(name, (1, 8, 8), 10, seed=0, **fields)
 
 
-def test_unknown_names_and_fields_are_answered():
+def test_unknown_names_and_fields_are_explained():
     with pytest.raises(UnknownNameError, match="did you mean 'resnet'"):
         create_model("resnett", (1, 8, 8), 10, seed=0)
     with pytest.raises(UnknownNameError, match="did you mean 'hidden'"):
@@ -200,7 +200,7 @@ def own(tmp_path, monkeypatch):
     sys.modules.pop("my_networks", None)
 
 
-def test_own_function_gets_what_it_takes(own):
+def test_own_function_gets_the_arguments_it_takes(own):
     assert create_model(f"{own}:sized", (2,), 3, seed=0).weight.shape == (3, 2)
     assert create_model(f"{own}:sized", (2,), 3, seed=0, extra=1).weight.shape == (4, 2)
     assert create_model(f"{own}:fixed", (9,), 9, seed=0).weight.shape == (3, 2)
@@ -208,7 +208,7 @@ def test_own_function_gets_what_it_takes(own):
     assert settings == {"shape": (2,), "classes": 4, "depth": 1}
 
 
-def test_own_function_is_seeded_and_leaves_no_trace(own):
+def test_own_function_is_seeded_without_changing_the_global_state(own):
     state, path = torch.get_rng_state(), list(sys.path)
     first, second = (create_model(f"{own}:fixed", (2,), 3, seed=1) for _ in range(2))
     assert torch.equal(first.weight, second.weight)
@@ -230,7 +230,7 @@ def test_own_function_is_seeded_and_leaves_no_trace(own):
         (":sized", ValueError, "'package.module:function', but got ':sized'"),
     ],
 )
-def test_own_function_that_is_none_is_explained(own, name, error, message):
+def test_an_invalid_own_function_is_explained(own, name, error, message):
     del own
     with pytest.raises(error, match=message):
         create_model(name, (2,), 3, seed=0)

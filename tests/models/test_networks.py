@@ -8,7 +8,7 @@ from rich.console import Console
 from torch import nn
 from torch.nn import functional
 
-from fednorm.cli.listing import description
+from fednorm.cli.listing import describe_entry
 from fednorm.models import MODELS, create_model
 
 IMAGENET = (3, 224, 224)
@@ -53,7 +53,7 @@ def convolutions(model):
 def test_names_its_paper(name):
     console = Console(width=1000)
     with console.capture() as shown:
-        console.print(description("models", name))
+        console.print(describe_entry("models", name))
     assert re.search(r"arXiv:\d{4}\.\d{5}|doi:10\.\d+/\S+", shown.get())
 
 
@@ -132,7 +132,7 @@ def test_residual_networks_start_as_he_et_al(name):
         )
 
 
-def test_bottleneck_is_what_it_says():
+def test_bottleneck_is_its_formula():
     block = create_model("resnet50", (3, 32, 32), 10, seed=0).layer2[0].eval()
     x = torch.randn(2, 256, 8, 8)
     narrow = block.bn1(functional.conv2d(x, block.conv1.weight)).relu()

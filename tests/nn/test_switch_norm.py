@@ -341,4 +341,4 @@ def test_one_client_is_one_machine(statistics):
     for path, running in state.running.items():
         torch.testing.assert_close(running.mean, expected[f"{path}.running_mean"])
         torch.testing.assert_close(running.var, expected[f"{path}.running_var"])
-        assert running.batches == 2
+        assert running.num_batches == 2

@@ -81,7 +81,7 @@ def test_counters_stay_integers():
     state = last(task, ToyClients(absent={1: (0,), 2: (1,)}), 3).state
     assert state.buffers["positions"].dtype is torch.int64
     assert torch.equal(state.buffers["positions"], torch.arange(5))
-    assert {r.batches for r in state.running.values()} == {3}
+    assert {r.num_batches for r in state.running.values()} == {3}
     saved = export(task, state).state_dict()
     assert saved["stem.1.num_batches_tracked"].dtype is torch.int64
     nested = nested_model()
@@ -233,7 +233,7 @@ def test_counters_of_clients_with_different_numbers_of_steps_are_carried_as_the_
     for statistics in ("average", "pool"):
         task = task_of("naive", create_algorithm("fedavg", lr=0.05), statistics=statistics)
         running = last(task, Uneven(steps=3), 2).state.running
-        assert {r.batches for r in running.values()} == {6}
+        assert {r.num_batches for r in running.values()} == {6}
 
 
 def test_a_layer_in_two_places_has_a_role_in_both_and_travels_once():

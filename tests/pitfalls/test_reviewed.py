@@ -142,7 +142,7 @@ def test_odd_tables_get_a_message():
 
 def test_half_of_one_round_is_one_round():
     result = last(task_of("fixbn", STEP, count=1), ToyClients(), 1)
-    assert {r.batches for r in result.state.running.values()} == {1}
+    assert {r.num_batches for r in result.state.running.values()} == {1}
 
 
 def test_earlier_rounds_keep_their_memories():

@@ -109,7 +109,7 @@ def test_the_reported_means_pool_to_those_of_one_machine():
     expected = torch.stack([delta.mean((0, 2, 3)), (delta * normalised).mean((0, 2, 3))])
     got = after.running[f"{path}.backward_means"]
     torch.testing.assert_close(got.mean, 0.1 * expected, rtol=0, atol=1e-12)
-    assert got.batches == 1
+    assert got.num_batches == 1
 
 
 @pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (2, 3, 4, 4), (2, 3, 2, 2, 2)])
@@ -179,7 +179,7 @@ def test_standardised_weights_are_a_switch_of_the_others_too():
 def test_several_steps_keep_all_four_fixed_and_move_them_once():
     task = task_of("dualbn", create_algorithm("fedavg", lr=0.05))
     state = last(task, ToyClients(steps=3), 1).state
-    assert {r.batches for r in state.running.values()} == {3}
+    assert {r.num_batches for r in state.running.values()} == {3}
 
 
 def test_the_checkpoint_is_torchs_own():

@@ -185,7 +185,7 @@ def test_strength_zero_is_naive_with_pooled_statistics(kind):
     for path, running in naive.running.items():
         assert torch.equal(zero.running[path].mean, running.mean)
         assert torch.equal(zero.running[path].var, running.var)
-        assert zero.running[path].batches == running.batches
+        assert zero.running[path].num_batches == running.num_batches
     # Clients differ most where nothing has been normalised yet.
     assert not torch.allclose(some.running["stem.1"].mean, naive.running["stem.1"].mean)
     assert not torch.allclose(some.running["stem.1"].var, naive.running["stem.1"].var)

@@ -10,7 +10,7 @@ import fednorm
 from fednorm import ClientState, broadcast, client_round, create_strategy
 from fednorm.algorithms import create_algorithm
 from fednorm.data import load_dataset
-from fednorm.data.federation import federation
+from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
 from fednorm.engines import loop, merged_batch, processes, stacked
 from fednorm.engines.merged_batch import MergedClients
@@ -272,7 +272,7 @@ def test_feature_normalisation_on_top_clips_too():
     options = {"base": "fedwon", "options": {"clip": 0.01}}
     task = task_of("fedfn", step, model=two_headed(), **options)
     assert sorted(task.clips) == ["0.weight", "4.weight"]
-    data = federation(
+    data = build_federation(
         load_dataset("digits", 0), "iid", Plan(20), clients=4, seed=0, participation=1.0
     )
     assert not merged_batch.fits(task, data)
@@ -298,7 +298,7 @@ def test_federated_equals_one_machine():
 
 def test_lockstep_only_without_clipping():
     """Each client clips its own gradient; the mean of clipped gradients is another thing."""
-    data = federation(
+    data = build_federation(
         load_dataset("digits", 0), "iid", Plan(20), clients=4, seed=0, participation=1.0
     )
     step = create_algorithm("dsgd", lr=LR)

@@ -42,7 +42,7 @@ def test_statistics_are_bit_identical_after_the_freezing_round(freeze, at, merge
         assert not torch.equal(statistics(before), statistics(after))
     for state in states[at:]:
         assert torch.equal(statistics(state), statistics(states[at]))
-        assert {r.batches for r in state.running.values()} == {at}
+        assert {r.num_batches for r in state.running.values()} == {at}
 
 
 def test_affine_goes_on_moving_unless_it_is_frozen_too():

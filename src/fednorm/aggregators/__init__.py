@@ -1,4 +1,4 @@
-"""Aggregators of updates and statistics: one class for each rule, and one line here.
+"""Aggregators of updates and statistics: one class and one line of the registry for each rule.
 
 `create_aggregator` reads "median", "trimmed_mean(f=2)" or "nnm > trimmed_mean": pre-aggregations
 in their order, then a rule.
@@ -91,7 +91,7 @@ def list_aggregators() -> list[str]:
 
 
 def check_client_count(aggregator: "Aggregator", n: int) -> None:
-    """Raise TooFewClientsError if n clients are too few for an aggregator of this module.
+    """Raise TooFewClientsError if `n` clients are too few for the aggregator.
 
     >>> check_client_count(create_aggregator("trimmed_mean", f=2), 4)
     Traceback (most recent call last):
@@ -123,7 +123,7 @@ def _parse_fields(name: str, text: str) -> dict[str, Any]:
         field, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or field in fields:
             raise ConfigError(
-                f"{name} got {part.strip()!r}, which is not a new field with a value; "
+                f"{name} got {part.strip()!r}, which is not a field or is set twice; "
                 f"write for example '{name}(f=2)'."
             )
         fields[field] = _parse_value(value)
@@ -131,7 +131,7 @@ def _parse_fields(name: str, text: str) -> dict[str, Any]:
 
 
 def _parse_value(text: str) -> Any:
-    """Return a number or None where the text is one, or else the text."""
+    """Parse a number or None; return any other text as it is."""
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError):

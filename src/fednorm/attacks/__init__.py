@@ -7,8 +7,8 @@ from fednorm.registry import Registry, export_lazily
 if TYPE_CHECKING:
     from fednorm.attacks.adversary import Adversary, apply_attack, choose_byzantine
     from fednorm.attacks.backdoor import Backdoor
-    from fednorm.attacks.base import Attack, DataAttack, World
-    from fednorm.attacks.following import Following, find_following
+    from fednorm.attacks.base import Attack, DataAttack, DataInfo
+    from fednorm.attacks.translation import TrackedLayer, find_tracked_layers
 
 __all__ = [
     "ATTACKS",
@@ -16,13 +16,13 @@ __all__ = [
     "Attack",
     "Backdoor",
     "DataAttack",
-    "Following",
+    "DataInfo",
     "Target",
-    "World",
+    "TrackedLayer",
     "apply_attack",
     "choose_byzantine",
     "create_attack",
-    "find_following",
+    "find_tracked_layers",
     "list_attacks",
 ]
 
@@ -49,8 +49,8 @@ __getattr__ = export_lazily(
     {
         "fednorm.attacks.adversary": "Adversary apply_attack choose_byzantine",
         "fednorm.attacks.backdoor": "Backdoor",
-        "fednorm.attacks.base": "Attack DataAttack World",
-        "fednorm.attacks.following": "Following find_following",
+        "fednorm.attacks.base": "Attack DataAttack DataInfo",
+        "fednorm.attacks.translation": "TrackedLayer find_tracked_layers",
     },
 )
 

@@ -5,7 +5,6 @@ text of its module. A base class or a constant of another module of the package 
 """
 
 import ast
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -24,26 +23,25 @@ class FieldDocs:
     help: str
 
 
-@dataclass(frozen=True)
-class EntryDocs:
-    """An entry: one line, the text that explains it, and its fields."""
+def read_docstring(module: str, name: str) -> tuple[str, str]:
+    """Return the first line of the docstring of a class, and the text that explains it.
 
-    summary: str
-    text: str
-    fields: tuple[FieldDocs, ...]
+    That is the rest of its docstring or, if there is no more, the docstring of its module.
 
-
-def read_entry(module: str, name: str) -> EntryDocs:
-    """Return the documentation of the class `name` of a module.
-
-    >>> read_entry("fednorm.strategies.gn", "GN").fields[0]
-    FieldDocs(name='groups', default='2', help='groups of channels; must divide the channels \
-of every layer')
+    >>> read_docstring("fednorm.errors", "ConfigError")[0]
+    'A configuration that cannot be run; the message says what to change.'
     """
-    tree = _parse(module)
     summary, _, text = (ast.get_docstring(_find(module, name)[1]) or "").partition("\n")
-    fields = {field.name: field for field in _list_fields(module, name)}
-    return EntryDocs(summary, text.strip() or ast.get_docstring(tree) or "", tuple(fields.values()))
+    return summary, text.strip() or ast.get_docstring(_parse(module)) or ""
+
+
+def read_fields(module: str, name: str) -> list[FieldDocs]:
+    """Return the fields of a dataclass, those of its bases first.
+
+    >>> read_fields("fednorm.strategies.gn", "GN")[0].default
+    '2'
+    """
+    return list({field.name: field for field in _list_fields(module, name)}.values())
 
 
 @cache
@@ -58,19 +56,24 @@ def _parse(module: str) -> ast.Module:
 def _find(module: str, name: str) -> tuple[str, Any]:
     """Return where a name of a module is defined, and its class or its value."""
     for node in _parse(module).body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return module, node
-        if isinstance(node, ast.Assign) and name in (ast.unparse(t) for t in node.targets):
-            return module, node.value
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
-            for alias in node.names:
-                if name == (alias.asname or alias.name):
-                    return _find(node.module or "", alias.name)
+        match node:
+            case ast.ClassDef(name=found) if found == name:
+                return module, node
+            case ast.Assign(targets=[ast.Name(id=found)], value=value) if found == name:
+                return module, value
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+                for target, value in zip(names, values, strict=True):
+                    if ast.unparse(target) == name:
+                        return module, value
+            case ast.ImportFrom(module=str(source)) if source.startswith(PACKAGE):
+                for alias in node.names:
+                    if name == (alias.asname or alias.name):
+                        return _find(source, alias.name)
     return module, None
 
 
 def _list_fields(module: str, name: str) -> Iterator[FieldDocs]:
-    """Yield the fields of a dataclass, those of its bases first."""
+    """Yield the fields of a dataclass after those of its bases, which it may replace."""
     module, cls = _find(module, name)
     if not isinstance(cls, ast.ClassDef):
         return  # a class of another package, such as Protocol
@@ -88,20 +91,20 @@ def _list_fields(module: str, name: str) -> Iterator[FieldDocs]:
 def _read_field(module: str, name: str, value: ast.expr | None) -> FieldDocs:
     """Read `default`, `param(default, help)` or `field(default_factory=…, metadata=…)`."""
     if not isinstance(value, ast.Call):
-        return FieldDocs(name, None if value is None else _evaluate(module, value), "")
+        return FieldDocs(name, None if value is None else str(_evaluate(module, value)), "")
     given = dict(zip(("default", "help"), value.args, strict=False))
     given |= {keyword.arg or "": keyword.value for keyword in value.keywords}
+    text = _evaluate(module, given["help"]) if "help" in given else ""
     if "metadata" in given:
-        given["help"] = given["metadata"].values[0]  # type: ignore[attr-defined]  # a dict
-    default = _evaluate(module, given["default"]) if "default" in given else None
+        text = _evaluate(module, given["metadata"])["help"]
+    default = str(_evaluate(module, given["default"])) if "default" in given else None
     if "default_factory" in given:
         default = {"dict": "{}", "list": "[]", "tuple": "()"}[ast.unparse(given["default_factory"])]
-    text = ast.literal_eval(given["help"]) if "help" in given else ""
-    return FieldDocs(name, default, inspect.cleandoc(text))
+    return FieldDocs(name, default, text)
 
 
-def _evaluate(module: str, value: ast.expr) -> str:
-    """Return the text of a literal, or of a constant's value."""
+def _evaluate(module: str, value: ast.expr) -> Any:
+    """Return a literal, or the value of a constant."""
     if isinstance(value, ast.Name):
         module, value = _find(module, value.id)
-    return str(ast.literal_eval(value))
+    return ast.literal_eval(value)

@@ -11,7 +11,7 @@ from rich.text import Text
 from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS
 from fednorm.algorithms import ALGORITHMS
 from fednorm.attacks import ATTACKS
-from fednorm.cli.entry_docs import EntryDocs, read_entry
+from fednorm.cli.entry_docs import FieldDocs, read_docstring, read_fields
 from fednorm.cli.options import console
 from fednorm.data import DATASETS
 from fednorm.data.partition import PARTITIONS
@@ -48,11 +48,11 @@ def find_kind(name: str) -> str:
     return found
 
 
-def read_docs(kind: str, name: str) -> EntryDocs:
-    """Return the documentation of an entry, without importing it."""
+def locate_entry(kind: str, name: str) -> tuple[str, str]:
+    """Return the module and the name of an entry's class."""
     for registry in KINDS[kind]:
         if name in registry:
-            return read_entry(*registry.locate(name))
+            return registry.locate(name)
     raise unknown(KINDS[kind][0].kind, name, chain(*KINDS[kind]))
 
 
@@ -62,7 +62,7 @@ def list_entries(kind: str) -> Table:
     table.add_column("name", no_wrap=True)
     table.add_column("description")
     for name in chain(*KINDS[kind]):
-        table.add_row(name, read_docs(kind, name).summary)
+        table.add_row(name, read_docstring(*locate_entry(kind, name))[0])
     return table
 
 
@@ -71,18 +71,19 @@ def describe_entry(kind: str, name: str) -> "Group":
     from rich.console import Group
     from rich.markdown import Markdown
 
-    docs = read_docs(kind, name)
-    heading = Text(f"{name}: {docs.summary}\n", style="bold")
-    return Group(heading, Markdown(docs.text), Text(), _tabulate_parameters(docs))
+    place = locate_entry(kind, name)
+    summary, text = read_docstring(*place)
+    heading = Text(f"{name}: {summary}\n", style="bold")
+    return Group(heading, Markdown(text), Text(), _tabulate_parameters(read_fields(*place)))
 
 
-def _tabulate_parameters(docs: EntryDocs) -> Table | Text:
-    if not docs.fields:
+def _tabulate_parameters(fields: list[FieldDocs]) -> Table | Text:
+    if not fields:
         return Text("No parameters.")
     table = Table(title="Parameters", title_justify="left", box=None, pad_edge=False)
     for column in ("name", "default", "meaning"):
         table.add_column(column, no_wrap=column == "name")
-    for field in docs.fields:
+    for field in fields:
         default = {None: "(needed)", "None": "none"}.get(field.default, field.default)
         table.add_row(field.name, default, field.help)
     return table

@@ -1,4 +1,4 @@
-"""Data sets, and how they are divided among clients (`fednorm.data.partition`)."""
+"""Data sets, and their division among clients (`fednorm.data.partition`)."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 from fednorm.registry import Registry, call_user_function, export_lazily
 
 if TYPE_CHECKING:
-    from fednorm.data.dataset import Dataset, Source
+    from fednorm.data.dataset import Dataset, DatasetConfig
 
-__all__ = ["DATASETS", "Dataset", "Source", "list_datasets", "load_dataset"]
+__all__ = ["DATASETS", "Dataset", "DatasetConfig", "list_datasets", "load_dataset"]
 
-DATASETS: "Registry[Source]" = Registry(
+DATASETS: "Registry[DatasetConfig]" = Registry(
     "data set",
     f"{__name__}.datasets",
     {
@@ -26,20 +26,20 @@ DATASETS: "Registry[Source]" = Registry(
         "tiny_imagenet": "tiny_imagenet:TinyImageNet",
         "imagenet": "imagenet:ImageNet",
         "cityscapes": "cityscapes:Cityscapes",
-        "folder": "folder:Folder",
+        "folder": "folder:ImageFolder",
         "hf": "huggingface:HuggingFace",
     },
 )
 
-__getattr__ = export_lazily(__name__, {"fednorm.data.dataset": "Dataset Source"})
+__getattr__ = export_lazily(__name__, {"fednorm.data.dataset": "Dataset DatasetConfig"})
 
 
 def load_dataset(name: str, seed: int, **fields: Any) -> "Dataset":
     """Load the data set `name`; download it if this machine has no copy.
 
     Args:
-        name: a registered name, or "package.module:function" for a data set of your own, which is
-            called with `seed` if it takes it and returns a `Dataset`.
+        name: a registered name, or "package.module:function" for your own data set: it is
+            called with `seed` if it takes one, and returns a `Dataset`.
         seed: the same seed gives the same data everywhere.
         fields: further settings of the data set, such as `test=300`.
 
@@ -61,13 +61,13 @@ def list_datasets() -> list[str]:
 
 
 def _call_user_dataset(name: str, seed: int, fields: Mapping[str, Any]) -> "Dataset":
-    """Call the user's function, with the seed if it takes one, and return its data."""
+    """Call the user's function, with `seed` if it takes one."""
     from fednorm.data.dataset import Dataset  # noqa: PLC0415 (names are listed without torch)
 
     data = call_user_function("data set", name, {"seed": seed}, fields)
     if not isinstance(data, Dataset):
         raise TypeError(
             f"data set {name!r} must return a fednorm.data.Dataset, but returned "
-            f"{type(data).__name__}; make one of its tensors."
+            f"{type(data).__name__}; build one from its tensors."
         )
     return data

@@ -1,4 +1,4 @@
-"""The networks of the papers and small ones to try; a user's own by "package.module:function"."""
+"""The networks of the papers, small ones, and your own as "package.module:function"."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -8,11 +8,11 @@ from fednorm.registry import Registry, call_user_function, export_lazily
 if TYPE_CHECKING:
     from torch import nn
 
-    from fednorm.models.base import Model
+    from fednorm.models.base import ModelConfig
 
-__all__ = ["MODELS", "Model", "create_model", "list_models"]
+__all__ = ["MODELS", "ModelConfig", "create_model", "list_models"]
 
-MODELS: "Registry[Model]" = Registry(
+MODELS: "Registry[ModelConfig]" = Registry(
     "model",
     __name__,
     {
@@ -30,7 +30,7 @@ MODELS: "Registry[Model]" = Registry(
     },
 )
 
-__getattr__ = export_lazily(__name__, {"fednorm.models.base": "Model"})
+__getattr__ = export_lazily(__name__, {"fednorm.models.base": "ModelConfig"})
 
 
 def create_model(
@@ -39,11 +39,11 @@ def create_model(
     """Create the model `name`; its initial weights depend on `seed` alone.
 
     Args:
-        name: a registered name, or "package.module:function" for a model of your own, which is
+        name: a registered name, or "package.module:function" for your own model: it is
             called with `shape` and `classes` if it takes them.
         shape: the shape of one sample, without the batch.
-        classes: how many classes there are.
-        seed: the same seed gives the same weights; the caller's random state stays as it was.
+        classes: the number of classes.
+        seed: the same seed gives the same weights; the global random state does not change.
         fields: further settings of the model, such as `hidden=(64,)`.
 
     >>> create_model("mlp", (2,), classes=3, seed=0, hidden=(4,))[-1]
@@ -71,7 +71,7 @@ def list_models() -> list[str]:
 def _call_user_model(
     name: str, offered: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> "nn.Module":
-    """Call the user's function with shape and classes, if it takes them, and return its network."""
+    """Call the user's function, with `offered` arguments if it takes them."""
     from torch import nn  # noqa: PLC0415 (as above)
 
     model = call_user_function("model", name, offered, fields)

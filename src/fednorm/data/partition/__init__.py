@@ -1,4 +1,4 @@
-"""How samples are divided among clients: the partitions by name."""
+"""Partitions: divide samples among clients."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -48,8 +48,6 @@ __getattr__ = export_lazily(
     },
 )
 
-TAG = 201
-
 
 def partition(
     name: str,
@@ -60,12 +58,12 @@ def partition(
     groups: "Sequence[Any] | NDArray[Any] | None" = None,
     **fields: Any,
 ) -> "list[Indices]":
-    """Return each client's sample numbers; every sample is used exactly once.
+    """Divide samples among clients; return each client's indices.
 
     Args:
         name: a partition such as "gamma=0" or "iid", as `create_partition` reads it.
         labels: the class of every sample.
-        clients: how many clients.
+        clients: the number of clients.
         seed: the same seed gives the same partition everywhere.
         groups: the natural group of every sample, for "natural".
         fields: further settings of the partition, such as `min_samples=10`.
@@ -75,13 +73,14 @@ def partition(
     """
     import numpy as np  # noqa: PLC0415 (names are listed without numpy and torch)
 
+    from fednorm.core.random_streams import Stream, make_rng  # noqa: PLC0415 (as above)
     from fednorm.data.partition.base import check_parts, check_request, to_labels  # noqa: PLC0415
 
     rule = create_partition(name, **fields)
     array = to_labels(labels)
     members = None if groups is None else np.asarray(groups)
     check_request(name, len(array), clients, members)
-    parts = rule.split(array, clients, np.random.default_rng([seed, TAG]), members)
+    parts = rule.split(array, clients, make_rng(seed, Stream.PARTITION), members)
     check_parts(name, parts, len(array))
     return parts
 
@@ -152,7 +151,7 @@ def _find_field(rule: "type[Partition]") -> dataclasses.Field[Any]:
 
 
 def _read_field(name: str, argument: str, value: str | None) -> dict[str, Any]:
-    """Return the field that the text sets: none if it has no value and needs none."""
+    """Return the field that the text sets; empty if it needs no value and has none."""
     field = _find_field(PARTITIONS[name])
     if value is None and field.default is not dataclasses.MISSING:
         return {}

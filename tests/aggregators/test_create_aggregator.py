@@ -1,4 +1,4 @@
-"""The text that names an aggregator, and what is said of a wrong one."""
+"""The text that names an aggregator, and the errors of an invalid one."""
 
 import copy
 import pickle
@@ -47,6 +47,11 @@ def test_fields_and_the_default_number_of_byzantine_clients():
         ("medain", UnknownNameError, "unknown aggregator 'medain'; did you mean 'median'"),
         ("nmm > median", UnknownNameError, "unknown pre-aggregation 'nmm'; did you mean 'nnm'"),
         ("median > nnm", UnknownNameError, "unknown pre-aggregation 'median'"),
+        (
+            "centred_clipping(radius=2)",
+            UnknownNameError,
+            "aggregator 'centred_clipping' is now called 'centered_clipping'",
+        ),
         ("median(g=1)", UnknownNameError, "unknown field of aggregator 'median' 'g'"),
         ("median(1)", ValueError, r"median got '1', which is not a field.*'median\(f=2\)'"),
         ("median(f=1, f=2)", ValueError, "median got 'f=2'"),
@@ -57,7 +62,7 @@ def test_fields_and_the_default_number_of_byzantine_clients():
         ("nnm >", ValueError, "aggregator '' is not a name"),
     ],
 )
-def test_a_wrong_text_is_answered_plainly(text, error, message):
+def test_an_invalid_text_is_explained(text, error, message):
     with pytest.raises(error, match=message):
         create_aggregator(text, f=1)
 
@@ -72,11 +77,11 @@ def test_f_is_less_than_half_of_the_clients(text):
         aggregate(torch.zeros(4, 3), torch.ones(4))
 
 
-def test_the_mean_needs_nobody():
+def test_the_mean_needs_no_minimum_of_clients():
     check_client_count(weighted_mean, 1)
 
 
-def test_the_error_survives_the_way_from_another_process():
+def test_the_error_can_be_pickled():
     with pytest.raises(TooFewClientsError) as caught:
         check_client_count(create_aggregator("median", f=1), 2)
     again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 (our own bytes)

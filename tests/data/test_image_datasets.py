@@ -1,4 +1,4 @@
-"""Data sets of picture files, in the layouts that they come in."""
+"""Data sets of image files, in the layouts that they come in."""
 
 import hashlib
 import shutil
@@ -12,7 +12,7 @@ from PIL import Image
 from fednorm.data import load_dataset
 from fednorm.data.datasets import tiny_imagenet
 from fednorm.data.datasets.cityscapes import LABELS, Cityscapes
-from fednorm.data.federation import federation
+from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
 from fednorm.errors import DamagedDataError, MissingDataError, UnknownNameError
 
@@ -25,8 +25,8 @@ def as_tensor(pixels):
 
 @pytest.fixture
 def domains(tmp_path, draw):
-    """Two domains of three classes; the first has ten pictures a class, the second five."""
-    root = tmp_path / "pictures"
+    """Two domains of three classes; the first has ten images a class, the second five."""
+    root = tmp_path / "images"
     for domain, count in (("photo", 10), ("sketch", 5)):
         for label in ("cat", "dog", "eel"):
             for number in range(count):
@@ -47,12 +47,12 @@ def test_a_folder_of_domains(domains):
         assert data.y[data.groups == domain].bincount().tolist() == [train] * 3
         assert data.y_test[data.groups_test == domain].bincount().tolist() == [test] * 3
     assert not torch.equal(data.x, load_dataset("folder", 1, root=str(domains), size=8).x)
-    assert data.look.mean == data.look.std == (0.5, 0.5, 0.5)
+    assert data.transform.mean == data.transform.std == (0.5, 0.5, 0.5)
 
 
 def test_clients_are_the_domains(domains):
     data = load_dataset("folder", 0, root=str(domains), size=8)
-    parts = federation(data, "natural", Plan(4), clients=2, seed=0)
+    parts = build_federation(data, "natural", Plan(4), clients=2, seed=0)
     assert [set(data.groups[part]) for part in parts.parts] == [{"photo"}, {"sketch"}]
     assert [set(data.groups_test[part]) for part in parts.test_parts] == [{"photo"}, {"sketch"}]
 
@@ -84,13 +84,13 @@ def test_a_folder_with_its_own_test_part(tmp_path, draw, test):
     assert torch.equal(data.x_test[0], as_tensor(last))
     assert (data.y.tolist(), data.y_test.tolist()) == ([0, 1], [1])
     draw(root / test / "bees" / "1.png", seed=3)
-    with pytest.raises(UnknownNameError, match="class folder of the test pictures 'bees'; did you"):
+    with pytest.raises(UnknownNameError, match="class folder of the test images 'bees'; did you"):
         load_dataset("folder", 5, root=str(root))
 
 
-def test_a_folder_that_is_none(tmp_path):
+def test_a_missing_or_empty_folder_is_refused(tmp_path):
     (tmp_path / "empty" / "a").mkdir(parents=True)
-    with pytest.raises(MissingDataError, match="needs pictures in CLASS/ or DOMAIN/CLASS/"):
+    with pytest.raises(MissingDataError, match="needs images in CLASS/ or DOMAIN/CLASS/"):
         load_dataset("folder", 0, root=str(tmp_path / "empty"))
     with pytest.raises(ValueError, match="'folder' needs a value for root"):
         load_dataset("folder", 0)
@@ -100,7 +100,7 @@ def test_a_folder_that_is_none(tmp_path):
         load_dataset("folder", 0, root=".", channels=4)
 
 
-def test_so_many_pictures_of_a_folder(domains):
+def test_a_subset_of_a_folder(domains):
     data = load_dataset("folder", 0, root=str(domains), size=8, train=6, test=3)
     assert data.y.bincount().tolist() == [2, 2, 2]
     assert data.y_test.bincount().tolist() == [1, 1, 1]
@@ -117,15 +117,15 @@ def test_imagenet(tmp_path, draw):
     assert data.shape == (3, 16, 16)
     assert data.y.tolist() == [0, 0, 0, 1, 1, 1]
     assert data.y_test.tolist() == [0, 1]
-    assert data.look.mean == (0.485, 0.456, 0.406)
+    assert data.transform.mean == (0.485, 0.456, 0.406)
     assert load_dataset("imagenet", 0, root=str(root), size=16, train=4).y.tolist() == [0, 0, 1, 1]
     (root / "val" / "n01" / "ILSVRC2012_val_1.JPEG").rename(root / "val" / "flat.JPEG")
     (root / "val" / "n01").rmdir()
-    with pytest.raises(ValueError, match=r"one folder a class in .*val, named as the 2 in"):
+    with pytest.raises(ValueError, match=r"one folder per class in .*val, named as the 2 in"):
         load_dataset("imagenet", 0, root=str(root))
 
 
-def test_imagenet_that_is_not_here_tells_where_it_was_looked_for(tmp_path):
+def test_the_error_of_a_missing_imagenet_names_the_folders_searched(tmp_path):
     with pytest.raises(MissingDataError, match=f"needs a folder with train and val.*{tmp_path}"):
         load_dataset("imagenet", 0)
 
@@ -200,7 +200,7 @@ def test_tiny_imagenet_is_downloaded(tiny, home, monkeypatch):
 
 @pytest.fixture
 def streets(tmp_path, draw):
-    """Three cities to train on and two to test on, two pictures each."""
+    """Three cities to train on and two to test on, two images each."""
     root = tmp_path / "cityscapes"
     rng = np.random.default_rng(0)
     for split, cities in (("train", ("aachen", "bochum", "ulm")), ("val", ("lindau", "munster"))):
@@ -254,9 +254,9 @@ def test_cityscapes_is_cropped_for_training(streets):
 
 def test_clients_are_the_cities(streets):
     data = load_dataset("cityscapes", 0, root=str(streets), size=(8, 16), test=2)
-    parts = federation(data, "natural", Plan(2), clients=3, seed=0)
+    parts = build_federation(data, "natural", Plan(2), clients=3, seed=0)
     assert [set(data.groups[part]) for part in parts.parts] == [{"aachen"}, {"bochum"}, {"ulm"}]
-    # Other cities are tested than trained on: nobody's own, so each client gets its classes.
+    # Test cities differ from training cities: each client is tested on its classes.
     assert data.groups_test is None
     assert sorted(np.concatenate(parts.test_parts).tolist()) == [0, 1]
 
