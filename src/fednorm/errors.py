@@ -2,6 +2,13 @@
 
 An error that also is a mistake in a value derives from `ValueError` or `TypeError` as well, so that
 code which knows nothing of fednorm can catch it.
+
+>>> import fednorm
+>>> try:
+...     fednorm.create_strategy("fnb")
+... except fednorm.errors.FednormError as error:
+...     print(str(error).partition("?")[0])
+unknown strategy 'fnb'; did you mean 'fbn'
 """
 
 from collections.abc import Sequence

@@ -198,7 +198,8 @@ def _run(
 
 def _show(comparison: "Comparison", out: Path) -> None:
     """Write the report, and end the command as its runs ended."""
-    from fednorm.report import build_table, write_comparison
+    from fednorm.report.tables import build_table
+    from fednorm.report.write import write_comparison
 
     report = write_comparison(comparison, out)
     console.print(build_table(comparison))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
@@ -46,11 +47,10 @@ def read_fields(module: str, name: str) -> list[FieldDocs]:
 
 @cache
 def _parse(module: str) -> ast.Module:
-    loader = getattr(find_spec(module), "loader", None)
-    source: str | None = loader.get_source(module) if loader else None
-    if source is None:
-        raise ImportError(f"the source of {module} is not at hand.")
-    return ast.parse(source)
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ImportError(f"there is no module {module}.")
+    return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
 
 
 def _find(module: str, name: str) -> tuple[str, Any]:

@@ -83,7 +83,8 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
 
 def _run(request: "FigureRequest", folder: Path, workers: int | None) -> None:
     """Run all panels; the report grows with each of them."""
-    from fednorm.report import build_story_table, write_story
+    from fednorm.report.tables import build_story_table
+    from fednorm.report.write import write_story
     from fednorm.reproduce import reproduce as run_figure
 
     experiments = [experiment for _, experiment in request.experiments]

@@ -1,4 +1,8 @@
-"""What will happen to a model in federated learning, in numbers: `fednorm doctor`."""
+"""What will happen to a model in federated learning, in numbers: `fednorm doctor`.
+
+>>> examine("mlp", shape=(4,), classes=3).model.classes
+3
+"""
 
 from fednorm.doctor.examine import examine, read_shape
 from fednorm.doctor.findings import Report, save

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from fednorm.errors import ConfigError
 from fednorm.registry import Registry
 
 if TYPE_CHECKING:
@@ -61,8 +62,11 @@ def convert(model: "nn.Module", strategy: "str | Strategy", **fields: Any) -> "n
     """Return a copy of `model` with the layers of `strategy`; `fields` are its hyper-parameters.
 
     >>> from torch import nn
-    >>> convert(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)), "gn", groups=2)[1]
-    GroupNorm(2, 4, eps=1e-05, affine=True)
+    >>> convert(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)), "gn", groups=2)[1].num_groups
+    2
     """
-    chosen = create_strategy(strategy, **fields) if isinstance(strategy, str) else strategy
-    return chosen.convert(model).model
+    if isinstance(strategy, str):
+        strategy = create_strategy(strategy, **fields)
+    elif fields:
+        raise ConfigError(f"{strategy} has its fields; {', '.join(fields)} cannot be given again.")
+    return strategy.convert(model).model
