@@ -8,7 +8,7 @@ code which knows nothing of fednorm can catch it.
 ...     fednorm.create_strategy("fnb")
 ... except fednorm.errors.FednormError as error:
 ...     print(str(error).partition("?")[0])
-unknown strategy 'fnb'; did you mean 'fbn'
+unknown strategy 'fnb'; did you mean 'fbn' or 'fixbn'
 """
 
 from collections.abc import Sequence

@@ -89,6 +89,11 @@ class Registry(MutableMapping[str, type[T]], Generic[T]):
         module, _, cls = self._paths[name].partition(":")
         return module, cls
 
+    def name_of(self, cls: type[T]) -> str | None:
+        """Return the name under which a class is registered, if it is."""
+        path = f"{cls.__module__}:{cls.__qualname__}"
+        return next((name for name, known in self._paths.items() if known == path), None)
+
     def find(self, name: str) -> type[T]:
         """Return the class of an entry, or raise an error that lists the nearest names."""
         self.locate(name)

@@ -27,6 +27,7 @@ from fednorm.strategies import STRATEGIES
 if TYPE_CHECKING:  # torch is imported when an experiment is checked, not when its keys are listed
     from fednorm.attacks import Attack
     from fednorm.core.aggregation import Aggregator
+    from fednorm.data.partition import Partition
     from fednorm.data.sampling import Plan
     from fednorm.strategies.base import Strategy
 
@@ -172,7 +173,7 @@ class Experiment(BaseModel):
 
         self.plan  # noqa: B018 (each of these raises an error that says what is wrong)
         self.make_algorithm()
-        create_partition(self.partition)
+        self.partition_rule  # noqa: B018 (as above)
         if ":" not in self.data.name:
             create_entry(DATASETS, self.data.name, self.data.fields)
         if ":" not in self.model.name:
@@ -254,6 +255,11 @@ class Experiment(BaseModel):
         return self.eval_every or max(1, self.rounds // 60)
 
     # Texts and tables are parsed once; an experiment never changes.
+
+    @cached_property
+    def partition_rule(self) -> "Partition":
+        """How data is divided among clients."""
+        return create_partition(self.partition)
 
     @cached_property
     def aggregators(self) -> "tuple[Aggregator, Aggregator]":

@@ -162,7 +162,7 @@ def build_run(
         data = replace(data, transform=replace(data.transform, channels_last=True))
     clients = build_federation(
         data,
-        experiment.partition,
+        experiment.partition_rule,
         experiment.plan,
         clients=experiment.clients,
         seed=seed,

@@ -50,7 +50,7 @@ __getattr__ = export_lazily(
 
 
 def partition(
-    name: str,
+    rule: "str | Partition",
     labels: "Tensor | Sequence[int] | NDArray[Any]",
     *,
     clients: int,
@@ -61,7 +61,7 @@ def partition(
     """Divide samples among clients; return each client's indices.
 
     Args:
-        name: a partition such as "gamma=0" or "iid", as `create_partition` reads it.
+        rule: a partition, or text such as "gamma=0" that `create_partition` reads.
         labels: the class of every sample.
         clients: the number of clients.
         seed: the same seed gives the same partition everywhere.
@@ -76,11 +76,12 @@ def partition(
     from fednorm.core.random_streams import Stream, make_rng  # noqa: PLC0415 (as above)
     from fednorm.data.partition.base import check_parts, check_request, to_labels  # noqa: PLC0415
 
-    rule = create_partition(name, **fields)
+    name = rule if isinstance(rule, str) else PARTITIONS.name_of(type(rule)) or repr(rule)
+    chosen = create_partition(rule, **fields) if isinstance(rule, str) else rule
     array = to_labels(labels)
     members = None if groups is None else np.asarray(groups)
     check_request(name, len(array), clients, members)
-    parts = rule.split(array, clients, make_rng(seed, Stream.PARTITION), members)
+    parts = chosen.split(array, clients, make_rng(seed, Stream.PARTITION), members)
     check_parts(name, parts, len(array))
     return parts
 
