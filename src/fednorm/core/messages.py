@@ -70,7 +70,11 @@ class RejectedReply:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """All that the server knows after a round."""
+    """All that the server knows after a round.
+
+    >>> ServerState(round=3, weights={}, buffers={}, running={}).round
+    3
+    """
 
     round: int
     weights: Tensors  # shared parameters
@@ -85,7 +89,16 @@ class ServerState:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Server to client."""
+    """Server to client.
+
+    >>> import fednorm
+    >>> from torch import nn
+    >>> task = fednorm.Task.build(
+    ...     nn.BatchNorm1d(2), fednorm.create_strategy("fbn"), fednorm.create_algorithm("dsgd")
+    ... )
+    >>> fednorm.broadcast(task, task.initial_state).round
+    1
+    """
 
     round: int  # counted from 1
     rounds: int | None  # how many there will be, if that is known
@@ -98,7 +111,11 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Client to server."""
+    """Client to server.
+
+    >>> Reply(client=0, examples=20, update={}, buffers={}, stats={}).examples
+    20
+    """
 
     client: ClientId
     examples: int  # the client's weight in averages
@@ -111,7 +128,11 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class ClientState:
-    """What stays with a client between its rounds."""
+    """What stays with a client between its rounds.
+
+    >>> ClientState().tensors  # of a client that has not trained
+    {}
+    """
 
     tensors: Tensors = field(default_factory=dict)  # personal parameters and statistics
     optimizer: Tensors = field(default_factory=dict)  # momentum by parameter name
@@ -122,6 +143,11 @@ class Batches:
     """One client's mini-batches of one round.
 
     `steps` may be iterated more than once: a round with exchanges is replayed.
+
+    >>> import torch
+    >>> steps = [(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))]
+    >>> Batches(client=0, steps=steps, examples=4).examples
+    4
     """
 
     client: ClientId

@@ -35,6 +35,12 @@ class Task:
     """A converted model under a strategy and an algorithm.
 
     The model is a workspace: every round overwrites its tensors in place with what it is given.
+
+    >>> import fednorm
+    >>> model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    >>> strategy, algorithm = fednorm.create_strategy("fbn"), fednorm.create_algorithm("dsgd")
+    >>> sorted(Task.build(model, strategy, algorithm).initial_state.weights)
+    ['0.bias', '0.weight', '1.bias', '1.weight']
     """
 
     model: nn.Module
@@ -174,7 +180,14 @@ def keep_frozen(model: nn.Module, frozen: Collection[str]) -> None:
 def export(task: Task, state: ServerState, client_state: ClientState | None = None) -> nn.Module:
     """Return the workspace model as it stands after a round, for evaluation or for saving.
 
-    With a client's memory it is that client's personal model.
+    With a client's state it is that client's personal model.
+
+    >>> import fednorm
+    >>> task = Task.build(
+    ...     nn.BatchNorm1d(2), fednorm.create_strategy("fbn"), fednorm.create_algorithm("dsgd")
+    ... )
+    >>> export(task, task.initial_state).training
+    False
     """
     load_state(task, state, client_state or ClientState())
     return task.model.eval()
