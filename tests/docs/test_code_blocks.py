@@ -22,11 +22,17 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from docs.pages import PAGES, ROOT, list_blocks, list_spans, name_of
+from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS
+from fednorm.algorithms import ALGORITHMS
+from fednorm.attacks import ATTACKS
 from fednorm.cli import app
-from fednorm.cli.listing import KINDS
+from fednorm.data import DATASETS
+from fednorm.data.partition import PARTITIONS
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import build_experiment
+from fednorm.models import MODELS
 from fednorm.reproduce import list_figures
+from fednorm.strategies import STRATEGIES
 
 EXCEPTIONS = {
     ("docs/data.md", "check"): 1,  # a download
@@ -56,6 +62,9 @@ def net(shape, classes):
         nn.Flatten(), nn.Linear(4, classes),
     )
 """
+REGISTRIES = (
+    STRATEGIES, ALGORITHMS, AGGREGATORS, PRE_AGGREGATORS, ATTACKS, PARTITIONS, DATASETS, MODELS,
+)  # fmt: skip
 SHELL = list_blocks("sh")
 
 
@@ -265,7 +274,7 @@ def test_options_in_the_text_exist(page):
 def test_keys_in_the_text_exist(page):
     """Check `key = value`; shorter names are those of formulas."""
     known = set(Experiment.model_fields)
-    for registry in KINDS.values():
+    for registry in REGISTRIES:
         known |= {field.name for cls in registry.values() for field in dataclasses.fields(cls)}
     spans = [re.match(r"([a-z_]{4,}) = ", span) for span in list_spans(page)]
     assert {match[1] for match in spans if match} <= known

@@ -9,6 +9,7 @@ import pytest
 
 from docs.pages import PAGES, ROOT, list_blocks, list_spans, name_of, read_prose
 from docs.regenerate import DOCTOR, EXAMPLE, render_example
+from fednorm import registry
 from fednorm.doctor.findings import Statistics
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -69,6 +70,12 @@ def test_the_words_are_those_of_an_engineer(page):
     text = " ".join(TEST.sub("", text).split())
     banned = re.compile(rf"\b(?:{'|'.join(map(re.escape, read_banned()))})\b", re.IGNORECASE)
     assert [text[max(0, m.start() - 40) : m.end() + 20] for m in banned.finditer(text)] == []
+
+
+def test_the_changelog_names_every_renamed_name():
+    page = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for old, new in registry.RENAMED.items():
+        assert re.search(rf"^\|.*\| `{old}`.* \| `{new}`.* \|$", page, re.MULTILINE), old
 
 
 def test_concepts_defines_each_word_once():
