@@ -1,6 +1,6 @@
 """The parts of the documentation that are generated: the tree and the doctor's example.
 
-`python tests/docs/regenerate.py` writes them anew. Descriptions of folders are kept as they are in
+`python tests/docs/regenerate.py` rewrites them. Descriptions of folders are kept as they are in
 CONTRIBUTING.md; a folder that has none yet gets "TODO", which the tests refuse.
 """
 
