@@ -82,7 +82,10 @@ def test_formulas(replies, name):
                 expected = formula(own, honest_moments(replies, path, what))
                 sent = getattr(lie.moments, what).numpy()
                 np.testing.assert_allclose(sent, expected, rtol=1e-12, atol=1e-15)
-            assert (lie.num_batches, lie.moments.count) == (report.num_batches, report.moments.count)
+            assert (lie.num_batches, lie.moments.count) == (
+                report.num_batches,
+                report.moments.count,
+            )
 
 
 def test_gaussian_noise_has_its_deviation_and_follows_from_seed_client_and_round(replies):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fednorm import ClientState, broadcast, client_round, server_round
+from fednorm.aggregators import parse
 from fednorm.algorithms import algorithm
 from fednorm.core.messages import LayerStats
 from fednorm.core.moments import Moments
@@ -94,7 +95,10 @@ def bad_stats(draw, reply):
     report = stats[path]
     wrong = [
         lambda: {**stats, path: replace(report, moments=bad_moments(draw, report.moments))},
-        lambda: {**stats, path: replace(report, num_batches=draw.choice([-1, 0, 2**62, 1.5, *JUNK]))},
+        lambda: {
+            **stats,
+            path: replace(report, num_batches=draw.choice([-1, 0, 2**62, 1.5, *JUNK])),
+        },
         lambda: {**stats, path: replace(report, samples=draw.choice([0, -1, 1e-300, NAN, *JUNK]))},
         lambda: {
             **stats,
@@ -198,14 +202,12 @@ def test_fewer_good_replies_than_are_needed_are_an_error():
 
 def test_a_robust_rule_does_not_believe_a_single_counter():
     task, replies = KINDS["pooled"]()
-
-    def median(values, weights):
-        del weights
-        return values.median(0).values
-
+    median = parse("median", f=1)
     task = replace(task, aggregator=median, statistics_aggregator=median)
     report = replies[2].stats["stem.1"]
-    liar = replace(replies[2], stats={**replies[2].stats, "stem.1": replace(report, num_batches=2**30)})
+    liar = replace(
+        replies[2], stats={**replies[2].stats, "stem.1": replace(report, num_batches=2**30)}
+    )
     after = server_round(task, task.initial_state, [*replies[:2], liar])
     assert not after.rejected
     assert after.running["stem.1"].num_batches == 1

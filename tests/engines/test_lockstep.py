@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from fednorm import create_strategy
+from fednorm.aggregators import parse
 from fednorm.algorithms import algorithm
 from fednorm.core.task import Task
 from fednorm.data import load
@@ -123,9 +124,7 @@ def test_fits_only_where_it_is_exact():
     assert not merged_batch.fits(task_of("silobn", STEP), _digits())
     assert not merged_batch.fits(task_of("naive", STEP), _digits(participation=0.5))
     assert merged_batch.fits(task_of("naive", algorithm("dsgd")), _digits(participation=0.5))
-    robust = Task.build(
-        model, create_strategy("fbn"), STEP, aggregator=lambda v, _w: v.median(0).values
-    )
+    robust = Task.build(model, create_strategy("fbn"), STEP, aggregator=parse("median", f=0))
     assert not merged_batch.fits(robust, _digits())
     dropping = build("fbn_cnn", (1, 8, 8), 10, 0)
     assert not merged_batch.fits(task_of("naive", STEP, model=dropping), _digits())

@@ -12,6 +12,7 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn import functional
 
 from fednorm import create_strategy
+from fednorm.aggregators import parse
 from fednorm.algorithms import algorithm
 from fednorm.core.moments import Moments
 from fednorm.core.task import Task
@@ -229,10 +230,7 @@ def test_one_client_is_one_machine():
 
 def test_a_robust_rule_has_the_last_word():
     """It looks at no weights, so the importance changes nothing."""
-
-    def median(values, _weights):
-        return values.median(0).values
-
+    median = parse("median", f=1)
     states = [
         last(
             Task.build(nested_model(), chosen, algorithm("dsgd"), statistics_aggregator=median),

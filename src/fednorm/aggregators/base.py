@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fednorm.aggregators.columns import Scratch
 from fednorm.aggregators.rows import Vectors, as_rows, materialise, reduce_columns, sum_vectors
+from fednorm.core.aggregation import Aggregator
 from fednorm.registry import param
 
 Start: TypeAlias = Literal["half", "zero"]
@@ -81,7 +82,7 @@ class PreAggregator(Stage):
 
 
 @dataclass(frozen=True)
-class Rule(Stage):
+class Rule(Stage, Aggregator):
     """Makes one vector out of many; ignores the weights that clients report."""
 
     def combine(self, vectors: Vectors) -> Tensor:
@@ -143,7 +144,7 @@ def check_stages(stages: tuple[PreAggregator, ...], rule: Rule, n: int) -> None:
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class Pipeline(Aggregator):
     """Any number of pre-aggregations, then one rule."""
 
     stages: tuple[PreAggregator, ...]

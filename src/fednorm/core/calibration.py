@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fednorm.core.aggregation import has_quorum, reduce_byzantine_budget
+from fednorm.core.aggregation import has_quorum
 from fednorm.core.layer import NormRule, RoundContext
 from fednorm.core.messages import (
     Batches,
@@ -61,7 +61,7 @@ def server_calibration(
             rejected.append(RejectedReply(one.client, reason=found[1], where=found[0]))
         else:
             good.append(one)
-    statistics = reduce_byzantine_budget(task.statistics_aggregator, len(rejected))
+    statistics = task.statistics_aggregator.without(len(rejected))
     task = replace(task, statistics_aggregator=statistics)
     running = {path: _adopt_layer(task, state, path, good) for path in state.running}
     return replace(state, running=running, rejected=tuple(rejected))

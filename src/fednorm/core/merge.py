@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import torch
 
-from fednorm.core.aggregation import Aggregator, is_weighted_mean
+from fednorm.core.aggregation import Aggregator
 from fednorm.core.messages import RunningStats
 from fednorm.core.moments import Moments, pool
 from fednorm.core.strategy import MergeInput
@@ -18,7 +18,7 @@ def average(merge: MergeInput) -> RunningStats:
 
     The variance lacks the spread between clients: the known flaw of this rule, kept on purpose.
     """
-    if len(merge.reports) == 1 and is_weighted_mean(merge.aggregator):
+    if len(merge.reports) == 1 and merge.aggregator.uses_weights:
         only = merge.reports[0].moments
         return RunningStats(only.mean, only.var, merge.num_batches)
     return average_weighted(merge, merge.examples)
@@ -55,9 +55,9 @@ def ema_update(previous: RunningStats, merge: MergeInput, pooling: Pooling = poo
 def find_rate(previous: RunningStats, batches: int, momentum: float | None) -> float:
     """Return how much of the running statistics a round replaces that ends at a counter.
 
-    >>> find_rate(Running(torch.zeros(1), torch.ones(1), batches=4), 6, momentum=0.1)
+    >>> find_rate(RunningStats(torch.zeros(1), torch.ones(1), 4), 6, momentum=0.1)
     0.18999999999999995
-    >>> find_rate(Running(torch.zeros(1), torch.ones(1), batches=4), 6, momentum=None)
+    >>> find_rate(RunningStats(torch.zeros(1), torch.ones(1), 4), 6, momentum=None)
     0.3333333333333333
     """
     steps = batches - previous.num_batches

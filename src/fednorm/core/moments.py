@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fednorm.core.aggregation import Aggregator, is_weighted_mean, weighted_mean
+from fednorm.core.aggregation import Aggregator, weighted_mean
 
 _SHORT = (torch.bfloat16, torch.float16)  # too coarse for statistics
 
@@ -116,7 +116,7 @@ def pool(moments: Sequence[Moments], aggregate: Aggregator = weighted_mean) -> M
     Moments(count=4.0, mean=tensor([3.]), var=tensor([5.]))
     """
     present = [m for m in moments if m.count > 0]
-    if not present or (len(present) == 1 and is_weighted_mean(aggregate)):
+    if not present or (len(present) == 1 and aggregate.uses_weights):
         return (present or list(moments))[0]
     means = torch.stack([m.mean for m in present])
     counts = [m.count for m in present]
@@ -124,5 +124,5 @@ def pool(moments: Sequence[Moments], aggregate: Aggregator = weighted_mean) -> M
     mean = aggregate(means, weights)
     within = aggregate(torch.stack([m.var for m in present]), weights)
     between = aggregate((means - mean) ** 2, weights)
-    total = sum(counts) if is_weighted_mean(aggregate) else median(counts) * len(counts)
+    total = sum(counts) if aggregate.uses_weights else median(counts) * len(counts)
     return Moments(total, mean, within + between)

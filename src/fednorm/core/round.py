@@ -7,13 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fednorm.core.aggregation import (
-    Aggregator,
-    combine_tensors,
-    has_quorum,
-    is_robust,
-    reduce_byzantine_budget,
-)
+from fednorm.core.aggregation import Aggregator, combine_tensors, has_quorum
 from fednorm.core.algorithm import Algorithm, LocalResult, LocalWork
 from fednorm.core.calibration import client_calibration
 from fednorm.core.exchange import Exchange, Solo
@@ -182,14 +176,14 @@ def server_round(
     needs.
     """
     good, rejected = validate_replies(replies, reply_schema(task, state, asked))
-    if is_robust(task.statistics_aggregator):
+    if not task.statistics_aggregator.uses_weights:
         good, rejected = reject_incomplete(good, rejected)
     if asked is not None:  # what others send says nothing of those that were asked
         faulty = len((list_clients(rejected) & set(asked)) - list_clients(good))
         task = replace(
             task,
-            aggregator=reduce_byzantine_budget(task.aggregator, faulty),
-            statistics_aggregator=reduce_byzantine_budget(task.statistics_aggregator, faulty),
+            aggregator=task.aggregator.without(faulty),
+            statistics_aggregator=task.statistics_aggregator.without(faulty),
         )
     rules = (task.aggregator, task.statistics_aggregator)
     if len(good) < max(1, minimum) or not all(has_quorum(rule, len(good)) for rule in rules):

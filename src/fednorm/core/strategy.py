@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import nn
 
-from fednorm.core.aggregation import Aggregator, is_weighted_mean
+from fednorm.core.aggregation import Aggregator
 from fednorm.core.layer import Calibration, NormLayer, NormRule, Statistics
 from fednorm.core.messages import Broadcast, LayerStats, RunningStats, ServerState
 from fednorm.core.moments import Moments
@@ -63,7 +63,7 @@ class MergeInput:
         the range of the others.
         """
         counters = [report.num_batches for report in self.reports]
-        return max(counters) if is_weighted_mean(self.aggregator) else median_low(counters)
+        return max(counters) if self.aggregator.uses_weights else median_low(counters)
 
     @property
     def calls(self) -> list[list[Moments]]:

@@ -96,7 +96,7 @@ def fits(task: Task, clients: Federation, conditions: Faults = NO_FAULTS) -> boo
         task.strategy.mergeable_batches
         and conditions.faultless
         and isinstance(task.algorithm, DSGD)
-        and all(aggregator is weighted_mean for aggregator in aggregators)
+        and all(aggregator.uses_weights for aggregator in aggregators)
         and not task.layout.personal
         and not task.clips  # a mean of clipped gradients is not the clipped mean
         and not task.layout.buffers  # each client would change them by itself

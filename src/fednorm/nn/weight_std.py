@@ -110,7 +110,7 @@ def standardize(
 
     >>> plain, settings = nn.Conv2d(3, 4, 5), {"eps": 1e-6, "gain": False, "bias": True}
     >>> conv = standardize(plain, scale_by_fan_in=True, **settings).model
-    >>> round(conv.standardized_weight()[0].norm().item(), 3)
+    >>> round(conv.standardize_weight()[0].norm().item(), 3)
     1.0
     """
     model = copy_model(model)

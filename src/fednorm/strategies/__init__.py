@@ -52,7 +52,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
 def create_strategy(name: str, **fields: Any) -> Strategy:
     """Make a strategy by its name; fields are its hyper-parameters.
 
-    >>> strategy("fixbn", freeze_round=300).freeze_round
+    >>> create_strategy("fixbn", freeze_round=300).freeze_round
     300
     """
     return create("strategy", STRATEGIES, name, fields)
@@ -61,7 +61,7 @@ def create_strategy(name: str, **fields: Any) -> Strategy:
 def list_strategies() -> list[str]:
     """Return the names of all strategies.
 
-    >>> "fbn" in strategies()
+    >>> "fbn" in list_strategies()
     True
     """
     return list(STRATEGIES)

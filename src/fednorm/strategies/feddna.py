@@ -29,7 +29,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fednorm.core.aggregation import Aggregator, is_weighted_mean
+from fednorm.core.aggregation import Aggregator
 from fednorm.core.layer import NormRule
 from fednorm.core.merge import ema_update
 from fednorm.core.messages import Broadcast, RunningStats
@@ -68,7 +68,7 @@ class FedDNA(BatchNormStrategy):
 
     def merge(self, previous: RunningStats, merge: MergeInput) -> RunningStats:
         """Pool the moments with importance weights; the running statistics follow them."""
-        if not is_weighted_mean(merge.aggregator):  # a robust rule looks at no weights
+        if not merge.aggregator.uses_weights:  # a robust rule looks at no weights
             return ema_update(previous, merge)
         return ema_update(previous, merge, self._pool)
 
@@ -81,7 +81,7 @@ def reweight(moments: Sequence[Moments], strength: float, iterations: int) -> li
 
     >>> here, there = torch.zeros(1), torch.full((1,), 2.0)
     >>> three = [Moments(4.0, mean, torch.ones(1)) for mean in (here, here, there)]
-    >>> [round(m.mass, 1) for m in reweighted(three, strength=1.0, iterations=10)]
+    >>> [round(m.mass, 1) for m in reweight(three, strength=1.0, iterations=10)]
     [4.9, 4.9, 2.2]
     """
     masses = torch.tensor([m.mass for m in moments], dtype=torch.float64)
