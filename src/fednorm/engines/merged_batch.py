@@ -30,7 +30,6 @@ from fednorm.engines.base import NO_FAULTS, ClientSource, Faults
 from fednorm.engines.loop import RoundResult, Start
 from fednorm.engines.loop import rounds as rounds_in_turn
 from fednorm.errors import NonFiniteLossError
-from fednorm.nn import rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +147,8 @@ def _statistics_fit(task: Task) -> bool:
     """Moments of the whole are pooled moments; an average needs each client's own."""
     if task.strategy.statistics == "pool" or not task.layout.sharing:
         return True
-    return task.strategy.rule(broadcast(task, task.initial_state)) is rules.batch_stats
+    rule = task.strategy.rule(broadcast(task, task.initial_state))
+    return rule.normalize_with == "batch" and rule.tracks
 
 
 class InterleavedClients(MergedClients):

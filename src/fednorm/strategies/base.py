@@ -93,7 +93,8 @@ class Strategy:
 
     def reports(self, broadcast: Broadcast) -> bool:
         """Return whether layers report statistics in this round."""
-        return self.rule(broadcast) not in rules.SILENT
+        rule = self.measure_rule() if self.measures else self.rule(broadcast)
+        return rule.reports != "nothing"
 
     def merge(self, previous: RunningStats, merge: MergeInput) -> RunningStats:
         """Return a layer's shared running statistics after a round."""
