@@ -7,6 +7,7 @@ import torch
 
 from fednorm.core.aggregation import has_quorum
 from fednorm.core.layer import NormRule, RoundContext
+from fednorm.core.merge import MergeInput
 from fednorm.core.messages import (
     Batches,
     Broadcast,
@@ -16,7 +17,6 @@ from fednorm.core.messages import (
     RunningStats,
     ServerState,
 )
-from fednorm.core.strategy import MergeInput
 from fednorm.core.task import Task, isolated_rng, load_state, select_reporting, start_training
 from fednorm.core.types import ClientId
 from fednorm.core.validation import find_statistics_fault

@@ -1,16 +1,48 @@
 """The ways in which the statistics of many clients become one."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median_low
 from typing import TypeAlias
 
 import torch
 
 from fednorm.core.aggregation import Aggregator
-from fednorm.core.messages import RunningStats
+from fednorm.core.layer import NormLayer
+from fednorm.core.messages import LayerStats, RunningStats
 from fednorm.core.moments import Moments, pool
-from fednorm.core.strategy import MergeInput
 
 Pooling: TypeAlias = Callable[[Sequence[Moments], Aggregator], Moments]
+
+
+@dataclass(frozen=True, slots=True)
+class MergeInput:
+    """What the server hands to a strategy for one layer: who reported, and how to combine."""
+
+    reports: Sequence[LayerStats]
+    examples: Sequence[int]  # one for each report, whose moments say what they weigh
+    aggregator: Aggregator
+    layer: NormLayer
+
+    @property
+    def num_batches(self) -> int:
+        """The layer's counter after the round: the maximum.
+
+        A robust rule trusts no single client; it takes the median, which liars cannot move out of
+        the range of the others.
+        """
+        counters = [report.num_batches for report in self.reports]
+        return max(counters) if self.aggregator.uses_weights else median_low(counters)
+
+    @property
+    def calls(self) -> list[list[Moments]]:
+        """The clients' moments, by the call of the layer in a step that they belong to.
+
+        Where clients call the layer unequally often, the calls of each are put together.
+        """
+        if len({len(report.calls) for report in self.reports}) > 1:
+            return [[report.join_calls() for report in self.reports]]
+        return [list(call) for call in zip(*(r.calls for r in self.reports), strict=True)]
 
 
 def average(merge: MergeInput) -> RunningStats:

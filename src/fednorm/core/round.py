@@ -12,6 +12,7 @@ from fednorm.core.algorithm import Algorithm, LocalResult, LocalWork
 from fednorm.core.calibration import client_calibration
 from fednorm.core.exchange import Exchange, Solo
 from fednorm.core.layer import RoundContext
+from fednorm.core.merge import MergeInput
 from fednorm.core.messages import (
     Batches,
     Broadcast,
@@ -21,7 +22,6 @@ from fednorm.core.messages import (
     RunningStats,
     ServerState,
 )
-from fednorm.core.strategy import MergeInput
 from fednorm.core.task import (
     Task,
     isolated_rng,

@@ -22,7 +22,7 @@ from fednorm.core.algorithm import Algorithm, Loss
 from fednorm.core.layer import NormLayer
 from fednorm.core.layout import Layout, find_layout
 from fednorm.core.messages import Broadcast, ClientState, RunningStats, ServerState
-from fednorm.core.strategy import NormStrategy, Replacement
+from fednorm.core.strategy import Replacement, Strategy
 from fednorm.core.types import Clip, Tensors
 
 Precision: TypeAlias = Literal["full", "bf16"]
@@ -38,7 +38,7 @@ class Task:
     """
 
     model: nn.Module
-    strategy: NormStrategy
+    strategy: Strategy
     algorithm: Algorithm
     loss: Loss
     aggregator: Aggregator
@@ -57,7 +57,7 @@ class Task:
     def build(  # noqa: PLR0913 (one argument for each independent axis)
         cls,
         model: nn.Module,
-        strategy: NormStrategy,
+        strategy: Strategy,
         algorithm: Algorithm,
         *,
         rounds: int | None = None,

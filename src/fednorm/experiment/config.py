@@ -7,6 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from fednorm.algorithms import ALGORITHMS
 from fednorm.attacks import Target
+from fednorm.core.strategy import Strategy
 from fednorm.data import DATASETS
 from fednorm.data.partition import parse
 from fednorm.data.sampling import Plan
@@ -15,7 +16,6 @@ from fednorm.experiment.threat_model import check_adversity
 from fednorm.models import MODELS
 from fednorm.registry import find
 from fednorm.strategies import STRATEGIES
-from fednorm.strategies.base import Strategy
 
 
 def _split_list(value: Any) -> Any:

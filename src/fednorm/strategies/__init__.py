@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from fednorm.core.strategy import Strategy
 from fednorm.registry import create
-from fednorm.strategies.base import Strategy
 from fednorm.strategies.brn import BRN
 from fednorm.strategies.dualbn import DualBN
 from fednorm.strategies.fbn import FBN

@@ -16,7 +16,6 @@ with 1 and 0 and relaxes them to 3 and 5.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fednorm.core.layer import NormRule
 from fednorm.core.messages import Broadcast
@@ -28,8 +27,6 @@ from fednorm.strategies.base import SharedStatisticsStrategy
 @dataclass(frozen=True)
 class BRN(SharedStatisticsStrategy):
     """Batch statistics, corrected towards the running ones within bounds."""
-
-    needs_batch_statistics: ClassVar[bool] = True
 
     r_max: float = param(3.0, "bound of the scale correction, at least 1; 1 corrects no scale")
     d_max: float = param(5.0, "bound of the shift correction, at least 0; 0 corrects no shift")

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fednorm.core.types import Kind, Role
-from fednorm.strategies.base import BatchNormStrategy
+from fednorm.strategies.base import RunningStatisticsStrategy
 
 
 @dataclass(frozen=True)
-class FedBN(BatchNormStrategy):
+class FedBN(RunningStatisticsStrategy):
     """Clients keep γ, β and the running statistics of their BatchNorm layers."""
 
-    needs_batch_statistics: ClassVar[bool] = True
     roles: ClassVar[Mapping[Kind, Role]] = {
         Kind.AFFINE: Role.PERSONAL,
         Kind.STATISTIC: Role.PERSONAL,

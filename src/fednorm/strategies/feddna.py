@@ -31,22 +31,20 @@ from torch import Tensor
 
 from fednorm.core.aggregation import Aggregator
 from fednorm.core.layer import NormRule
-from fednorm.core.merge import ema_update
+from fednorm.core.merge import MergeInput, ema_update
 from fednorm.core.messages import Broadcast, RunningStats
 from fednorm.core.moments import Moments, pool
-from fednorm.core.strategy import MergeInput
 from fednorm.nn import rules
 from fednorm.registry import param
-from fednorm.strategies.base import BatchNormStrategy
+from fednorm.strategies.base import RunningStatisticsStrategy
 
 _EPS = 1e-5  # as BatchNorm adds to a variance: smaller differences are invisible to it
 
 
 @dataclass(frozen=True)
-class FedDNA(BatchNormStrategy):
+class FedDNA(RunningStatisticsStrategy):
     """Ordinary BatchNorm on clients; statistics pooled with importance weights."""
 
-    needs_batch_statistics: ClassVar[bool] = True
     needs_tracking: ClassVar[bool] = True
     statistics = "pool"
 

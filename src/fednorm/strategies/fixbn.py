@@ -35,7 +35,6 @@ class FixBN(SharedStatisticsStrategy):
     """Ordinary BatchNorm until the freezing round, then frozen shared statistics."""
 
     mergeable_batches: ClassVar[bool] = True
-    needs_batch_statistics: ClassVar[bool] = True
 
     freeze_round: int | float | Literal["auto"] = param(
         0.5, "last round of stage I: a round, a share of all rounds such as 0.5, or 'auto'"

@@ -24,16 +24,15 @@ import math
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from fednorm.core.strategy import Conversion
+from fednorm.core.strategy import Conversion, Strategy
 from fednorm.nn.convert import ConversionError, replace
-from fednorm.strategies.base import Strategy, require_batch_norm
+from fednorm.strategies.base import require_batch_norm
 
 _LAYERS = (_ConvNd, nn.Linear)
 _ADDITIONS = {operator.add, torch.add, "add", "add_"}
@@ -55,8 +54,6 @@ class ScalarAffine(nn.Module):
 @dataclass(frozen=True)
 class Fixup(Strategy):
     """No normalization; residual branches that start at 0, scalar biases and multipliers."""
-
-    mergeable_batches: ClassVar[bool] = True
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy with scalars in the place of BatchNorm, initialised as Fixup says."""

@@ -31,9 +31,9 @@ import torch
 from torch import nn
 
 from fednorm.core.layer import Calibration, NormRule
-from fednorm.core.merge import pool_statistics
+from fednorm.core.merge import MergeInput, pool_statistics
 from fednorm.core.messages import Broadcast, RunningStats
-from fednorm.core.strategy import Conversion, MergeInput
+from fednorm.core.strategy import Conversion
 from fednorm.core.types import Kind, Role
 from fednorm.nn.hybrid_norm import (
     Mixing,
@@ -43,17 +43,16 @@ from fednorm.nn.hybrid_norm import (
     normalize_hybrid_measured,
 )
 from fednorm.registry import param
-from fednorm.strategies.base import Strategy, require_batch_norm
+from fednorm.strategies.base import BatchNormStrategy, require_batch_norm
 
 
 @dataclass(frozen=True)
-class HBN(Strategy):
+class HBN(BatchNormStrategy):
     """Per channel a learnt, personal mix of shared and batch statistics."""
 
     statistics = "pool"
     calibration: ClassVar[Calibration] = "evaluation"
     measures: ClassVar[bool] = True
-    needs_batch_statistics: ClassVar[bool] = True
 
     stats_momentum: float = param(0.002, "with which the shared statistics follow, in (0, 1]")
 

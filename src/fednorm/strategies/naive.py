@@ -25,7 +25,6 @@ class Naive(SharedStatisticsStrategy):
     """Ordinary BatchNorm on every client; the server averages everything."""
 
     mergeable_batches: ClassVar[bool] = True
-    needs_batch_statistics: ClassVar[bool] = True
     needs_tracking: ClassVar[bool] = False  # nothing is shared of layers that track nothing
 
     def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (the same in all rounds)

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fednorm.core.types import Kind, Role
-from fednorm.strategies.base import BatchNormStrategy
+from fednorm.strategies.base import RunningStatisticsStrategy
 
 
 @dataclass(frozen=True)
-class SiloBN(BatchNormStrategy):
+class SiloBN(RunningStatisticsStrategy):
     """Clients keep the running statistics of their BatchNorm layers; γ and β are averaged."""
 
-    needs_batch_statistics: ClassVar[bool] = True
     roles: ClassVar[Mapping[Kind, Role]] = {
         Kind.AFFINE: Role.SHARED,
         Kind.STATISTIC: Role.PERSONAL,

@@ -17,7 +17,6 @@ value, as the instance part of 2-D inputs, are left out of the mixture.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
@@ -40,8 +39,6 @@ from fednorm.strategies.base import (
 @dataclass(frozen=True)
 class SwitchNorm(SharedStatisticsStrategy):
     """Layers that learn their mixture of instance, layer and batch normalization."""
-
-    needs_batch_statistics: ClassVar[bool] = True
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy with mixing layers in the place of BatchNorm."""
