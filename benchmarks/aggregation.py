@@ -23,7 +23,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import torch
 
-from fednorm.aggregators import parse
+from fednorm.aggregators import create_aggregator
 from fednorm.system import measure_peak
 
 DIMENSION = 1_300_000
@@ -41,7 +41,7 @@ RULES: dict[str, list[tuple[object, ...]]] = {
     "geometric_median(start=zero, iterations=3, smoothing=0.1)": [("GeometricMedian",)],
     "krum": [("Krum", F)],
     "multi_krum": [("MultiKrum", F)],
-    "centred_clipping(start=zero, iterations=1, radius=100)": [("CenteredClipping",)],
+    "centered_clipping(start=zero, iterations=1, radius=100)": [("CenteredClipping",)],
     "nnm > mean": [("NNM", F), ("Average",)],
     "bucketing > mean(f=0)": [("Bucketing", 2), ("Average",)],
     "norm_clipping > mean": [("ARC", F), ("Average",)],
@@ -92,7 +92,7 @@ def compare(peer: SimpleNamespace | None, n: int, texts: list[str]) -> None:
     once = median(seconds(rows.sum) for _ in range(PASSES))
     print(f"{n:4d} {'(all values read once: nothing can be faster)':58s} {once:9.4f}")
     for text in texts:
-        rule = parse(text, BYZANTINE[n])
+        rule = create_aggregator(text, BYZANTINE[n])
         times: list[list[float]] = [[] for _ in range(1 + len(sides))]
         rule(rows, weights)
         for _ in range(PASSES):
@@ -117,10 +117,12 @@ def report(n: int, text: str, times: list[list[float]]) -> None:
 def memory(n: int, texts: list[str]) -> None:
     """Print what each rule takes at its peak beyond its input, in shares of the input."""
     rows = torch.randn(n, DIMENSION)
-    parse("nnm > median", 1)(rows[:, :100_000], torch.ones(n))  # what libraries load at first use
+    create_aggregator("nnm > median", 1)(
+        rows[:, :100_000], torch.ones(n)
+    )  # what libraries load at first use
     for text in texts:
         with measure_peak() as most:
-            parse(text, BYZANTINE[n])(rows, torch.ones(n))
+            create_aggregator(text, BYZANTINE[n])(rows, torch.ones(n))
         share = "unknown" if most.bytes is None else f"{most.bytes / rows.nbytes:.2f}"
         print(f"{n:4d} {text:58s} {share:>9s}", flush=True)
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from works import WORKS, Work, as_floats, network, tensors
 
 from fednorm.data import Dataset
-from fednorm.data.transforms import Look
+from fednorm.data.transforms import BatchTransform
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.system import count_cores, keep_memory
@@ -29,8 +29,8 @@ def images(seed: int) -> Dataset:
     """Return the images of the work named on the command line."""
     del seed
     x, y = tensors(work := WORKS[sys.argv[2]])
-    look = Look(mean=(0.5,) * work.shape[0], std=(0.25,) * work.shape[0])
-    return Dataset("images", x, y, x[:10], y[:10], 10, look=look)
+    transform = BatchTransform(mean=(0.5,) * work.shape[0], std=(0.25,) * work.shape[0])
+    return Dataset("images", x, y, x[:10], y[:10], 10, transform=transform)
 
 
 def reference(work: Work, threads: int) -> Iterator[None]:

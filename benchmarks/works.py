@@ -53,9 +53,9 @@ def tensors(work: Work) -> tuple[Tensor, Tensor]:
 def network(work: Work) -> nn.Module:
     """Return the model of a work, in plain torch."""
     if work.model != "cnn":
-        from fednorm.models import build  # noqa: PLC0415 (peers have small models of their own)
+        from fednorm.models import create_model  # noqa: PLC0415 (peers have small models of their own)
 
-        return build(work.model, work.shape, 10, seed=0)
+        return create_model(work.model, work.shape, 10, seed=0)
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),

@@ -8,18 +8,18 @@ import torch
 from torch import nn
 
 import fednorm
-from fednorm.data import load
+from fednorm.data import load_dataset
 
 CLIENTS, ROUNDS, BATCH = 10, 150, 20
 torch.set_num_threads(1)  # layers as small as these are faster on one thread
 
-data = load("digits", seed=0)
+data = load_dataset("digits", seed=0)
 parts = fednorm.partition("gamma=0", data.y, clients=CLIENTS, seed=0)
 model = nn.Sequential(
     nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.BatchNorm1d(64), nn.Linear(64, 10)
 )
 task = fednorm.Task.build(
-    model, fednorm.create_strategy("fbn"), fednorm.algorithm("dsgd", lr=0.1), rounds=ROUNDS
+    model, fednorm.create_strategy("fbn"), fednorm.create_algorithm("dsgd", lr=0.1), rounds=ROUNDS
 )
 generator = torch.Generator().manual_seed(0)
 

@@ -8,7 +8,7 @@ from fednorm.core.messages import Batches, ClientState
 from fednorm.core.round import broadcast, client_round, server_round
 from fednorm.core.task import Task
 from fednorm.engines.loop import rounds
-from fednorm.models import build
+from fednorm.models import create_model
 from fednorm.strategies import create_strategy
 
 SHAPE, CLASSES = (1, 8, 8), 4
@@ -16,7 +16,7 @@ SHAPE, CLASSES = (1, 8, 8), 4
 
 def nested_model(seed=0):
     """Residual net in float64 with BatchNorm in blocks and in a downsample path."""
-    return build("resnet", SHAPE, CLASSES, seed, widths=(4, 6)).double()
+    return create_model("resnet", SHAPE, CLASSES, seed, widths=(4, 6)).double()
 
 
 @dataclass(frozen=True)

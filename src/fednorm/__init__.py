@@ -4,7 +4,7 @@ Compare strategies with `compare`, run one with `simulate`, or call `client_roun
 `server_round` from a loop of your own.
 """
 
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.api import compare, simulate
 from fednorm.core.messages import Batches, Broadcast, ClientState, Reply, ServerState
 from fednorm.core.moments import Moments, pool
@@ -21,10 +21,10 @@ __all__ = [
     "Reply",
     "ServerState",
     "Task",
-    "algorithm",
     "broadcast",
     "client_round",
     "compare",
+    "create_algorithm",
     "create_strategy",
     "export",
     "list_strategies",

@@ -1,14 +1,16 @@
-"""Under what a result is made: versions, machine type, commit, cores and threads."""
+"""The machine: versions, cores, threads, memory, and files written whole or not at all."""
 
 import ctypes
 import os
 import platform
+import secrets
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from typing import IO
 
 import torch
 
@@ -52,13 +54,37 @@ def has_bfloat16() -> bool:
 
 @contextmanager
 def limit_threads(count: int) -> Iterator[None]:
-    """Compute with so many threads, and leave the process as it was."""
+    """Let torch compute with `count` threads within the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """Open `path` to be replaced by what the block writes; an error in it leaves `path` as it was.
+
+    The bytes go to another file of the same folder, which is renamed once they are on the disk.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with atomic_write(Path(folder) / "notes.txt") as file:
+    ...         count = file.write(b"whole")
+    ...     [path.name for path in Path(folder).iterdir()]
+    ['notes.txt']
+    """
+    partial = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    try:
+        with partial.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 _STATUS, _REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")

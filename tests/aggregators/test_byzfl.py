@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fednorm.aggregators import parse
+from fednorm.aggregators import create_aggregator
 
 F = 2
 PAIRS = {
@@ -20,8 +20,8 @@ PAIRS = {
     "geometric_median(start=zero, iterations=9, smoothing=0.5)": [("GeometricMedian", 0.5, 9)],
     "krum": [("Krum", F)],
     "multi_krum": [("MultiKrum", F)],
-    "centred_clipping(start=zero, iterations=1, radius=2)": [("CenteredClipping", None, 1, 2.0)],
-    "centred_clipping(start=zero, iterations=5, radius=1)": [("CenteredClipping", None, 5, 1.0)],
+    "centered_clipping(start=zero, iterations=1, radius=2)": [("CenteredClipping", None, 1, 2.0)],
+    "centered_clipping(start=zero, iterations=5, radius=1)": [("CenteredClipping", None, 5, 1.0)],
     "nnm > mean": [("NNM", F), ("Average",)],
     "nnm > trimmed_mean": [("NNM", F), ("TrMean", F)],
     "nnm > krum": [("NNM", F), ("Krum", F)],
@@ -66,7 +66,7 @@ def test_a_rule_is_byzfls(byzfl, text, n, d, kind):
     x = inputs(kind, n, d)
     if kind == "tied" and "krum" in text.split(">")[-1]:
         x[0] *= 0.5  # of two equal pairs byzfl takes either
-    found = parse(text, F)(torch.from_numpy(x), torch.ones(n))
+    found = create_aggregator(text, F)(torch.from_numpy(x), torch.ones(n))
     expected = x.copy()
     for name, *arguments in PAIRS[text]:
         with np.errstate(divide="ignore"):  # at a distance of 0

@@ -1,4 +1,4 @@
-"""What must hold for any input: generated vectors, and liars of up to 1e30."""
+"""Properties of any input: generated vectors, Byzantine ones of up to 1e30."""
 
 import numpy as np
 import pytest
@@ -6,38 +6,38 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fednorm.aggregators import parse
+from fednorm.aggregators import create_aggregator
 
 ROBUST = ["median", "trimmed_mean", "mean_around_median", "geometric_median", "krum", "multi_krum"]
-EQUIVARIANT = [*ROBUST, "centred_clipping", "nnm > median", "nnm > mean"]
+EQUIVARIANT = [*ROBUST, "centered_clipping", "nnm > median", "nnm > mean"]
 
 
 @st.composite
 def crowds(draw, dtype=np.float64):
-    """Honest vectors and f liars, as few as Krum needs; and who is honest."""
+    """Honest vectors, f Byzantine ones, as few as Krum needs; and a mask of the honest."""
     f = draw(st.integers(1, 4))
     honest, d = draw(st.integers(f + 3, 14)), draw(st.integers(1, 5))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     truth = rng.normal(draw(st.sampled_from([0, 1, -40])), 1, (honest, d))
     sizes = st.sampled_from([0.0, 1.0, 3.5, 1e6, 1e30])
-    lies = [[draw(sizes) * draw(st.sampled_from([1, -1])) for _ in range(d)] for _ in range(f)]
+    false = [[draw(sizes) * draw(st.sampled_from([1, -1])) for _ in range(d)] for _ in range(f)]
     order = rng.permutation(honest + f)
-    return torch.from_numpy(np.concatenate([truth, lies])[order].astype(dtype)), f, order < honest
+    return torch.from_numpy(np.concatenate([truth, false])[order].astype(dtype)), f, order < honest
 
 
 def alone(crowd):
-    """Return the honest vectors by themselves, and how many of them a rule may doubt."""
+    """Return the honest vectors alone, and the f that a rule may have for them."""
     values, f, honest = crowd
     return values[honest], min(f, (int(honest.sum()) - 3) // 2)
 
 
 def aggregate(text, values, f):
-    return parse(text, f)(values, torch.ones(len(values)))
+    return create_aggregator(text, f)(values, torch.ones(len(values)))
 
 
 @pytest.mark.parametrize("text", ["median", "trimmed_mean", "bucketing(size=1) > median"])
 @given(crowd=crowds(np.float32))
-def test_liars_cannot_move_it_out_of_the_honest_range(text, crowd):
+def test_byzantine_vectors_cannot_move_it_out_of_the_honest_range(text, crowd):
     values, f, honest = crowd
     found, truth = aggregate(text, values, f), values[honest]
     assert (found >= truth.amin(0)).all()
@@ -45,13 +45,13 @@ def test_liars_cannot_move_it_out_of_the_honest_range(text, crowd):
 
 
 @pytest.mark.parametrize(
-    "text", [*ROBUST, "centred_clipping", "nnm > trimmed_mean", "norm_clipping > median"]
+    "text", [*ROBUST, "centered_clipping", "nnm > trimmed_mean", "norm_clipping > median"]
 )
 @given(crowd=crowds(np.float32))
-def test_liars_cannot_send_it_far_away(text, crowd):
+def test_byzantine_vectors_cannot_send_it_far_away(text, crowd):
     values, f, honest = crowd
     found, truth = aggregate(text, values, f), values[honest]
-    # A small multiple of the honest spread; the vectors of liars may be 1e30 away.
+    # A small multiple of the honest spread; Byzantine vectors may be 1e30 away.
     spread = float((truth.amax(0) - truth.amin(0)).norm() + truth.norm(dim=1).max())
     assert float((found - truth.mean(0)).norm()) <= 60 * spread
 
@@ -96,7 +96,7 @@ def test_the_geometric_median_has_the_least_sum_of_distances(crowd):
 
 
 @given(crowd=crowds())
-def test_without_liars_rules_are_means(crowd):
+def test_without_byzantine_vectors_rules_are_means(crowd):
     values, _ = alone(crowd)
     for text in ("trimmed_mean", "mean_around_median", "multi_krum", "nnm > mean", "nnm > median"):
         close(aggregate(text, values, 0), values.mean(0))

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS, parse
-from fednorm.aggregators.bucketing import TAG
+from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS, create_aggregator
 from fednorm.aggregators.columns import sorting_network
 from fednorm.aggregators.rows import Vectors
+from fednorm.core.random_streams import Stream
 
 F = 3
 
@@ -70,7 +70,7 @@ def geometric_median(x):
     return z
 
 
-def centred_clipping(x):
+def centered_clipping(x):
     centre = nearest_half(x)
     for _ in range(3):
         away = [np.linalg.norm(row - centre) for row in x]
@@ -89,7 +89,7 @@ def nnm(x):
 
 
 def bucketing(x):
-    order = np.random.default_rng([0, TAG, len(x)]).permutation(len(x))
+    order = np.random.default_rng([0, Stream.BUCKETING, len(x)]).permutation(len(x))
     return np.array([mean(x[order[i : i + 2]]) for i in range(0, len(x), 2)])
 
 
@@ -107,7 +107,7 @@ RULES = {
     "geometric_median": geometric_median,
     "krum": krum,
     "multi_krum": multi_krum,
-    "centred_clipping": centred_clipping,
+    "centered_clipping": centered_clipping,
 }
 BEFORE = {"nnm": nnm, "bucketing": bucketing, "norm_clipping": norm_clipping}
 
@@ -125,7 +125,7 @@ def inputs(kind, n, d, seed=0):
 
 
 def close(found, expected, x, dtype):
-    # The honest values are near 1; liars of 1e30 must leave no trace of their size.
+    # The honest values are near 1; Byzantine ones of 1e30 must not show in the result.
     scale = np.median(np.abs(x).max(1)) + np.abs(expected).max()
     tolerance = {torch.float64: 1e-7, torch.float32: 1e-5}[dtype] * scale
     np.testing.assert_allclose(found.double().numpy(), expected, rtol=0, atol=tolerance)
@@ -143,8 +143,8 @@ def test_no_rule_is_forgotten():
 def test_a_rule_is_its_slow_version(name, n, d, kind, dtype):
     values = torch.from_numpy(inputs(kind, n, d)).to(dtype)
     x = values.double().numpy()
-    # The weights say that only the first client counts: nobody listens.
-    found = parse(name, F)(values, torch.eye(n)[0])
+    # The weights say that only the first client counts: rules ignore them.
+    found = create_aggregator(name, F)(values, torch.eye(n)[0])
     close(found, RULES[name](x), x, dtype)
 
 
@@ -156,7 +156,7 @@ def test_a_pipeline_is_one_after_the_other(name, rule, kind):
         pytest.skip("what was equal differs by rounding after the first stage, so any may be taken")
     x = inputs(kind, 18, 11)
     between = BEFORE[name](x)
-    found = parse(f"{name} > {rule}", F)(torch.from_numpy(x), torch.ones(len(x)))
+    found = create_aggregator(f"{name} > {rule}", F)(torch.from_numpy(x), torch.ones(len(x)))
     close(found, RULES[rule](between), between, torch.float64)
 
 
@@ -164,31 +164,31 @@ def test_a_pipeline_is_one_after_the_other(name, rule, kind):
 def test_a_pre_aggregation_by_itself(name):
     x = inputs("random", 11, 40_000)
     values = torch.from_numpy(x)
-    found = parse(f"{name} > mean", F).stages[0](values)
+    found = create_aggregator(f"{name} > mean", F).stages[0](values)
     np.testing.assert_allclose(found.numpy(), BEFORE[name](x), atol=1e-12)
     assert torch.equal(values, torch.from_numpy(x))
 
 
 def test_two_pre_aggregations():
     x = inputs("random", 20, 6)
-    found = parse("nnm > bucketing > median", F)(torch.from_numpy(x), torch.ones(20))
+    found = create_aggregator("nnm > bucketing > median", F)(torch.from_numpy(x), torch.ones(20))
     np.testing.assert_allclose(found.numpy(), np.median(bucketing(nnm(x)), 0), atol=1e-12)
 
 
 @pytest.mark.parametrize("n", [9, 40])
 @pytest.mark.parametrize("text", [*RULES, "nnm > median", "nnm > krum", "norm_clipping > mean"])
-def test_many_blocks_are_as_one(text, n):
+def test_many_blocks_give_the_result_of_one(text, n):
     values = torch.from_numpy(inputs("random", n, 60_000)).float()
     before = values.clone()
-    found = parse(text, F)(values, torch.ones(n))
+    found = create_aggregator(text, F)(values, torch.ones(n))
     assert torch.equal(values, before)
-    narrow = parse(text, F)(values.double(), torch.ones(n))
+    narrow = create_aggregator(text, F)(values.double(), torch.ones(n))
     torch.testing.assert_close(found.double(), narrow, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("text", [*RULES, "nnm > median"])
 def test_other_types_and_shapes(text):
-    aggregate, weights = parse(text, 1), torch.ones(7)
+    aggregate, weights = create_aggregator(text, 1), torch.ones(7)
     assert aggregate(torch.zeros(7, 0), weights).shape == (0,)
     assert aggregate(torch.zeros(7, 2, 0), weights).shape == (2, 0)
     assert aggregate(torch.full((7,), 0.5), weights) == 0.5
@@ -207,7 +207,7 @@ def test_the_threads_of_torch_stay_as_they_were():
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        parse("median", 1)(torch.zeros(9, 100_000), torch.ones(9))
+        create_aggregator("median", 1)(torch.zeros(9, 100_000), torch.ones(9))
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
@@ -215,12 +215,12 @@ def test_the_threads_of_torch_stay_as_they_were():
 
 @pytest.mark.parametrize("n", [9, 20])
 @pytest.mark.parametrize("text", ["median", "trimmed_mean"])
-def test_of_equal_values_the_mean_is_exactly_that_one(text, n):
+def test_the_mean_of_equal_values_is_exactly_that_value(text, n):
     values = torch.randn(500).expand(n, 500)
-    assert torch.equal(parse(text, 1)(values, torch.ones(n)), values[0])
+    assert torch.equal(create_aggregator(text, 1)(values, torch.ones(n)), values[0])
 
 
-def test_equal_vectors_are_at_no_distance():
+def test_equal_vectors_have_distance_0():
     rows = torch.randn(4, 9999)[[0, 1, 0, 2, 1, 3, 0]]
     distances = Vectors(rows).squared_distances
     same = (rows[:, None] == rows).all(2)
@@ -234,9 +234,9 @@ def test_norms_beyond_the_squares_of_float32(scale):
     torch.testing.assert_close(found, values.double().square().sum(1), rtol=1e-6, atol=0)
 
 
-def test_the_result_is_not_a_view_of_what_came():
+def test_the_result_is_not_a_view_of_the_input():
     values = torch.ones(5, 3)
-    parse("krum", 1)(values, torch.ones(5)).add_(1)
+    create_aggregator("krum", 1)(values, torch.ones(5)).add_(1)
     assert (values == 1).all()
 
 
@@ -245,26 +245,30 @@ def test_values_beyond_the_squares_of_float64():
     values[:3] = 1e300
     for name in RULES:
         if name not in ("mean", "mean_around_median"):
-            assert torch.isfinite(parse(name, 3)(values, torch.ones(9))).all()
+            assert torch.isfinite(create_aggregator(name, 3)(values, torch.ones(9))).all()
     for text in ("nnm > krum", "nnm > median", "nnm > nnm > geometric_median", "krum"):
-        found = parse(text, 3)(values, torch.ones(9))
+        found = create_aggregator(text, 3)(values, torch.ones(9))
         torch.testing.assert_close(found, torch.ones(4).double(), rtol=0, atol=1e-6)
 
 
 def test_equal_scores_choose_the_lower_client():
     values = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
-    assert parse("krum", 0)(values, torch.ones(4)).tolist() == [0.0, 1.0]
+    assert create_aggregator("krum", 0)(values, torch.ones(4)).tolist() == [0.0, 1.0]
 
 
 def test_bucketing_is_repeatable_and_has_a_seed():
     x = torch.randn(10, 3)
-    first, again = (parse("bucketing(seed=1) > median", 1)(x, torch.ones(10)) for _ in range(2))
+    first, again = (
+        create_aggregator("bucketing(seed=1) > median", 1)(x, torch.ones(10)) for _ in range(2)
+    )
     assert torch.equal(first, again)
-    assert not torch.equal(first, parse("bucketing(seed=2) > median", 1)(x, torch.ones(10)))
+    assert not torch.equal(
+        first, create_aggregator("bucketing(seed=2) > median", 1)(x, torch.ones(10))
+    )
 
 
 @pytest.mark.parametrize("n", range(1, 17))
-def test_exchanges_sort_whatever_comes(n):
+def test_the_sorting_network_sorts_any_input(n):
     # By the 0-1 principle a network that sorts every pattern of zeros and ones sorts everything.
     rows = [(np.arange(2**n) >> i) & 1 for i in range(n)]
     for low, high in sorting_network(n):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.algorithms.base import learning_rate
 from fednorm.engines.loop import rounds
 from support import CLASSES, ToyClients, last, nested_model, task_of
@@ -20,7 +20,9 @@ def model_states(result):
 def test_momentum_between_rounds_with_one_client(state):
     """Kept momentum makes rounds of 2 steps one long run; reset starts anew every round."""
     clients = ToyClients(sizes=(5,), steps=2)
-    step = algorithm("fedavg", lr=0.05, momentum=0.9, weight_decay=1e-3, momentum_state=state)
+    step = create_algorithm(
+        "fedavg", lr=0.05, momentum=0.9, weight_decay=1e-3, momentum_state=state
+    )
     ours = last(task_of("ln", step), clients, 4)
     task = task_of("ln", step)
     model = task.model.train()
@@ -38,10 +40,10 @@ def test_momentum_between_rounds_with_one_client(state):
         torch.testing.assert_close(ours.state.weights[name], value.detach(), rtol=0, atol=1e-10)
 
 
-def test_adam_starts_anew_in_every_round():
+def test_adam_is_reset_every_round():
     clients = ToyClients(sizes=(5,), steps=2)
-    ours = last(task_of("ln", algorithm("fedavg", lr=0.01, optimizer="adam")), clients, 3)
-    model = task_of("ln", algorithm("fedavg")).model.train()
+    ours = last(task_of("ln", create_algorithm("fedavg", lr=0.01, optimizer="adam")), clients, 3)
+    model = task_of("ln", create_algorithm("fedavg")).model.train()
     for round_ in range(1, 4):
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         for x, y in clients.batches(0, round_).steps:
@@ -51,13 +53,13 @@ def test_adam_starts_anew_in_every_round():
     for name, value in model.named_parameters():
         torch.testing.assert_close(ours.state.weights[name], value.detach(), rtol=0, atol=1e-10)
     with pytest.raises(ValueError, match="use momentum = 0"):
-        algorithm("fedavg", optimizer="adam", momentum=0.9)
+        create_algorithm("fedavg", optimizer="adam", momentum=0.9)
 
 
 def test_global_momentum_is_the_weighted_mean_and_doubles_the_message():
     clients = ToyClients(sizes=(2, 6), steps=2)
-    plain = algorithm("fedavg", lr=0.05, momentum=0.9)
-    shared = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global")
+    plain = create_algorithm("fedavg", lr=0.05, momentum=0.9)
+    shared = create_algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global")
     without, with_ = (last(task_of("none", step), clients, 2) for step in (plain, shared))
     assert with_.bytes_up - without.bytes_up == without.bytes_up - 8
     assert with_.bytes_down - without.bytes_down == without.bytes_down - 8
@@ -72,7 +74,7 @@ def test_global_momentum_is_the_weighted_mean_and_doubles_the_message():
 
 
 def test_local_momentum_stays_with_its_client():
-    step = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
+    step = create_algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
     result = last(task_of("none", step), ToyClients(steps=2), 2)
     assert not result.state.momentum
     name = next(iter(result.state.weights))
@@ -83,10 +85,10 @@ def test_local_momentum_stays_with_its_client():
 
 def test_dsgd_mean_is_the_gradient_of_the_merged_batch():
     clients = ToyClients(sizes=(1, 7, 3))
-    task = task_of("ln", algorithm("dsgd", lr=1.0, weight_decay=0.01))
+    task = task_of("ln", create_algorithm("dsgd", lr=1.0, weight_decay=0.01))
     start = {n: p.detach().clone() for n, p in task.model.named_parameters()}
     after = last(task, clients, 1).state
-    model = task_of("ln", algorithm("dsgd")).model
+    model = task_of("ln", create_algorithm("dsgd")).model
     x, y = clients.union(1)
     nn.functional.cross_entropy(model(x), y).backward()
     for name, parameter in model.named_parameters():
@@ -94,8 +96,8 @@ def test_dsgd_mean_is_the_gradient_of_the_merged_batch():
         torch.testing.assert_close(after.weights[name], expected, rtol=0, atol=1e-12)
 
 
-def test_dsgd_client_momentum_of_absent_clients_waits():
-    step = algorithm("dsgd", lr=0.1, momentum=0.9)
+def test_dsgd_keeps_the_momentum_of_absent_clients():
+    step = create_algorithm("dsgd", lr=0.1, momentum=0.9)
     task = task_of("none", step)
     one, two, three = rounds(task, ToyClients(absent={2: (0,)}), 3)
     name = next(iter(one.state.weights))
@@ -114,7 +116,7 @@ def test_schedules():
     assert step == pytest.approx([1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01])
     inverse = [learning_rate(0.1, "inverse", t, None) for t in (1, 1000, 1001, 2001, 3000)]
     assert inverse == pytest.approx([0.1, 0.1, 0.05, 0.1 / 3, 0.1 / 3])
-    sooner = algorithm("dsgd", lr=0.1, schedule="inverse", decay_every=2)
+    sooner = create_algorithm("dsgd", lr=0.1, schedule="inverse", decay_every=2)
     assert [sooner.rate(t, None) for t in (1, 2, 3, 5)] == pytest.approx([0.1, 0.1, 0.05, 0.1 / 3])
     with pytest.raises(ValueError, match="needs the number of rounds"):
         learning_rate(1.0, "step", 1, None)
@@ -123,7 +125,7 @@ def test_schedules():
 @pytest.mark.parametrize("name", ["dsgd", "fedavg"])
 def test_the_schedule_reaches_the_steps(name):
     """In the last quarter the weights move a hundred times less."""
-    task = task_of("none", algorithm(name, lr=0.01, schedule="step"), count=8)
+    task = task_of("none", create_algorithm(name, lr=0.01, schedule="step"), count=8)
     states = [task.initial_state] + [r.state for r in rounds(task, ToyClients(), 8)]
     moves = [
         sum(float((b.weights[n] - a.weights[n]).norm()) for n in a.weights)
@@ -144,14 +146,16 @@ def test_the_schedule_reaches_the_steps(name):
 )
 def test_refuses_impossible_fields(fields, message):
     with pytest.raises(ValueError, match=message):
-        algorithm("fedavg", **fields)
+        create_algorithm("fedavg", **fields)
 
 
-def test_a_parameter_that_is_not_used_stays_where_it_is():
+def test_an_unused_parameter_does_not_change():
     model = nested_model()
     model.unused = nn.Parameter(torch.ones(3, dtype=torch.float64))
     for name in ("dsgd", "fedavg"):
-        state = last(task_of("fbn", algorithm(name, lr=0.1), model=model), ToyClients(), 2).state
+        state = last(
+            task_of("fbn", create_algorithm(name, lr=0.1), model=model), ToyClients(), 2
+        ).state
         assert torch.equal(state.weights["unused"], torch.ones(3, dtype=torch.float64))
 
 
@@ -159,17 +163,19 @@ def test_a_parameter_without_gradient_is_shared_but_does_not_learn():
     model = nested_model()
     model.stem[0].weight.requires_grad_(requires_grad=False)
     for name in ("dsgd", "fedavg"):
-        state = last(task_of("fbn", algorithm(name, lr=0.1), model=model), ToyClients(), 2).state
+        state = last(
+            task_of("fbn", create_algorithm(name, lr=0.1), model=model), ToyClients(), 2
+        ).state
         assert torch.equal(state.weights["stem.0.weight"], model.stem[0].weight)
 
 
-def test_dsgd_where_all_that_learns_is_personal():
+def test_dsgd_with_personal_parameters_only():
     torch.manual_seed(0)
     layers = [nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, CLASSES)]
     model = nn.Sequential(*layers).double()
     for layer in (model[1], model[3]):
         layer.requires_grad_(requires_grad=False)
-    task = task_of("fedbn", algorithm("dsgd", lr=0.1), model=model)
+    task = task_of("fedbn", create_algorithm("dsgd", lr=0.1), model=model)
     result = last(task, ToyClients(sizes=(4, 4)), 2)
     assert not result.replies[0].update
     assert torch.equal(result.state.weights["1.weight"], model[1].weight)

@@ -1,4 +1,4 @@
-"""Attacks against slow, obvious versions; who lies, and what liars get to see."""
+"""Attacks against slow, obvious versions; the choice of Byzantine clients and their knowledge."""
 
 from dataclasses import replace
 from statistics import NormalDist
@@ -8,43 +8,45 @@ import pytest
 import torch
 
 from fednorm import ClientState, broadcast, client_round
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.attacks import (
     ATTACKS,
     Adversary,
     DataAttack,
-    World,
+    DataInfo,
     apply_attack,
-    attack,
     choose_byzantine,
+    create_attack,
 )
 from fednorm.attacks.alie import choose_z
 from fednorm.core.calibration import CalibrationReply
 from support import ToyClients, task_of
 
-LIARS = frozenset({1, 4})
+BYZANTINE = frozenset({1, 4})
 ON_MESSAGES = sorted(name for name, cls in ATTACKS.items() if not cls.on_data)
 
 
 @pytest.fixture(scope="module")
 def replies():
-    task = task_of("fbn", algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global"))
+    task = task_of(
+        "fbn", create_algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global")
+    )
     clients = ToyClients(sizes=(5, 4, 6, 5, 3))
     received = broadcast(task, task.initial_state)
     return [client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in range(5)]
 
 
-def lies(replies, name, target="both", **fields):
-    adversary = Adversary(attack(name, **fields), LIARS, target, seed=3)
+def corrupted(replies, name, target="both", **fields):
+    adversary = Adversary(create_attack(name, **fields), BYZANTINE, target, seed=3)
     return apply_attack(replies, adversary, round_=1)
 
 
 def honest_of(replies, name):
-    return np.stack([r.update[name].numpy() for r in replies if r.client not in LIARS])
+    return np.stack([r.update[name].numpy() for r in replies if r.client not in BYZANTINE])
 
 
 def honest_moments(replies, path, what):
-    reports = [r.stats[path].moments for r in replies if r.client not in LIARS]
+    reports = [r.stats[path].moments for r in replies if r.client not in BYZANTINE]
     return np.stack([getattr(m, what).numpy() for m in reports])
 
 
@@ -70,32 +72,32 @@ ORACLES = {  # settings, what becomes of a value, and what of a variance
 @pytest.mark.parametrize("name", ORACLES)
 def test_formulas(replies, name):
     fields, value, variance = ORACLES[name]
-    found = lies(replies, name, **fields)
-    for liar in LIARS:
-        for key, own in replies[liar].update.items():
+    found = corrupted(replies, name, **fields)
+    for client in BYZANTINE:
+        for key, own in replies[client].update.items():
             expected = value(own.numpy(), honest_of(replies, key))
-            np.testing.assert_allclose(found[liar].update[key].numpy(), expected, rtol=1e-12)
-        for path, report in replies[liar].stats.items():
-            lie = found[liar].stats[path]
+            np.testing.assert_allclose(found[client].update[key].numpy(), expected, rtol=1e-12)
+        for path, report in replies[client].stats.items():
+            changed = found[client].stats[path]
             for what, formula in (("mean", value), ("var", variance)):
                 own = getattr(report.moments, what).numpy()
                 expected = formula(own, honest_moments(replies, path, what))
-                sent = getattr(lie.moments, what).numpy()
+                sent = getattr(changed.moments, what).numpy()
                 np.testing.assert_allclose(sent, expected, rtol=1e-12, atol=1e-15)
-            assert (lie.num_batches, lie.moments.count) == (
+            assert (changed.num_batches, changed.moments.count) == (
                 report.num_batches,
                 report.moments.count,
             )
 
 
-def test_gaussian_noise_has_its_deviation_and_follows_from_seed_client_and_round(replies):
-    found = lies(replies, "gaussian", std=3.0)
+def test_gaussian_noise_has_its_std_and_depends_on_seed_client_and_round(replies):
+    found = corrupted(replies, "gaussian", std=3.0)
     values = torch.cat([t.flatten() for t in found[1].update.values()])
     assert float(values.std()) == pytest.approx(3.0, rel=0.1)
     assert abs(float(values.mean())) < 0.3
     for report in found[1].stats.values():
         assert float(report.moments.var.min()) >= 0
-    again = lies(replies, "gaussian", std=3.0)
+    again = corrupted(replies, "gaussian", std=3.0)
     name = next(iter(found[1].update))
     assert torch.equal(found[1].update[name], again[1].update[name])
     assert not torch.equal(found[1].update[name], found[4].update[name])
@@ -104,9 +106,9 @@ def test_gaussian_noise_has_its_deviation_and_follows_from_seed_client_and_round
 @pytest.mark.parametrize("name", ON_MESSAGES)
 @pytest.mark.parametrize("target", ["updates", "statistics", "both"])
 def test_only_the_target_of_byzantine_clients_changes(replies, name, target):
-    found = lies(replies, name, target)
+    found = corrupted(replies, name, target)
     for before, after in zip(replies, found, strict=True):
-        if before.client not in LIARS:
+        if before.client not in BYZANTINE:
             assert after is before
             continue
         assert (after.update is before.update) == (target == "statistics")
@@ -119,15 +121,15 @@ def test_only_the_target_of_byzantine_clients_changes(replies, name, target):
 
 @pytest.mark.parametrize("name", ON_MESSAGES)
 def test_attacks_see_honest_replies_only(replies, name):
-    """What other liars hold changes nothing; without honest replies nothing is seen at all."""
+    """Replies of other Byzantine clients have no influence; without honest ones nothing is seen."""
     shaken = [
         replace(r, update={k: v + 100 for k, v in r.update.items()}) if r.client == 4 else r
         for r in replies
     ]
-    one, other = lies(replies, name)[1], lies(shaken, name)[1]
+    one, other = corrupted(replies, name)[1], corrupted(shaken, name)[1]
     for key in one.update:
         assert torch.equal(one.update[key].nan_to_num(), other.update[key].nan_to_num())
-    alone = lies([replies[1], replies[4]], name)
+    alone = corrupted([replies[1], replies[4]], name)
     if ATTACKS[name].omniscient:
         assert alone == [replies[1], replies[4]]
     else:
@@ -136,7 +138,7 @@ def test_attacks_see_honest_replies_only(replies, name):
 
 def test_answers_of_a_survey_are_statistics(replies):
     told = [CalibrationReply(r.client, r.examples, r.stats) for r in replies]
-    adversary = Adversary(attack("sign_flip"), LIARS, "statistics", seed=3)
+    adversary = Adversary(create_attack("sign_flip"), BYZANTINE, "statistics", seed=3)
     found = apply_attack(told, adversary, 1, survey=True)
     path = next(iter(replies[1].stats))
     mean = replies[1].stats[path].moments.mean
@@ -164,16 +166,16 @@ def test_z_is_finite_where_the_formula_is_not(n, f):
 
 def test_flipped_labels():
     x, y = torch.zeros(4, 1, 8, 8), torch.tensor([0, 9, 4, -100])
-    world = World(10, torch.ones(1, 8, 8))
-    same, flipped = attack("label_flip").poison(x, y, world, torch.Generator())
+    world = DataInfo(10, torch.ones(1, 8, 8))
+    same, flipped = create_attack("label_flip").poison(x, y, world, torch.Generator())
     assert same is x
     assert flipped.tolist() == [9, 0, 5, -100]
 
 
 def test_a_backdoor_marks_a_share_of_images_and_tests_on_all_others():
     x, y = torch.rand(2000, 2, 8, 8), torch.arange(2000) % 10
-    world = World(10, torch.full((2, 8, 8), 7.0))
-    chosen = attack("backdoor", target=3, size=2, share=0.25)
+    world = DataInfo(10, torch.full((2, 8, 8), 7.0))
+    chosen = create_attack("backdoor", target=3, size=2, share=0.25)
     seen, taught = chosen.poison(x, y, world, torch.Generator().manual_seed(0))
     marked = (seen[..., -2:, -2:] == 7).flatten(1).all(1)
     assert 0.2 < float(marked.float().mean()) < 0.3
@@ -181,7 +183,7 @@ def test_a_backdoor_marks_a_share_of_images_and_tests_on_all_others():
     assert torch.equal(taught[~marked], y[~marked])
     assert torch.equal(seen[~marked], x[~marked])
     assert torch.equal(seen[..., :-2, :], x[..., :-2, :])
-    ((tested, wanted),) = chosen.triggered([(x, y)], world)
+    ((tested, wanted),) = chosen.add_trigger([(x, y)], world)
     assert len(tested) == 1800
     assert bool((wanted == 3).all())
     assert bool((tested[..., -2:, -2:] == 7).all())
@@ -202,10 +204,10 @@ def test_a_backdoor_marks_a_share_of_images_and_tests_on_all_others():
 )
 def test_impossible_settings_are_refused(name, fields):
     with pytest.raises(ValueError, match=f"{name} needs"):
-        attack(name, **fields)
+        create_attack(name, **fields)
 
 
 def test_attacks_on_data_leave_messages_alone(replies):
     for name, cls in ATTACKS.items():
         if issubclass(cls, DataAttack):
-            assert lies(replies, name) == list(replies)
+            assert corrupted(replies, name) == list(replies)

@@ -24,14 +24,14 @@ def home(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def pictures(tmp_path):
+def images(tmp_path):
     rng = np.random.default_rng(0)
     for kind in ("cat", "dog"):
-        (tmp_path / "pictures" / kind).mkdir(parents=True)
+        (tmp_path / "images" / kind).mkdir(parents=True)
         for number in range(5):
             pixels = rng.integers(0, 256, (9, 9, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "pictures" / kind / f"{number}.png")
-    return tmp_path / "pictures"
+            Image.fromarray(pixels).save(tmp_path / "images" / kind / f"{number}.png")
+    return tmp_path / "images"
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +63,8 @@ def test_list_names_every_data_set_and_its_sources(home):
     assert str(home) not in text
 
 
-def test_get_reads_a_copy_and_list_shows_it(home, pictures):
-    text = call("get", "folder", "--data-dir", pictures, "--set", "size=6", "--set", "train=4")
+def test_get_reads_a_copy_and_list_shows_it(home, images):
+    text = call("get", "folder", "--data-dir", images, "--set", "size=6", "--set", "train=4")
     assert "folder: 4 training and 2 test samples of shape (3, 6, 6), 2 classes" in text
     row = line("folder").split()
     assert row[1] == "yes"
@@ -87,8 +87,8 @@ def test_get_of_a_known_data_set(home, tmp_path, monkeypatch):
     assert (home / "decoded" / "mnist" / "x.npy").exists()
 
 
-def test_a_run_decodes_what_it_needs(home, pictures, tmp_path):
-    flags = ["--data", "folder", "--set", f"data.root='{pictures}'", "--set", "data.size=8"]
+def test_a_run_decodes_what_it_needs(home, images, tmp_path):
+    flags = ["--data", "folder", "--set", f"data.root='{images}'", "--set", "data.size=8"]
     flags += ["--strategies", "gn", "--model", "cnn", "--partition", "iid", "--clients", "2"]
     flags += ["--rounds", "1", "--seeds", "2", "--workers", "2", "--out", tmp_path / "out"]
     result = CliRunner().invoke(fednorm, ["compare", *map(str, flags)])
@@ -99,7 +99,7 @@ def test_a_run_decodes_what_it_needs(home, pictures, tmp_path):
 
 
 @pytest.mark.usefixtures("home")
-def test_mistakes_are_answered(tmp_path):
+def test_mistakes_are_explained(tmp_path):
     with pytest.raises(UnknownNameError, match="did you mean 'cifar10'"):
         call("get", "cifar")
     with pytest.raises(ConfigError, match="train of at least 1, but got 0"):

@@ -9,7 +9,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fednorm.cli import app
-from fednorm.data import load
+from fednorm.data import load_dataset
 from fednorm.data.datasets.cityscapes import LABELS
 from fednorm.data.transforms import IGNORED
 
@@ -21,7 +21,7 @@ def streets(tmp_path, monkeypatch):
     """Made-up scenes as files: three cities to train on, one to test on."""
     monkeypatch.setenv("FEDNORM_DATA", str(tmp_path / "cache"))
     root = tmp_path / "cityscapes"
-    scenes = load("scenes", 0, samples=24, test=6, cities=3)
+    scenes = load_dataset("scenes", 0, samples=24, test=6, cities=3)
     for number, (x, y) in enumerate(zip(scenes.x, scenes.y, strict=True)):
         save(root, "train", f"{CITIES[number % 3]}_{number:06}_000019", x, y)
     for number, (x, y) in enumerate(zip(scenes.x_test, scenes.y_test, strict=True)):
@@ -32,13 +32,13 @@ def streets(tmp_path, monkeypatch):
 def save(root, split, name, x, y):
     ids = np.array([*LABELS[:5], 0], dtype=np.uint8)
     mask = ids[np.where(y.numpy() == IGNORED, 5, y.numpy()).astype(int)]
-    for folder, ending, picture in (
+    for folder, ending, image in (
         ("leftImg8bit", "leftImg8bit", x.permute(1, 2, 0).numpy()),
         ("gtFine", "gtFine_labelIds", mask),
     ):
         path = root / folder / split / name.split("_")[0] / f"{name}_{ending}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture).save(path)
+        Image.fromarray(image).save(path)
 
 
 def test_cities_as_clients(streets, tmp_path):

@@ -8,9 +8,9 @@ import re
 import pytest
 import torch
 
-from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS, parse
-from fednorm.algorithms import algorithm
-from fednorm.attacks import ATTACKS, Adversary, World, attack
+from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS, create_aggregator
+from fednorm.algorithms import create_algorithm
+from fednorm.attacks import ATTACKS, Adversary, DataInfo, create_attack
 from fednorm.core.task import Task
 from fednorm.engines.base import Faults, PoisonedClients
 from fednorm.engines.loop import rounds
@@ -45,17 +45,17 @@ def test_has_a_file_of_its_own_that_names_its_paper(name):
 
 def attacked_run(name, chosen, target, rule="nnm > trimmed_mean"):
     clients = ToyClients(sizes=(4, 4, 4, 4, 4))
-    adversary = Adversary(attack(name), frozenset({3}), target, seed=0)
+    adversary = Adversary(create_attack(name), frozenset({3}), target, seed=0)
     source = clients
     if adversary.attack.on_data:
-        source = PoisonedClients(clients, adversary, World(CLASSES, torch.ones(SHAPE)))
+        source = PoisonedClients(clients, adversary, DataInfo(CLASSES, torch.ones(SHAPE)))
     task = Task.build(
         nested_model(),
         create_strategy(chosen),
-        algorithm("dsgd", lr=0.01),
+        create_algorithm("dsgd", lr=0.01),
         rounds=2,
-        aggregator=parse(rule, 1),
-        statistics_aggregator=parse(rule.replace("trimmed_mean", "median"), 1),
+        aggregator=create_aggregator(rule, 1),
+        statistics_aggregator=create_aggregator(rule.replace("trimmed_mean", "median"), 1),
     )
     *_, last = rounds(task, source, 2, conditions=Faults(adversary))
     assert last.state.round == 2

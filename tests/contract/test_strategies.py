@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fednorm import ClientState, broadcast, client_round, server_round
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import download_bytes, upload_bytes
 from fednorm.core.task import export
 from fednorm.core.types import Role
@@ -21,7 +21,11 @@ from support import ToyClients, last, nested_model, task_of
 FILES = {"in": "instance_norm"}
 every = pytest.mark.parametrize("name", sorted(STRATEGIES))
 algorithms = pytest.mark.parametrize(
-    "step", [algorithm("dsgd", lr=0.05, momentum=0.9), algorithm("fedavg", lr=0.05, momentum=0.9)]
+    "step",
+    [
+        create_algorithm("dsgd", lr=0.05, momentum=0.9),
+        create_algorithm("fedavg", lr=0.05, momentum=0.9),
+    ],
 )
 
 
@@ -61,7 +65,7 @@ def test_trains_and_stays_finite(name, step):
 
 @every
 def test_every_tensor_of_the_model_has_a_role_and_a_place(name):
-    task = task_of(name, algorithm("dsgd"))
+    task = task_of(name, create_algorithm("dsgd"))
     layout = task.layout
     assert set(layout.roles) == set(task.model.state_dict())
     places = set(layout.shared) | set(layout.personal) | set(layout.buffers)
@@ -91,7 +95,7 @@ def test_a_round_is_a_pure_function(name, step):
 
 @every
 def test_evaluation_depends_on_no_other_sample(name):
-    task, clients = task_of(name, algorithm("dsgd", lr=0.05)), ToyClients()
+    task, clients = task_of(name, create_algorithm("dsgd", lr=0.05)), ToyClients()
     result = last(task, clients, 3)
     model = export(task, result.state, result.client_states[0])
     assert not model.training
@@ -102,7 +106,7 @@ def test_evaluation_depends_on_no_other_sample(name):
 
 @every
 def test_is_tested_globally_or_per_client(name):
-    task, clients = task_of(name, algorithm("dsgd", lr=0.05)), ToyClients()
+    task, clients = task_of(name, create_algorithm("dsgd", lr=0.05)), ToyClients()
     result = last(task, clients, 2)
     scores = score_clients(task, result.state, result.client_states, clients, range(3))
     assert len(scores) == 3
@@ -114,7 +118,7 @@ def test_is_tested_globally_or_per_client(name):
 
 @every
 def test_message_sizes_are_those_of_the_tensors(name):
-    task, clients = task_of(name, algorithm("dsgd")), ToyClients()
+    task, clients = task_of(name, create_algorithm("dsgd")), ToyClients()
     received = broadcast(task, task.initial_state)
     reply, _ = client_round(task, received, ClientState(), clients.batches(0, 1))
     shared = sum(p.numel() * 8 for p in task.layout.shared.values())
@@ -128,7 +132,7 @@ def test_message_sizes_are_those_of_the_tensors(name):
 
 @every
 def test_a_batch_of_one_either_works_or_is_announced(name):
-    task = task_of(name, algorithm("dsgd"))
+    task = task_of(name, create_algorithm("dsgd"))
     received = broadcast(task, task.initial_state)
     batches = ToyClients(sizes=(1, 1)).batches(0, 1)
     if not task.strategy.needs_batch_statistics:
@@ -138,7 +142,7 @@ def test_a_batch_of_one_either_works_or_is_announced(name):
 
 @every
 def test_checkpoint_of_the_trained_model_loads_strictly(name):
-    task = task_of(name, algorithm("dsgd", lr=0.05))
+    task = task_of(name, create_algorithm("dsgd", lr=0.05))
     result = last(task, ToyClients(), 2)
     saved = export(task, result.state, result.client_states[0]).state_dict()
     fresh = task.strategy.convert(nested_model(3)).model

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fednorm import ClientState, broadcast, client_round, server_round
-from fednorm.aggregators import parse
-from fednorm.algorithms import algorithm
+from fednorm.aggregators import create_aggregator
+from fednorm.algorithms import create_algorithm
 from fednorm.core.aggregation import Aggregator, combine_tensors, weighted_mean
 from fednorm.errors import NoUsableReplyError
 from support import ToyClients, task_of
@@ -62,13 +62,13 @@ def test_what_some_lack_is_combined_over_the_others_if_they_are_enough():
 
 @pytest.fixture
 def started():
-    task = task_of("fbn", algorithm("dsgd", lr=0.05))
+    task = task_of("fbn", create_algorithm("dsgd", lr=0.05))
     clients = ToyClients(sizes=(4, 4, 4, 4, 4))
     received = broadcast(task, task.initial_state)
     replies = [
         client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in range(5)
     ]
-    rule = parse("trimmed_mean", 2)
+    rule = create_aggregator("trimmed_mean", 2)
     return replace(task, aggregator=rule, statistics_aggregator=rule), replies
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fednorm import ClientState, broadcast, client_round, server_round
-from fednorm.aggregators import parse
-from fednorm.algorithms import algorithm
+from fednorm.aggregators import create_aggregator
+from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import LayerStats
 from fednorm.core.moments import Moments
 from fednorm.errors import NoUsableReplyError
@@ -28,15 +28,15 @@ def started(name, step, **fields):
 
 
 KINDS = {
-    "pooled": lambda: started("fbn", algorithm("dsgd", lr=0.05)),
+    "pooled": lambda: started("fbn", create_algorithm("dsgd", lr=0.05)),
     "averaged": lambda: started(
-        "naive", algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global")
+        "naive", create_algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global")
     ),
     "frozen": lambda: started(
-        "fixbn", algorithm("dsgd", lr=0.05), freeze_round=0, freeze_affine=True
+        "fixbn", create_algorithm("dsgd", lr=0.05), freeze_round=0, freeze_affine=True
     ),
-    "backward": lambda: started("dualbn", algorithm("dsgd", lr=0.05)),
-    "cumulative": lambda: started("fbn", algorithm("dsgd", lr=0.05), stats_momentum=None),
+    "backward": lambda: started("dualbn", create_algorithm("dsgd", lr=0.05)),
+    "cumulative": lambda: started("fbn", create_algorithm("dsgd", lr=0.05), stats_momentum=None),
 }
 
 
@@ -202,7 +202,7 @@ def test_fewer_good_replies_than_are_needed_are_an_error():
 
 def test_a_robust_rule_does_not_believe_a_single_counter():
     task, replies = KINDS["pooled"]()
-    median = parse("median", f=1)
+    median = create_aggregator("median", f=1)
     task = replace(task, aggregator=median, statistics_aggregator=median)
     report = replies[2].stats["stem.1"]
     liar = replace(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fednorm import ClientState, Moments, broadcast, client_round, server_round
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.exchange import PendingError, answer_exchange
 from fednorm.core.messages import LayerStats
 from fednorm.errors import NonFiniteLossError, NoUsableReplyError
@@ -15,7 +15,7 @@ from support import ToyClients, task_of
 
 @pytest.fixture
 def started():
-    task, clients = task_of("fbn", algorithm("dsgd", lr=0.05)), ToyClients()
+    task, clients = task_of("fbn", create_algorithm("dsgd", lr=0.05)), ToyClients()
     received = broadcast(task, task.initial_state)
     replies = [
         client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in range(3)
@@ -89,7 +89,7 @@ def test_an_empty_client_counts_for_nothing(started):
 
 
 def test_a_loss_that_is_not_finite_names_round_and_client():
-    task, clients = task_of("fbn", algorithm("dsgd", lr=0.05)), ToyClients()
+    task, clients = task_of("fbn", create_algorithm("dsgd", lr=0.05)), ToyClients()
     batches = clients.batches(2, 1)
     broken = replace(batches, steps=[(x * float("inf"), y) for x, y in batches.steps])
     with pytest.raises(NonFiniteLossError, match="in round 1 at client 2"):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from fednorm import ClientState, broadcast, client_round, create_strategy
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.strategy import Strategy
 from fednorm.core.task import Task
 from fednorm.nn.convert import to_fed_batch_norm
@@ -35,7 +35,7 @@ def test_layers_without_a_rule_are_refused_when_they_train():
         def convert(self, model):
             return to_fed_batch_norm(model)
 
-    task = Task.build(nested_model(), Ruleless(), algorithm("dsgd"))
+    task = Task.build(nested_model(), Ruleless(), create_algorithm("dsgd"))
     received = broadcast(task, task.initial_state)
     with pytest.raises(NotImplementedError, match="override its rule"):
         client_round(task, received, ClientState(), ToyClients().batches(0, 1))

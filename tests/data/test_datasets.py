@@ -6,7 +6,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from fednorm.data import Dataset, load
+from fednorm.data import Dataset, load_dataset
 from fednorm.errors import UnknownNameError
 
 FAST = {"digits": {}, "ring": {}, "patterns": {"samples": 60, "test": 30}}
@@ -22,7 +22,7 @@ def tensors(data):
 
 
 def test_types_and_shapes(name):
-    data = load(name, 0, **FAST[name])
+    data = load_dataset(name, 0, **FAST[name])
     assert data.name == name
     assert data.x.dtype == data.x_test.dtype == torch.float32
     assert data.y.dtype == data.y_test.dtype == torch.int64
@@ -32,29 +32,29 @@ def test_types_and_shapes(name):
 
 def test_the_seed_alone_decides_the_data(name):
     torch.manual_seed(1)
-    first = load(name, 5, **FAST[name])
+    first = load_dataset(name, 5, **FAST[name])
     torch.manual_seed(2)
-    second = load(name, 5, **FAST[name])
-    other = load(name, 6, **FAST[name])
+    second = load_dataset(name, 5, **FAST[name])
+    other = load_dataset(name, 6, **FAST[name])
     assert all(map(torch.equal, tensors(first), tensors(second)))
     assert not torch.equal(first.x, other.x)
 
 
 def test_global_generators_are_not_touched(name):
     before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002 (the legacy one)
-    load(name, 3, **FAST[name])
+    load_dataset(name, 3, **FAST[name])
     assert torch.equal(before[0], torch.get_rng_state())
     assert np.array_equal(before[1], np.random.get_state()[1])  # noqa: NPY002 (the legacy one)
 
 
 def test_test_data_are_not_the_training_data(name):
-    data = load(name, 0, **FAST[name])
+    data = load_dataset(name, 0, **FAST[name])
     count = min(len(data.x), len(data.x_test))
     assert not torch.equal(data.x[:count], data.x_test[:count])
 
 
 def test_digits_are_those_of_scikit_learn():
-    data = load("digits", 9, test=300)
+    data = load_dataset("digits", 9, test=300)
     expected = load_digits()
     images = torch.cat([data.x, data.x_test]).squeeze(1).double().numpy() * 16
     labels = torch.cat([data.y, data.y_test]).numpy()
@@ -67,7 +67,7 @@ def test_digits_are_those_of_scikit_learn():
 
 
 def test_digits_keep_the_order_of_scikit_learn_within_a_split():
-    data = load("digits", 0, test=1)
+    data = load_dataset("digits", 0, test=1)
     expected = load_digits().target.tolist()
     missing = next(i for i in range(1797) if data.y.tolist() == expected[:i] + expected[i + 1 :])
     assert data.y_test.tolist() == [expected[missing]]
@@ -76,11 +76,11 @@ def test_digits_keep_the_order_of_scikit_learn_within_a_split():
 @pytest.mark.parametrize("test", [0, 1797, -1])
 def test_digits_refuse_an_empty_split(test):
     with pytest.raises(ValueError, match=f"between 1 and 1796.*got {test}"):
-        load("digits", 0, test=test)
+        load_dataset("digits", 0, test=test)
 
 
 def test_ring_has_its_clouds_where_the_paper_puts_them():
-    data = load("ring", 0, samples_per_class=4000)
+    data = load_dataset("ring", 0, samples_per_class=4000)
     for label in range(10):
         angle = 2 * math.pi * label / 10
         cloud = data.x[data.y == label].double()
@@ -90,7 +90,7 @@ def test_ring_has_its_clouds_where_the_paper_puts_them():
 
 
 def test_ring_defaults_are_those_of_figure_1():
-    data = load("ring", 0)
+    data = load_dataset("ring", 0)
     assert data.y.bincount().tolist() == data.y_test.bincount().tolist() == [30] * 10
     assert data.groups.tolist() == data.y.tolist()
     assert data.groups_test.tolist() == data.y_test.tolist()
@@ -99,13 +99,13 @@ def test_ring_defaults_are_those_of_figure_1():
 @pytest.mark.parametrize(
     "fields", [{"classes": 0}, {"samples_per_class": 0}, {"radius": -1.0}, {"std": math.nan}]
 )
-def test_ring_refuses_what_makes_no_ring(fields):
+def test_ring_refuses_invalid_fields(fields):
     with pytest.raises(ValueError, match=f"finite {next(iter(fields))} of at least"):
-        load("ring", 0, **fields)
+        load_dataset("ring", 0, **fields)
 
 
 def test_patterns_are_noise_plus_two_on_the_block_of_the_class():
-    data = load("patterns", 0, samples=2000, size=12)
+    data = load_dataset("patterns", 0, samples=2000, size=12)
     for label in range(10):
         expected = torch.zeros(12, 12)
         expected[label % 12 :, (3 * label) % 12 :][:3, :3] = 2.0
@@ -114,8 +114,8 @@ def test_patterns_are_noise_plus_two_on_the_block_of_the_class():
         torch.testing.assert_close((images - expected).std(), torch.tensor(1.0), atol=0.03, rtol=0)
 
 
-def test_patterns_of_one_channel_are_drawn_as_ever():
-    data = load("patterns", 5, samples=9, test=4, size=6, classes=4)
+def test_patterns_of_one_channel_do_not_change():
+    data = load_dataset("patterns", 5, samples=9, test=4, size=6, classes=4)
     generator = torch.Generator().manual_seed(5)
     for x, y in ((data.x, data.y), (data.x_test, data.y_test)):
         noise = torch.randn(len(y), 1, 6, 6, generator=generator)
@@ -126,7 +126,7 @@ def test_patterns_of_one_channel_are_drawn_as_ever():
 
 
 def test_patterns_of_three_channels_have_the_block_in_each():
-    data = load("patterns", 0, samples=3000, size=8, classes=2, channels=3)
+    data = load_dataset("patterns", 0, samples=3000, size=8, classes=2, channels=3)
     assert data.shape == (3, 8, 8)
     means = data.x[data.y == 1].mean(0)
     expected = torch.zeros(3, 8, 8)
@@ -135,25 +135,25 @@ def test_patterns_of_three_channels_have_the_block_in_each():
     noise = data.x[:, :, 7, 7]  # outside the blocks, each channel has its own
     assert (noise.T.corrcoef() - torch.eye(3)).abs().max() < 0.1
     with pytest.raises(ValueError, match="channels of at least 1, but got 0"):
-        load("patterns", 0, channels=0)
+        load_dataset("patterns", 0, channels=0)
 
 
 def test_patterns_refuse_classes_that_look_alike():
     with pytest.raises(ValueError, match="classes=9 and size=8"):
-        load("patterns", 0, size=8, classes=9)
+        load_dataset("patterns", 0, size=8, classes=9)
     with pytest.raises(ValueError, match="samples of at least 1, but got 0"):
-        load("patterns", 0, samples=0)
+        load_dataset("patterns", 0, samples=0)
 
 
-def test_unknown_names_and_fields_are_answered():
+def test_unknown_names_and_fields_are_explained():
     with pytest.raises(UnknownNameError, match="did you mean 'digits'"):
-        load("digit", 0)
+        load_dataset("digit", 0)
     with pytest.raises(UnknownNameError, match=r"field of data set 'ring' 'radios'.*'radius'"):
-        load("ring", 0, radios=3)
+        load_dataset("ring", 0, radios=3)
 
 
 def test_to_converts_samples_and_keeps_labels():
-    data = load("ring", 0)
+    data = load_dataset("ring", 0)
     double = data.to("cpu", torch.float64)
     assert double.x.dtype == double.x_test.dtype == torch.float64
     assert double.y.dtype == torch.int64

@@ -67,7 +67,7 @@ def test_an_older_file_stays_if_the_download_fails(tmp_path, monkeypatch):
     assert (tmp_path / "there.bin").read_bytes() == b"old"
 
 
-def test_who_asks_is_told_and_waiting_has_an_end(tmp_path, monkeypatch):
+def test_requests_have_a_user_agent_and_a_timeout(tmp_path, monkeypatch):
     asked = []
 
     def answer(request, timeout):

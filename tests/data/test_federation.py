@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fednorm.data import load
-from fednorm.data.federation import federation, interleave_batches
+from fednorm.data import load_dataset
+from fednorm.data.federation import build_federation, interleave_batches
 from fednorm.data.sampling import Plan, draw_participants
 from fednorm.engines.merged_batch import MergedClients
 
@@ -17,8 +17,8 @@ KEY = {"seed": 3, "client": 2, "round_": 7}
 
 
 def made(rule="gamma=0", plan=None, **fields):
-    data = load("digits", 0)
-    return federation(data, rule, plan or Plan(20), **{"clients": 10, "seed": 0, **fields})
+    data = load_dataset("digits", 0)
+    return build_federation(data, rule, plan or Plan(20), **{"clients": 10, "seed": 0, **fields})
 
 
 @given(st.integers(1, 60), st.integers(1, 25), st.integers(1, 12))
@@ -65,7 +65,7 @@ def test_an_impossible_plan_is_refused(fields):
         Plan(**fields)
 
 
-def test_participants_are_drawn_anew_each_round():
+def test_participants_are_drawn_for_each_round():
     drawn = [draw_participants(20, 0.25, seed=1, round_=r) for r in range(1, 30)]
     assert all(len(set(d)) == 5 and d == sorted(d) for d in drawn)
     assert len({tuple(d) for d in drawn}) > 20
@@ -115,15 +115,15 @@ def test_shifted_features_reach_batches_and_test_splits():
 
 
 def test_data_are_held_once():
-    data = load("digits", 0)
-    clients = federation(data, "gamma=0", Plan(20), clients=10, seed=0)
+    data = load_dataset("digits", 0)
+    clients = build_federation(data, "gamma=0", Plan(20), clients=10, seed=0)
     assert clients.data.x.data_ptr() == data.x.data_ptr()
     assert clients.x_test.data_ptr() == data.x_test.data_ptr()
 
 
 def test_natural_groups_are_tested_on_their_own():
-    data = load("ring", 0)
-    clients = federation(data, "natural", Plan(5), clients=10, seed=0)
+    data = load_dataset("ring", 0)
+    clients = build_federation(data, "natural", Plan(5), clients=10, seed=0)
     for client in range(10):
         ((_, y),) = clients.test(client)
         assert len(y.unique()) == 1
@@ -133,7 +133,7 @@ def test_natural_groups_are_tested_on_their_own():
 def test_interleaved_batches_are_those_of_the_clients(flip):
     clients = made(plan=Plan(6, steps=3))
     data = clients.data
-    clients = replace(clients, data=replace(data, look=replace(data.look, flip=flip)))
+    clients = replace(clients, data=replace(data, transform=replace(data.transform, flip=flip)))
     parts = [clients.batches(client, 5).steps for client in (4, 0, 7)]
     found = list(interleave_batches(parts))
     assert len(found) == 3

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fednorm.data import load
+from fednorm.data import load_dataset
 from fednorm.data.sources import MissingDataError
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -52,10 +52,10 @@ def part(pixels):
     from PIL import Image as Pillow  # noqa: PLC0415 (the name is a feature's here)
 
     rows = [
-        {"picture": Pillow.fromarray(p), "kind": i % 3, "who": f"w{i % 2}", "n": i}
+        {"photo": Pillow.fromarray(p), "kind": i % 3, "who": f"w{i % 2}", "n": i}
         for i, p in enumerate(pixels)
     ]
-    return Part(rows, n=Value(), picture=Image(), kind=ClassLabel(), who=Value())
+    return Part(rows, n=Value(), photo=Image(), kind=ClassLabel(), who=Value())
 
 
 def answer(monkeypatch, **parts):
@@ -73,7 +73,7 @@ def answer(monkeypatch, **parts):
 
 def test_columns_are_found_by_their_type(monkeypatch, part, pixels):
     asked = answer(monkeypatch, train=part, validation=part)
-    data = load("hf", 0, path="someone/birds", config="small", group="who")
+    data = load_dataset("hf", 0, path="someone/birds", config="small", group="who")
     assert asked == [("someone/birds", "small", None)]
     assert torch.equal(data.x, torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2))
     assert data.y.tolist() == [0, 1, 2] * 4
@@ -83,28 +83,28 @@ def test_columns_are_found_by_their_type(monkeypatch, part, pixels):
 
 def test_a_share_is_held_out_without_a_test_part(monkeypatch, part):
     answer(monkeypatch, train=part)
-    data = load("hf", 0, path="someone/birds", test_share=0.25, size=4, channels=1)
+    data = load_dataset("hf", 0, path="someone/birds", test_share=0.25, size=4, channels=1)
     assert data.shape == (1, 4, 4)
     assert data.y.bincount().tolist() == [3, 3, 3]
     assert data.y_test.bincount().tolist() == [1, 1, 1]
 
 
-def test_a_missing_column_names_those_there_are(monkeypatch, part):
+def test_the_error_of_a_missing_column_lists_the_columns(monkeypatch, part):
     del part.features["kind"]
     answer(monkeypatch, train=part)
-    with pytest.raises(ValueError, match=r"type ClassLabel, but there are: n \(Value\), picture"):
-        load("hf", 0, path="someone/birds")
+    with pytest.raises(ValueError, match=r"type ClassLabel, but there are: n \(Value\), photo"):
+        load_dataset("hf", 0, path="someone/birds")
 
 
-def test_an_unknown_group_and_a_missing_part_are_told(monkeypatch, part):
+def test_an_unknown_group_and_a_missing_part_are_explained(monkeypatch, part):
     answer(monkeypatch, train=part)
     with pytest.raises(ValueError, match=r"column of data set 'someone/birds' 'whom'.*'who'"):
-        load("hf", 0, path="someone/birds", group="whom")
+        load_dataset("hf", 0, path="someone/birds", group="whom")
     answer(monkeypatch, test=part)
     with pytest.raises(MissingDataError, match="needs a part 'train', but has test"):
-        load("hf", 0, path="someone/birds")
+        load_dataset("hf", 0, path="someone/birds")
     with pytest.raises(ValueError, match="'hf' needs path"):
-        load("hf", 0)
+        load_dataset("hf", 0)
 
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
@@ -113,7 +113,7 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", absent)
     with pytest.raises(MissingDataError, match="extra hf brings; install it with: pip install"):
-        load("hf", 0, path="someone/birds")
+        load_dataset("hf", 0, path="someone/birds")
 
 
 @needs_library
@@ -123,7 +123,7 @@ def test_the_library_reads_a_folder(tmp_path, draw, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "birds" / "train"
     drawn = [draw(folder / kind / f"{i}.png", seed=i) for kind in "ab" for i in range(5)]
-    data = load("hf", 0, path="imagefolder", root=str(tmp_path / "birds"), test_share=0.4)
+    data = load_dataset("hf", 0, path="imagefolder", root=str(tmp_path / "birds"), test_share=0.4)
     assert data.shape == (3, 8, 8)
     assert data.y.bincount().tolist() == [3, 3]
     assert data.y_test.bincount().tolist() == [2, 2]

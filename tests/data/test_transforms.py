@@ -1,4 +1,4 @@
-"""What is done to a batch, against slow and obvious versions."""
+"""Batch transforms against slow and obvious versions."""
 
 import numpy as np
 import pytest
@@ -6,15 +6,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fednorm.data import Dataset, load
-from fednorm.data.federation import federation
+from fednorm.data import Dataset, load_dataset
+from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
-from fednorm.data.transforms import IGNORED, Look
+from fednorm.data.transforms import IGNORED, BatchTransform
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 
 
-def pictures(count=6, height=5, width=7, seed=0):
+def images(count=6, height=5, width=7, seed=0):
     return torch.randint(
         0, 256, (count, 3, height, width), generator=torch.Generator().manual_seed(seed)
     ).byte()
@@ -24,9 +24,9 @@ def labels(count=6):
     return torch.arange(count)
 
 
-def test_bytes_are_scaled_and_normalised():
-    x = pictures()
-    seen, y = Look(MEAN, STD, dtype=torch.float64).plain(x, labels())
+def test_bytes_are_scaled_and_normalized():
+    x = images()
+    seen, y = BatchTransform(MEAN, STD, dtype=torch.float64).apply_evaluation(x, labels())
     for channel in range(3):
         expected = (x[:, channel].double() / 255 - MEAN[channel]) / STD[channel]
         torch.testing.assert_close(seen[:, channel], expected)
@@ -35,14 +35,14 @@ def test_bytes_are_scaled_and_normalised():
 
 def test_floats_stay_as_they_are_by_default():
     x = torch.randn(4, 2)
-    assert torch.equal(Look().plain(x, labels(4))[0], x)
+    assert torch.equal(BatchTransform().apply_evaluation(x, labels(4))[0], x)
 
 
 @given(pad=st.integers(0, 3), flip=st.booleans(), seed=st.integers(0, 5))
 def test_every_training_image_is_a_shifted_perhaps_mirrored_one(pad, flip, seed):
-    x = pictures()
-    look = Look(pad=pad, flip=flip, dtype=torch.float64)
-    seen, _ = look.training(x, labels(), np.random.default_rng(seed))
+    x = images()
+    transform = BatchTransform(pad=pad, flip=flip, dtype=torch.float64)
+    seen, _ = transform.apply_training(x, labels(), np.random.default_rng(seed))
     framed = torch.zeros(6, 3, 5 + 2 * pad, 7 + 2 * pad, dtype=torch.float64)
     framed[:, :, pad : pad + 5, pad : pad + 7] = x.double() / 255
     for image, frame in zip(seen, framed, strict=True):
@@ -54,8 +54,10 @@ def test_every_training_image_is_a_shifted_perhaps_mirrored_one(pad, flip, seed)
 
 
 def test_all_shifts_and_both_sides_occur():
-    x = pictures(1).expand(400, -1, -1, -1)
-    seen, _ = Look(pad=1, flip=True).training(x, labels(400), np.random.default_rng(0))
+    x = images(1).expand(400, -1, -1, -1)
+    seen, _ = BatchTransform(pad=1, flip=True).apply_training(
+        x, labels(400), np.random.default_rng(0)
+    )
     assert len({tuple(image.flatten().tolist()) for image in seen}) == 9 * 2
 
 
@@ -63,8 +65,8 @@ def test_masks_move_with_their_images():
     """An image whose pixels are its mask stays so, wherever it is cut and mirrored."""
     mask = torch.randint(0, 200, (5, 8, 9), generator=torch.Generator().manual_seed(1)).byte()
     x = mask.unsqueeze(1).expand(-1, 3, -1, -1)
-    look = Look(window=(4, 6), flip=True, pad=1, dtype=torch.float64)
-    seen, y = look.training(x, mask, np.random.default_rng(0))
+    transform = BatchTransform(window=(4, 6), flip=True, pad=1, dtype=torch.float64)
+    seen, y = transform.apply_training(x, mask, np.random.default_rng(0))
     assert seen.shape == (5, 3, 4, 6)
     assert y.shape == (5, 4, 6)
     inside = y >= 0  # padding has no label
@@ -74,28 +76,30 @@ def test_masks_move_with_their_images():
 
 def test_pixels_without_a_label_do_not_count():
     y = torch.tensor([[[0, IGNORED], [1, 2]]], dtype=torch.uint8)
-    _, seen = Look().plain(torch.zeros(1, 3, 2, 2), y)
+    _, seen = BatchTransform().apply_evaluation(torch.zeros(1, 3, 2, 2), y)
     assert seen.tolist() == [[[0, -100], [1, 2]]]
 
 
 def test_a_window_larger_than_the_image_is_refused():
     with pytest.raises(ValueError, match=r"smaller than the window \(9, 9\)"):
-        Look(window=(9, 9)).training(pictures(), labels(), np.random.default_rng(0))
+        BatchTransform(window=(9, 9)).apply_training(images(), labels(), np.random.default_rng(0))
 
 
-def test_channels_lie_side_by_side_if_asked():
-    x, _ = Look(channels_last=True).plain(pictures(), labels())
+def test_batches_can_have_channels_last():
+    x, _ = BatchTransform(channels_last=True).apply_evaluation(images(), labels())
     assert x.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(x, Look().plain(pictures(), labels())[0])
+    assert torch.equal(x, BatchTransform().apply_evaluation(images(), labels())[0])
 
 
-def data(look):
-    x, y = pictures(40), torch.arange(40) % 4
-    return Dataset("mine", x, y, x, y, classes=4, look=look)
+def data(transform):
+    x, y = images(40), torch.arange(40) % 4
+    return Dataset("mine", x, y, x, y, classes=4, transform=transform)
 
 
 def test_batches_vary_with_round_and_step_but_not_from_run_to_run():
-    clients = federation(data(Look(pad=2)), "iid", Plan(4, steps=2), clients=2, seed=0)
+    clients = build_federation(
+        data(BatchTransform(pad=2)), "iid", Plan(4, steps=2), clients=2, seed=0
+    )
     first, again = (list(clients.batches(1, 1).steps) for _ in range(2))
     for (x, _), (z, _) in zip(first, again, strict=True):
         assert torch.equal(x, z)
@@ -103,23 +107,25 @@ def test_batches_vary_with_round_and_step_but_not_from_run_to_run():
     assert not torch.equal(first[0][0], later)
 
 
-def test_bytes_seen_through_a_shifted_lens_keep_their_scale():
-    plain = federation(data(Look()), "iid", Plan(4), clients=2, seed=0)
-    shifted = federation(data(Look()), "feature_shift=shift", Plan(4), clients=2, seed=0)
+def test_feature_shift_keeps_the_scale_of_bytes():
+    plain = build_federation(data(BatchTransform()), "iid", Plan(4), clients=2, seed=0)
+    shifted = build_federation(
+        data(BatchTransform()), "feature_shift=shift", Plan(4), clients=2, seed=0
+    )
     ((x, _),), ((z, _),) = plain.batches(0, 1).steps, shifted.batches(0, 1).steps
     torch.testing.assert_close(z, x - 0.5)  # client 0 of 2: 0.5 (2·0/2 - 1)
 
 
 def test_bytes_are_held_once_and_stay_bytes():
-    mine = data(Look()).to("cpu", torch.float64)
+    mine = data(BatchTransform()).to("cpu", torch.float64)
     assert mine.x.dtype == torch.uint8
     assert mine.training_batch(np.arange(2), np.random.default_rng(0))[0].dtype == torch.float64
-    clients = federation(mine, "gamma=0", Plan(4), clients=2, seed=0)
+    clients = build_federation(mine, "gamma=0", Plan(4), clients=2, seed=0)
     assert clients.data.x.data_ptr() == mine.x.data_ptr()
 
 
 def test_test_batches_are_all_samples_in_order():
-    mine = load("digits", 0)
+    mine = load_dataset("digits", 0)
     joined = torch.cat([x for x, _ in mine.test_batches()])
     assert torch.equal(joined, mine.x_test)
     some = np.array([5, 3, 9])
@@ -129,7 +135,7 @@ def test_test_batches_are_all_samples_in_order():
 
 
 def test_scenes_are_street_like_and_seeded():
-    one, two, other = (load("scenes", seed) for seed in (0, 0, 1))
+    one, two, other = (load_dataset("scenes", seed) for seed in (0, 0, 1))
     assert torch.equal(one.x, two.x)
     assert not torch.equal(one.x, other.x)
     assert one.segmentation
@@ -140,4 +146,4 @@ def test_scenes_are_street_like_and_seeded():
     sparse = one.y.numpy()[:, ::8, ::8]
     assert one.labels().tolist() == [np.bincount(m[m != IGNORED]).argmax() for m in sparse]
     with pytest.raises(ValueError, match="'scenes' needs classes of at least 3, but got 2"):
-        load("scenes", 0, classes=2)
+        load_dataset("scenes", 0, classes=2)

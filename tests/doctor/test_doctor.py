@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn import functional
 from typer.testing import CliRunner
 
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.cli import app
 from fednorm.core.task import Task
-from fednorm.data import load
-from fednorm.data.federation import federation
+from fednorm.data import load_dataset
+from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
 from fednorm.doctor import examine, save, show
 from fednorm.doctor.fixed_batches import deal_again, draw
@@ -26,7 +26,7 @@ from fednorm.doctor.render import count, number, percent
 from fednorm.engines.evaluation_statistics import calibrate_clients
 from fednorm.engines.loop import rounds
 from fednorm.errors import ConfigError, UnknownNameError
-from fednorm.models import build
+from fednorm.models import create_model
 from fednorm.strategies import STRATEGIES, create_strategy
 from support import CLASSES, SHAPE, ToyClients, nested_model
 
@@ -50,8 +50,8 @@ def nested():
 
 
 def clients_of(rule, batches=2):
-    data = load("digits", 0).to("cpu", torch.float64)
-    everyone = federation(data, rule, Plan(20, steps=batches), clients=5, seed=0)
+    data = load_dataset("digits", 0).to("cpu", torch.float64)
+    everyone = build_federation(data, rule, Plan(20, steps=batches), clients=5, seed=0)
     return [list(everyone.batches(client, 1).steps) for client in everyone.all()]
 
 
@@ -130,7 +130,7 @@ def test_places_are_found_in_any_forward_pass(nested):
 
 
 def test_the_model_is_left_as_it_was():
-    model = build("mlp", SHAPE, 10, seed=1)
+    model = create_model("mlp", SHAPE, 10, seed=1)
     before = {k: v.clone() for k, v in model.state_dict().items()}
     state = torch.random.get_rng_state()
     examine(model, partition="iid", **SMALL)
@@ -151,7 +151,7 @@ def test_state_is_counted_by_type(nested):
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_costs_are_those_of_the_engine(nested, name):
     (cost,) = (c for c in nested.strategies if c.strategy == name)
-    step = algorithm("dsgd", lr=0.05, momentum=0.9)
+    step = create_algorithm("dsgd", lr=0.05, momentum=0.9)
     task = Task.build(nested_model(), create_strategy(name), step, rounds=600)
     clients = ToyClients(sizes=(5, 5, 5))
     (result,) = rounds(task, clients, 1)
@@ -183,7 +183,7 @@ def test_what_strategies_need(nested):
 
 def test_distances_equal_numpy(apart):
     """A slow and obvious version of the mlp in which every batch is normalised by itself."""
-    model = build("mlp", SHAPE, 10, 0).double()
+    model = create_model("mlp", SHAPE, 10, 0).double()
     weights = {k: v.numpy() for k, v in model.state_dict().items()}
     seen = {"3": [], "6": []}
     for own in clients_of("gamma=0"):
@@ -227,7 +227,7 @@ def test_the_gradient_of_naive_equals_plain_torch(apart):
 
 
 def plain_gradient(x, y):
-    model = build("mlp", SHAPE, 10, 0).double().train()
+    model = create_model("mlp", SHAPE, 10, 0).double().train()
     functional.cross_entropy(model(x), y).backward()
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
@@ -276,8 +276,8 @@ def test_dropout_without_a_layer_is_no_deviation():
 
 
 def test_dealing_again_keeps_samples_and_sizes():
-    data = load("digits", 0)
-    everyone = federation(data, "dirichlet_unbalanced=0.1", Plan(20), clients=6, seed=0)
+    data = load_dataset("digits", 0)
+    everyone = build_federation(data, "dirichlet_unbalanced=0.1", Plan(20), clients=6, seed=0)
     before = draw(everyone, 3)
     after = deal_again(before, 0)
 
@@ -370,8 +370,8 @@ def test_batches_of_one_are_named():
 def next_seed(setting):
     """Return a seed that gives some client a single sample."""
     for seed in range(50):
-        data = load(setting["data"], seed)
-        everyone = federation(data, setting["partition"], Plan(20), clients=12, seed=seed)
+        data = load_dataset(setting["data"], seed)
+        everyone = build_federation(data, setting["partition"], Plan(20), clients=12, seed=seed)
         if any(len(part) == 1 for part in everyone.parts):
             return seed
     raise AssertionError

@@ -5,14 +5,14 @@ import torch
 from torch import nn
 
 import fednorm
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import ClientState
 from fednorm.core.task import export
 from fednorm.engines.evaluation_statistics import adapt_statistics, initial_client_state
 from fednorm.errors import ConfigError
 from support import ToyClients, last, nested_model, task_of
 
-STEP = algorithm("dsgd", lr=0.05)
+STEP = create_algorithm("dsgd", lr=0.05)
 QUICK = {"rounds": 30, "clients": 5, "partition": "feature_shift=contrast"}
 
 

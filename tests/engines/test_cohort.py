@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import Batches
 from fednorm.engines import stacked
 from fednorm.engines.loop import rounds as in_turn
@@ -17,18 +17,18 @@ from fednorm.errors import ConfigError, NonFiniteLossError
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
-from fednorm.models import build as network
+from fednorm.models import create_model as network
 from fednorm.nn.stacked_model import widen
 from fednorm.strategies import STRATEGIES
 from populations import Population
 from support import CLASSES, SHAPE, ToyClients, task_of
 
-LOCAL = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local", weight_decay=1e-3)
+LOCAL = create_algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local", weight_decay=1e-3)
 ALGORITHMS = {
     "local momentum": LOCAL,
-    "global momentum": algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global"),
-    "adam": algorithm("fedavg", lr=0.01, optimizer="adam"),
-    "dsgd": algorithm("dsgd", lr=0.05, momentum=0.9),
+    "global momentum": create_algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global"),
+    "adam": create_algorithm("fedavg", lr=0.01, optimizer="adam"),
+    "dsgd": create_algorithm("dsgd", lr=0.05, momentum=0.9),
 }
 # Batches of two shapes, and clients that were away: some cohorts are cut short.
 CLIENTS = ToyClients(sizes=(4, 6, 4, 4, 6, 4), steps=2, absent={2: (1, 3), 3: (0,)})
@@ -119,7 +119,7 @@ def test_with_processes_the_result_is_the_same_bit_by_bit():
 
 
 def test_a_loss_that_is_not_finite_is_the_clients_own():
-    task = task_of("none", algorithm("fedavg", lr=1e200), count=4)
+    task = task_of("none", create_algorithm("fedavg", lr=1e200), count=4)
     with pytest.raises(NonFiniteLossError, match=r"in round \d at client \d"):
         list(in_turn(task, CLIENTS, 4, train=stacked.StackedTrainer(task, 3).train_all))
 
@@ -246,7 +246,7 @@ def test_clients_that_measure_all_their_data_are_tried_with_one_that_has_as_much
     clients = InOneBatch(
         holds=(6, 7, 6, 7), batch=(3,) * 4, steps=(2,) * 4, shapes=((1, 8, 8),) * 4
     )
-    task = task_of("hbn", algorithm("fedavg", lr=0.05))
+    task = task_of("hbn", create_algorithm("fedavg", lr=0.05))
     batches = [clients.batches(client, 1) for client in clients.all()]
     assert not stacked.find_misfit(task, batches)
     groups = stacked.StackedTrainer(task, 4).groups(batches, {})

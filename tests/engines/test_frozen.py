@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import fednorm
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.calibration import CalibrationReply, client_calibration, server_calibration
 from fednorm.core.messages import ClientState, LayerStats
 from fednorm.core.moments import Moments
@@ -24,12 +24,12 @@ from fednorm.engines.evaluation_statistics import adapt_statistics
 from fednorm.engines.loop import rounds
 from fednorm.engines.merged_batch import MergedClients
 from fednorm.engines.stacked import StackedTrainer
-from fednorm.models import build
+from fednorm.models import create_model
 from fednorm.strategies import STRATEGIES
 from support import CLASSES, ToyClients, nested_model, task_of
 
-STEP = algorithm("dsgd", lr=0.05)
-STEPS = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
+STEP = create_algorithm("dsgd", lr=0.05)
+STEPS = create_algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
 CLIENTS = ToyClients(sizes=(4, 6, 4, 5), steps=2, absent={2: (1,), 3: (0, 2)})
 FROZEN = ("stem.1", "blocks.1.downsample.1")
 
@@ -149,7 +149,7 @@ def test_a_single_client_follows_torch_where_half_is_frozen():
     batches = [batch for round_ in (1, 2, 3) for batch in toy.batches(0, round_).steps]
     expected = torchs(half_frozen(), batches, rate=0.05).state_dict()
     for name in ("naive", "fedbn"):
-        task = task_of(name, algorithm("fedavg", lr=0.05), model=half_frozen(), count=3)
+        task = task_of(name, create_algorithm("fedavg", lr=0.05), model=half_frozen(), count=3)
         *_, last = run(task, toy, 3)
         got = export(task, last.state, last.client_states[0]).state_dict()
         for key, value in expected.items():
@@ -302,7 +302,7 @@ def test_a_model_that_freezes_by_itself_is_left_to_do_so(model):
 @pytest.mark.parametrize("name", ["naive", "fbn", "hbn", "centralized"])
 def test_a_run_does_not_depend_on_how_often_it_is_tested(name, settings):
     """As users run it: in float32, unequal clients, some of them, several local steps."""
-    model = build("resnet", (1, 8, 8), 10, 0, widths=(4, 6))
+    model = create_model("resnet", (1, 8, 8), 10, 0, widths=(4, 6))
     model.stem[1].eval()
     values = {
         "rounds": 4, "clients": 6, "partition": "dirichlet_unbalanced=1", "participation": 0.5,

@@ -5,19 +5,19 @@ import torch
 from torch import nn
 
 from fednorm import create_strategy
-from fednorm.aggregators import parse
-from fednorm.algorithms import algorithm
+from fednorm.aggregators import create_aggregator
+from fednorm.algorithms import create_algorithm
 from fednorm.core.task import Task
-from fednorm.data import load
-from fednorm.data.federation import federation
+from fednorm.data import load_dataset
+from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
 from fednorm.engines import merged_batch
 from fednorm.errors import NonFiniteLossError
-from fednorm.models import build
+from fednorm.models import create_model
 from fednorm.strategies import STRATEGIES
 from support import ToyClients, last, nested_model, task_of
 
-STEP = algorithm("dsgd", lr=0.05, momentum=0.9, weight_decay=1e-3)
+STEP = create_algorithm("dsgd", lr=0.05, momentum=0.9, weight_decay=1e-3)
 LOCKSTEP = sorted(name for name in STRATEGIES if create_strategy(name).mergeable_batches)
 
 
@@ -67,7 +67,7 @@ def test_equals_the_loop_with_every_switch(name, statistics, momentum):
 
 def test_partial_participation_without_momentum():
     clients = ToyClients(absent={2: (1,), 5: (0, 2)})
-    step = algorithm("dsgd", lr=0.05)
+    step = create_algorithm("dsgd", lr=0.05)
     for name in ("naive", "fbn"):
         assert_equal(last(task_of(name, step), clients, 8), together(task_of(name, step), clients))
 
@@ -107,8 +107,8 @@ def test_a_model_that_folds_an_axis_into_the_batch():
 
 def _digits(participation=1.0):
     plan = Plan(20)
-    data = load("digits", 0)
-    return federation(data, "iid", plan, clients=4, seed=0, participation=participation)
+    data = load_dataset("digits", 0)
+    return build_federation(data, "iid", plan, clients=4, seed=0, participation=participation)
 
 
 @pytest.mark.parametrize("name", sorted(set(STRATEGIES) - set(LOCKSTEP)))
@@ -119,14 +119,16 @@ def test_other_strategies_are_left_to_the_loop(name):
 def test_fits_only_where_it_is_exact():
     model = nested_model()
     assert merged_batch.fits(task_of("naive", STEP), _digits())
-    assert not merged_batch.fits(task_of("naive", algorithm("fedavg")), _digits())
+    assert not merged_batch.fits(task_of("naive", create_algorithm("fedavg")), _digits())
     assert not merged_batch.fits(task_of("fedbn", STEP), _digits())
     assert not merged_batch.fits(task_of("silobn", STEP), _digits())
     assert not merged_batch.fits(task_of("naive", STEP), _digits(participation=0.5))
-    assert merged_batch.fits(task_of("naive", algorithm("dsgd")), _digits(participation=0.5))
-    robust = Task.build(model, create_strategy("fbn"), STEP, aggregator=parse("median", f=0))
+    assert merged_batch.fits(task_of("naive", create_algorithm("dsgd")), _digits(participation=0.5))
+    robust = Task.build(
+        model, create_strategy("fbn"), STEP, aggregator=create_aggregator("median", f=0)
+    )
     assert not merged_batch.fits(robust, _digits())
-    dropping = build("fbn_cnn", (1, 8, 8), 10, 0)
+    dropping = create_model("fbn_cnn", (1, 8, 8), 10, 0)
     assert not merged_batch.fits(task_of("naive", STEP, model=dropping), _digits())
     model.register_buffer("level", torch.zeros(()))
     assert not merged_batch.fits(task_of("naive", STEP, model=model), _digits())
@@ -152,6 +154,6 @@ def test_a_model_that_mixes_the_samples_of_clients_is_refused():
             half = self.norm(x.view(-1, 2, 1, 8, 8).mean(1))
             return self.last(half.flatten(1)).repeat_interleave(2, 0)
 
-    task = task_of("naive", algorithm("dsgd", lr=0.05), model=Halved().double())
+    task = task_of("naive", create_algorithm("dsgd", lr=0.05), model=Halved().double())
     with pytest.raises(RuntimeError, match="shape"):
         together(task, ToyClients(sizes=(2, 2, 2)), 1)

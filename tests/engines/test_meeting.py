@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fednorm import models
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.round import broadcast
 from fednorm.engines import barrier
 from fednorm.engines.barrier import BarrierTrainer
@@ -22,7 +22,7 @@ from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment
 from support import CLASSES, SHAPE, ToyClients, task_of
 
-STEPS = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
+STEPS = create_algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
 CLIENTS = ToyClients(sizes=(3, 5, 4), steps=2, absent={2: (1,)})
 
 
@@ -199,7 +199,7 @@ def test_an_experiment_uses_it_for_models_of_its_own_only(monkeypatch):
     )
     (ours,) = run_comparison(experiment).runs
     assert len(made) == 2
-    model = models.build("mlp", (1, 8, 8), 10, seed=0)
+    model = models.create_model("mlp", (1, 8, 8), 10, seed=0)
     (theirs,) = run_comparison(experiment, model=model).runs
     assert len(made) == 2
     assert ours.status == theirs.status == "finished"

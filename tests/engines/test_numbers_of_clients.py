@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import Batches, ClientState, Reply
 from fednorm.core.round import broadcast, client_round, server_round
 from fednorm.core.task import export
@@ -26,7 +26,7 @@ from fednorm.experiment.prepare import prepare
 from support import ToyClients, nested_model, task_of
 
 COUNTS = (1, 2, 3, 5, 7)
-STEPS = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
+STEPS = create_algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
 
 
 @pytest.mark.parametrize("size", range(1, 9))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.moments import Moments
 from fednorm.core.task import Task
 from fednorm.engines.loop import rounds
@@ -13,7 +13,7 @@ from fednorm.experiment.load import build_experiment
 from fednorm.strategies import STRATEGIES, create_strategy
 from support import ToyClients, nested_model
 
-STEP = algorithm("fedavg", lr=0.05, momentum=0.9)
+STEP = create_algorithm("fedavg", lr=0.05, momentum=0.9)
 
 
 class Floats(ToyClients):

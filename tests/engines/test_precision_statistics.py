@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.task import Task
 from fednorm.engines import loop, merged_batch, stacked
 from fednorm.engines.evaluation_statistics import calibrate_for_test
@@ -79,7 +79,7 @@ def run(name, precision, kind, engine=loop.rounds, sizes=(48, 64)):
     made = model(store).double() if precision == "full" else model(store)
     toy = FarDouble if precision == "full" else Far
     clients = toy(sizes=sizes, shape=(2, 8, 8))
-    task = Task.build(made, chosen, algorithm(kind, lr=1e-3), rounds=2, precision=precision)
+    task = Task.build(made, chosen, create_algorithm(kind, lr=1e-3), rounds=2, precision=precision)
     *_, result = engine(task, clients, 1)
     outputs = [x.clone() for x in store]
     state = calibrate_for_test(task, result.state, result.client_states, clients)

@@ -2,7 +2,7 @@
 
 import weakref
 
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.engines.base import train_clients
 from fednorm.engines.loop import rounds
 from support import ToyClients, task_of
@@ -17,7 +17,7 @@ def test_replies_are_not_held_during_the_next_round():
         seen[:] = [weakref.ref(t) for reply, _ in results for t in reply.update.values()]
         return results, answers
 
-    task = task_of("naive", algorithm("fedavg", lr=0.05), count=2)
+    task = task_of("naive", create_algorithm("fedavg", lr=0.05), count=2)
     for result in rounds(task, ToyClients(), 2, train=train):
         assert all(ref() is not None for ref in seen)
         assert len(result.replies) == 3

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import Batches
 from fednorm.core.task import export
-from fednorm.data import load
-from fednorm.data.federation import federation
+from fednorm.data import load_dataset
+from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
 from fednorm.engines import barrier, merged_batch, trial
 from fednorm.engines.loop import rounds
@@ -134,7 +134,7 @@ def test_how_far_off_it_is_is_true():
     """The oracle: the model's gradient on each client's batch, and on both in one."""
     clients, model = ToyClients(sizes=(4, 4)), Centred().double()
     model.last = nn.Linear(144, 4).double()
-    said = merged_batch.find_misfit(task_of("none", algorithm("dsgd"), model=model), clients)
+    said = merged_batch.find_misfit(task_of("none", create_algorithm("dsgd"), model=model), clients)
 
     def gradient(x, y):
         plain = nn.Sequential(model)
@@ -185,7 +185,7 @@ class Rows(Folded):
 
 def test_batches_of_one_size_and_of_several_are_tried():
     """Rows next to each other are right where clients stand interleaved, and nowhere else."""
-    task = task_of("naive", algorithm("dsgd"), model=Rows().double())
+    task = task_of("naive", create_algorithm("dsgd"), model=Rows().double())
     assert merged_batch.find_misfit(task, ToyClients(sizes=(4, 4, 4), classes=10)) == ""
     said = merged_batch.find_misfit(task, ToyClients(sizes=(4, 4, 6), classes=10))
     assert "tried on clients 0 and 2" in said
@@ -196,7 +196,7 @@ def test_a_trial_leaves_the_task_as_it_was():
     clients = ToyClients(sizes=(4, 4, 3), classes=10)
     model = Own()
     model.norm.eval()  # frozen, in the trial too
-    task = task_of("naive", algorithm("dsgd"), model=model)
+    task = task_of("naive", create_algorithm("dsgd"), model=model)
     export(task, task.initial_state)
     before = {key: value.clone() for key, value in task.model.state_dict().items()}
     exact = trial._to_double(task)
@@ -231,11 +231,11 @@ def test_numbers_that_are_missing_or_none_are_far_off():
 
 
 def test_a_federation_is_tried_with_clients_of_all_sizes():
-    data = load("digits", 0)
-    parts = federation(data, "dirichlet_unbalanced=0.3", Plan(300), clients=6, seed=0)
+    data = load_dataset("digits", 0)
+    parts = build_federation(data, "dirichlet_unbalanced=0.3", Plan(300), clients=6, seed=0)
     lengths = {parts.batches(client, 1).batch_sizes[0] for client in parts.all()}
     assert len(lengths) > 1
-    task = task_of("naive", algorithm("dsgd"), model=Centred())
+    task = task_of("naive", create_algorithm("dsgd"), model=Centred())
     assert "is off by" in merged_batch.find_misfit(task, parts)
-    task = task_of("naive", algorithm("dsgd"), model=Own())
+    task = task_of("naive", create_algorithm("dsgd"), model=Own())
     assert merged_batch.find_misfit(task, parts) == ""

@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import ClientState, RunningStats, ServerState
 from fednorm.engines.loop import rounds as in_turn
 from fednorm.engines.processes import SharedBlock, WorkerPool, fits, read_plan, rounds
@@ -15,7 +15,7 @@ from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment
 from support import ToyClients, task_of
 
-STEP = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
+STEP = create_algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,7 +72,7 @@ def test_a_process_that_dies_is_replaced():
 
 
 def test_a_loss_that_is_not_finite_is_told_as_in_the_loop():
-    task = task_of("none", algorithm("fedavg", lr=1e200), count=4)
+    task = task_of("none", create_algorithm("fedavg", lr=1e200), count=4)
     with pytest.raises(NonFiniteLossError, match=r"in round \d at client \d"):
         list(rounds(task, CLIENTS, 4, processes=2))
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import ClientState
 from fednorm.core.round import broadcast, client_round, server_round
 from support import ToyClients, assert_same_state, last, nested_model, run_by_hand, task_of
@@ -56,19 +56,19 @@ def central(clients, momentum=0.0):
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_equal_batches(momentum):
     clients = ToyClients()
-    task = task_of("fbn", algorithm("dsgd", lr=LR, momentum=momentum))
+    task = task_of("fbn", create_algorithm("dsgd", lr=LR, momentum=momentum))
     assert_same_state(last(task, clients, ROUNDS).state, central(clients, momentum))
 
 
 def test_unequal_batches():
     clients = ToyClients(sizes=(2, 7, 1, 4))
-    task = task_of("fbn", algorithm("dsgd", lr=LR))
+    task = task_of("fbn", create_algorithm("dsgd", lr=LR))
     assert_same_state(last(task, clients, ROUNDS).state, central(clients))
 
 
 def test_partial_participation():
     clients = ToyClients(sizes=(3, 5, 2), absent={2: (1,), 3: (0, 2), 7: (2,), 20: (0,)})
-    task = task_of("fbn", algorithm("dsgd", lr=LR))
+    task = task_of("fbn", create_algorithm("dsgd", lr=LR))
     assert_same_state(last(task, clients, ROUNDS).state, central(clients))
 
 
@@ -76,7 +76,7 @@ def test_client_lost_in_mid_round():
     """It trained, but its reply never came: the others count as if it had not been there."""
     gone = {4: (0,), 9: (1, 2)}
     clients = ToyClients(sizes=(3, 5, 2))
-    task = task_of("fbn", algorithm("dsgd", lr=LR))
+    task = task_of("fbn", create_algorithm("dsgd", lr=LR))
     state = run_by_hand(task, clients, ROUNDS, lambda r, c: c in gone.get(r, ()))
     assert_same_state(state, central(ToyClients(sizes=(3, 5, 2), absent=gone)))
 
@@ -84,7 +84,7 @@ def test_client_lost_in_mid_round():
 def test_server_equals_the_papers_algorithm_2():
     """Lines 5 to 10, written out literally, for equal batches."""
     clients, beta = ToyClients(sizes=(4, 4, 4)), 0.1
-    task = task_of("fbn", algorithm("dsgd", lr=LR))
+    task = task_of("fbn", create_algorithm("dsgd", lr=LR))
     state = task.initial_state
     received = broadcast(task, state)
     replies = [
@@ -111,7 +111,7 @@ def test_several_local_steps_weigh_as_the_running_statistics_would():
     steps, beta = 3, 0.1
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3)).double()
     clients = ToyClients(sizes=(4, 6), steps=steps, shape=(2,), classes=3)
-    task = task_of("fbn", algorithm("fedavg", lr=LR), model=model)
+    task = task_of("fbn", create_algorithm("fedavg", lr=LR), model=model)
     after = last(task, clients, 1).state.running["0"]
     # The layer sees the data itself, so its input does not depend on the weights.
     weight = [beta * (1 - beta) ** (steps - s) for s in range(1, steps + 1)]
@@ -135,7 +135,7 @@ def test_cumulative_average():
     """With momentum None the statistics are the mean over all batches so far."""
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3)).double()
     clients = ToyClients(sizes=(4, 4), shape=(2,), classes=3)
-    task = task_of("fbn", algorithm("dsgd", lr=LR), model=model, stats_momentum=None)
+    task = task_of("fbn", create_algorithm("dsgd", lr=LR), model=model, stats_momentum=None)
     after = last(task, clients, 5).state.running["0"]
     unions = [clients.union(round_)[0] for round_ in range(1, 6)]
     torch.testing.assert_close(after.mean, torch.stack([u.mean(0) for u in unions]).mean(0))
@@ -146,7 +146,7 @@ def test_cumulative_average_over_rounds_of_several_steps():
     """The mean over all steps of all rounds, each step weighing the same."""
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3)).double()
     clients = ToyClients(sizes=(4, 4), steps=3, shape=(2,), classes=3)
-    task = task_of("fbn", algorithm("fedavg", lr=LR), model=model, stats_momentum=None)
+    task = task_of("fbn", create_algorithm("fedavg", lr=LR), model=model, stats_momentum=None)
     after = last(task, clients, 2).state.running["0"]
     seen = [x for c in range(2) for r in (1, 2) for x, _ in clients.batches(c, r).steps]
     torch.testing.assert_close(after.mean, torch.cat(seen).mean(0))

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.exchange import Solo
 from fednorm.core.layer import RoundContext
 from fednorm.nn.sync_norm import _Site, _Synchronized
@@ -30,7 +30,7 @@ def central(clients, rounds=ROUNDS, model=None):
 @pytest.mark.parametrize("shared_message", [False, True])
 def test_equals_torch_on_the_union(sizes, shared_message):
     clients = ToyClients(sizes=sizes)
-    task = task_of("fedtan", algorithm("dsgd", lr=LR), shared_message=shared_message)
+    task = task_of("fedtan", create_algorithm("dsgd", lr=LR), shared_message=shared_message)
     result = last(task, clients, ROUNDS)
     assert_same_state(result.state, central(clients))
     layers = len(result.state.running)
@@ -46,7 +46,7 @@ def test_layer_without_affine_and_layer_called_twice():
         return nn.Sequential(*layers).double()
 
     clients = ToyClients(sizes=(3, 5), shape=(4,), classes=3)
-    task = task_of("fedtan", algorithm("dsgd", lr=LR), model=model())
+    task = task_of("fedtan", create_algorithm("dsgd", lr=LR), model=model())
     result = last(task, clients, 5)
     oracle = central(clients, 5, model())
     for name, value in result.state.weights.items():
@@ -55,7 +55,7 @@ def test_layer_without_affine_and_layer_called_twice():
 
 def test_later_local_steps_are_ordinary_batch_norm():
     """With E = 2 only the first step exchanges, so the number of exchanges stays the same."""
-    task = task_of("fedtan", algorithm("fedavg", lr=LR))
+    task = task_of("fedtan", create_algorithm("fedavg", lr=LR))
     two_steps = last(task, ToyClients(steps=2), 2)
     assert two_steps.exchanges == 3 * len(two_steps.state.running) + 1
     for running in two_steps.state.running.values():

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.engines import loop, merged_batch
 from populations import Population, flat, follow, population
 from support import ToyClients, assert_same_state, last, nested_model, task_of
@@ -73,20 +73,20 @@ def assert_same(state, model, layers):
 
 @MESSAGES
 def test_one_step_is_one_machines(shared_message):
-    task = task_of("fedtan", algorithm("fedavg", lr=LR), shared_message=shared_message)
+    task = task_of("fedtan", create_algorithm("fedavg", lr=LR), shared_message=shared_message)
     state = last(task, ONE, 3).state
     assert_same(state, *central(nested_model(), ONE, 3))
 
 
 def test_one_step_with_weight_decay():
-    task = task_of("fedtan", algorithm("fedavg", lr=LR, weight_decay=0.01))
+    task = task_of("fedtan", create_algorithm("fedavg", lr=LR, weight_decay=0.01))
     state = last(task, ONE, 3).state
     assert_same(state, *central(nested_model(), ONE, 3, weight_decay=0.01))
 
 
 def test_equal_batches_of_unequal_clients():
     clients = Population(holds=(900, 6, 24), steps=(1, 1, 1))
-    state = last(task_of("fedtan", algorithm("fedavg", lr=LR)), clients, 3).state
+    state = last(task_of("fedtan", create_algorithm("fedavg", lr=LR)), clients, 3).state
     assert_same(state, *central(nested_model(), clients, 3))
 
 
@@ -101,7 +101,7 @@ def test_layers_of_several_kinds():
         ]  # fmt: skip
         return nn.Sequential(*layers).double()
 
-    state = last(task_of("fedtan", algorithm("fedavg", lr=LR), model=model()), ONE, 3).state
+    state = last(task_of("fedtan", create_algorithm("fedavg", lr=LR), model=model()), ONE, 3).state
     assert_same(state, *central(model(), ONE, 3))
 
 
@@ -109,7 +109,7 @@ def test_layers_of_several_kinds():
 @pytest.mark.parametrize("engine", [loop.rounds, merged_batch.rounds])
 def test_dsgd_is_torchs_batch_norm_on_the_concatenated_batch(shared_message, engine):
     clients = ToyClients(sizes=(2, 7, 4))
-    task = task_of("fedtan", algorithm("dsgd", lr=LR), shared_message=shared_message)
+    task = task_of("fedtan", create_algorithm("dsgd", lr=LR), shared_message=shared_message)
     *_, result = engine(task, clients, 5)
     model = nested_model().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
@@ -134,7 +134,9 @@ def biased():
 @pytest.mark.parametrize("kind", ["fedavg", "dsgd"])
 def test_a_bias_in_front_of_batch_norm_does_not_move(kind, shared_message):
     """The mean takes it out again, whatever it is."""
-    task = task_of("fedtan", algorithm(kind, lr=LR), model=biased(), shared_message=shared_message)
+    task = task_of(
+        "fedtan", create_algorithm(kind, lr=LR), model=biased(), shared_message=shared_message
+    )
     before, after = task.initial_state.weights, last(task, ONE, 5).state.weights
     for name in ("0.bias", "4.bias"):
         torch.testing.assert_close(after[name], before[name], rtol=0, atol=1e-12)
@@ -217,7 +219,9 @@ CASES = {"one step": ONE, "three steps": SEVERAL, "three steps of equal clients"
 @pytest.mark.parametrize("case", CASES)
 def test_the_first_step_is_exchanged_and_the_others_are_ordinary(case):
     clients = CASES[case]
-    state = last(task_of("fedtan", algorithm("fedavg", lr=LR), model=biased()), clients, 2).state
+    state = last(
+        task_of("fedtan", create_algorithm("fedavg", lr=LR), model=biased()), clients, 2
+    ).state
     model = biased()
     running = {
         p: (m.running_mean, m.running_var) for p, m in model.named_modules() if p in "15" and p
@@ -242,7 +246,9 @@ def test_the_first_step_is_exchanged_and_the_others_are_ordinary(case):
 def test_averaged_statistics_are_the_authors():
     """Every client follows the exchanged moments once, then its own batches; all are averaged."""
     clients = EQUAL
-    task = task_of("fedtan", algorithm("fedavg", lr=LR), model=biased(), statistics="average")
+    task = task_of(
+        "fedtan", create_algorithm("fedavg", lr=LR), model=biased(), statistics="average"
+    )
     state = last(task, clients, 1).state
     drawn = [clients.batches(c, 1) for c in range(3)]
     _, shares, held, seen = one_round(biased(), drawn)

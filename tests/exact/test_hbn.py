@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import fednorm
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.task import export
 from fednorm.engines.evaluation_statistics import calibrate_for_test
 from fednorm.engines.loop import rounds
@@ -116,7 +116,7 @@ CASES = {
 
 
 def run(clients, count=3, **fields):
-    task = task_of("hbn", algorithm("fedavg", lr=LR), count=count, **fields)
+    task = task_of("hbn", create_algorithm("fedavg", lr=LR), count=count, **fields)
     return task, list(rounds(task, clients, count))
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.task import export
 from fednorm.engines.evaluation_statistics import calibrate_for_test
 from populations import Population, flat
@@ -19,7 +19,7 @@ CASES = {
 
 
 def trained(clients, kind="fedavg", **fields):
-    task = task_of("heterofl", algorithm(kind, lr=0.05), count=3, **fields)
+    task = task_of("heterofl", create_algorithm(kind, lr=0.05), count=3, **fields)
     return task, last(task, clients, 3)
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fednorm import ClientState, broadcast, client_round, server_round
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.types import Role
 from fednorm.engines.evaluation import is_personal
 from fednorm.engines.merged_batch import MergedClients
@@ -33,7 +33,7 @@ def test_the_sharing_strategies_are_found():
 @pytest.mark.parametrize("name", SHARING)
 def test_one_client_is_one_machine(name):
     clients = ToyClients(sizes=(6,))
-    step = algorithm("dsgd", lr=LR, momentum=0.9)
+    step = create_algorithm("dsgd", lr=LR, momentum=0.9)
     alone = last(task_of(name, step), clients).state
     central = last(task_of(name, step), MergedClients(clients)).state
     torch.testing.assert_close(flat(alone), flat(central), rtol=0, atol=0)
@@ -49,7 +49,7 @@ def test_same_seed_same_result_in_any_order(name, kind):
     fields = {"momentum": 0.9, "lr": LR}
     steps = 1 if kind == "dsgd" else 2
     one, again, turned = (
-        last(task_of(name, algorithm(kind, **fields)), clients, 3)
+        last(task_of(name, create_algorithm(kind, **fields)), clients, 3)
         for clients in (ToyClients(steps=steps), ToyClients(steps=steps), Backwards(steps=steps))
     )
     assert torch.equal(flat(one.state), flat(again.state))
@@ -63,7 +63,7 @@ def test_same_seed_same_result_in_any_order(name, kind):
 def test_norms_without_statistics_equal_one_machine(name):
     """No sample depends on another, so one gradient step is that of the merged batch."""
     clients = ToyClients(sizes=(2, 7, 1))
-    step = algorithm("dsgd", lr=LR)
+    step = create_algorithm("dsgd", lr=LR)
     federated = last(task_of(name, step), clients).state
     central = last(task_of(name, step), MergedClients(clients)).state
     torch.testing.assert_close(flat(federated), flat(central), rtol=0, atol=1e-10)
@@ -71,14 +71,14 @@ def test_norms_without_statistics_equal_one_machine(name):
 
 @pytest.mark.parametrize("name", ["fedbn", "silobn"])
 def test_personal_strategies_say_so(name):
-    assert is_personal(task_of(create_strategy(name), algorithm("dsgd", lr=LR)))
+    assert is_personal(task_of(create_strategy(name), create_algorithm("dsgd", lr=LR)))
 
 
 def test_training_leaves_the_callers_randomness_alone():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    last(task_of("fbn", algorithm("dsgd", lr=LR)), ToyClients(), 2)
+    last(task_of("fbn", create_algorithm("dsgd", lr=LR)), ToyClients(), 2)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -89,13 +89,13 @@ def test_dropout_is_seeded_by_client_and_round():
     states = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        task = task_of("naive", algorithm("dsgd", lr=LR), model=model)
+        task = task_of("naive", create_algorithm("dsgd", lr=LR), model=model)
         states.append(flat(last(task, ToyClients(), 3).state))
     assert torch.equal(*states)
 
 
 def test_the_server_does_not_mind_the_order_of_replies():
-    task, clients = task_of("fbn", algorithm("dsgd", lr=LR)), ToyClients(sizes=(3, 5, 4))
+    task, clients = task_of("fbn", create_algorithm("dsgd", lr=LR)), ToyClients(sizes=(3, 5, 4))
     received = broadcast(task, task.initial_state)
     replies = [
         client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in range(3)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import ClientState
 from fednorm.core.round import broadcast, client_round
 from support import ToyClients, last, nested_model, task_of
@@ -45,7 +45,7 @@ def plain_fedavg(clients, rounds, momentum=0.0):
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_is_fedavg(momentum):
     clients = ToyClients(sizes=(2, 6, 4), steps=3)
-    task = task_of("naive", algorithm("fedavg", lr=LR, momentum=momentum))
+    task = task_of("naive", create_algorithm("fedavg", lr=LR, momentum=momentum))
     state = last(task, clients, 5).state
     oracle = plain_fedavg(clients, 5, momentum).state_dict()
     for name, value in state.weights.items():
@@ -58,8 +58,8 @@ def test_is_fedavg(momentum):
 
 def test_is_not_one_machine():
     clients = ToyClients()
-    naive = last(task_of("naive", algorithm("dsgd", lr=LR)), clients).state
-    exact = last(task_of("fedtan", algorithm("dsgd", lr=LR)), clients).state
+    naive = last(task_of("naive", create_algorithm("dsgd", lr=LR)), clients).state
+    exact = last(task_of("fedtan", create_algorithm("dsgd", lr=LR)), clients).state
     gap = max(
         float((naive.running[path].var - exact.running[path].var).abs().max())
         for path in naive.running
@@ -73,7 +73,7 @@ def test_variance_bias_is_the_variance_between_clients():
     clients, beta = ToyClients(sizes=(6, 6, 6), shape=(3,)), 0.1
     averaged, pooled = (
         last(
-            task_of("naive", algorithm("dsgd", lr=LR), model=model, statistics=statistics),
+            task_of("naive", create_algorithm("dsgd", lr=LR), model=model, statistics=statistics),
             clients,
             1,
         ).state.running["0"]
@@ -95,7 +95,9 @@ def test_variance_bias_is_the_variance_between_clients():
 def test_average_and_pool_agree_when_there_is_one_client(name):
     clients = ToyClients(sizes=(6,))
     states = [
-        last(task_of(name, algorithm("dsgd", lr=LR), statistics=statistics), clients, 3).state
+        last(
+            task_of(name, create_algorithm("dsgd", lr=LR), statistics=statistics), clients, 3
+        ).state
         for statistics in ("average", "pool")
     ]
     for path in states[0].running:
@@ -105,7 +107,7 @@ def test_average_and_pool_agree_when_there_is_one_client(name):
 def test_cumulative_average_is_torchs():
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4)).double()
     clients = ToyClients(sizes=(6,), shape=(3,))
-    task = task_of("naive", algorithm("dsgd", lr=LR), model=model, stats_momentum=None)
+    task = task_of("naive", create_algorithm("dsgd", lr=LR), model=model, stats_momentum=None)
     running = last(task, clients, 4).state.running["0"]
     plain = nn.BatchNorm1d(3, momentum=None).double()
     for round_ in range(1, 5):
@@ -115,7 +117,7 @@ def test_cumulative_average_is_torchs():
 
 
 def test_reply_reports_the_clients_own_running_statistics():
-    clients, task = ToyClients(), task_of("naive", algorithm("dsgd", lr=LR))
+    clients, task = ToyClients(), task_of("naive", create_algorithm("dsgd", lr=LR))
     received = broadcast(task, task.initial_state)
     reply, _ = client_round(task, received, ClientState(), clients.batches(1, 1))
     plain = nested_model().train()

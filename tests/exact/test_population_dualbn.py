@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from populations import Population, flat, follow, population
 from support import last, nested_model, task_of
 
@@ -140,7 +140,9 @@ CASES = {
 @pytest.mark.parametrize("standardized", [False, True])
 def test_dualbn_forward_and_backward(case, standardized):
     clients, kind = CASES[case], case.partition(",")[0]
-    task = task_of("dualbn", algorithm(kind, lr=LR, warmup=0), weight_standardization=standardized)
+    task = task_of(
+        "dualbn", create_algorithm(kind, lr=LR, warmup=0), weight_standardization=standardized
+    )
     state = last(task, clients, 3).state
     by_batch = kind == "dsgd"
     model, layers = dual_rounds(clients, 3, standardized=standardized, by_batch=by_batch)

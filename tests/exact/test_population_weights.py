@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn import functional
 
 from fednorm import ClientState, broadcast, client_round, server_round
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.data.dataset import Dataset
-from fednorm.data.federation import federation
+from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
 from fednorm.engines import loop, merged_batch, processes, stacked
 from populations import Population, flat, follow, population, weighted
@@ -95,7 +95,7 @@ METHODS = {
 
 def run(method, clients, rounds=3, kind="fedavg", model=None):
     name, fields, frozen = METHODS[method]
-    task = task_of(name, algorithm(kind, lr=LR), count=rounds, model=model, **fields)
+    task = task_of(name, create_algorithm(kind, lr=LR), count=rounds, model=model, **fields)
     state = last(task, clients, rounds).state
     plain = copy.deepcopy(model) if model else nested_model()
     return state, federated(plain, clients, rounds, frozen=frozen, by_batch=kind == "dsgd")
@@ -148,7 +148,7 @@ def test_after_pooling(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_clients_with_pictures_of_other_sizes(method):
+def test_clients_with_images_of_other_sizes(method):
     """Each client counts as many values per example as its own examples have."""
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -178,7 +178,7 @@ def found_in(clients, round_=1):
 
 
 def once(name, fields, clients):
-    task = task_of(name, algorithm("fedavg", lr=LR), model=first_layer(), **fields)
+    task = task_of(name, create_algorithm("fedavg", lr=LR), model=first_layer(), **fields)
     return last(task, clients, 1).state.running["0"]
 
 
@@ -228,7 +228,9 @@ def test_many_rounds_end_at_the_population(name, fields):
     clients = Two()
     if name == "fixbn":
         fields = {**fields, "freeze_round": 1.0}
-    task = task_of(name, algorithm("fedavg", lr=1e-6), model=model, stats_momentum=0.5, **fields)
+    task = task_of(
+        name, create_algorithm("fedavg", lr=1e-6), model=model, stats_momentum=0.5, **fields
+    )
     got = last(task, clients, 60).state.running["0"]
     steps = [[flat(x) for x, _ in clients.batches(c, 1).steps] for c in (0, 1)]
     n, mean, var = population(steps, [960, 40], 0.5)
@@ -245,12 +247,12 @@ def test_as_users_run_it():
     x = torch.randn((1000, 3), generator=generator) + 10 * torch.from_numpy(groups)[:, None]
     y = torch.randint(4, (1000,), generator=generator)
     data = Dataset("two", x, y, x[:8], y[:8], 4, groups)
-    clients = federation(data, "natural", Plan(32, None, 1), clients=2, seed=0)
+    clients = build_federation(data, "natural", Plan(32, None, 1), clients=2, seed=0)
     assert sorted(map(len, clients.parts)) == [40, 960]
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4))
     for name in ("fbn", "dualbn", "fedtan"):
-        task = task_of(name, algorithm("fedavg", lr=LR), model=model, stats_momentum=0.02)
+        task = task_of(name, create_algorithm("fedavg", lr=LR), model=model, stats_momentum=0.02)
         got = last(task, clients, 60).state.running["0"]
         torch.testing.assert_close(got.mean, x.mean(0), rtol=0, atol=0.05)
         torch.testing.assert_close(got.var, x.var(0), rtol=0.03, atol=0)
@@ -280,7 +282,7 @@ ENGINES = [(loop.rounds, m) for m in METHODS] + [(in_cohorts, m) for m in METHOD
 @pytest.mark.parametrize(("engine", "method"), [*ENGINES, (in_processes, "fbn")])
 def test_every_engine(engine, method):
     name, fields, frozen = METHODS[method]
-    task = task_of(name, algorithm("fedavg", lr=LR), count=3, **fields)
+    task = task_of(name, create_algorithm("fedavg", lr=LR), count=3, **fields)
     *_, result = engine(task, FOUR, 3)
     assert_same(result.state, federated(nested_model(), FOUR, 3, frozen=frozen))
 
@@ -289,21 +291,21 @@ def test_every_engine(engine, method):
 def test_lockstep(method):
     name, fields, frozen = METHODS[method]
     clients = Population(batch=(4, 7, 3), steps=(1, 1, 1))
-    task = task_of(name, algorithm("dsgd", lr=LR), count=3, **fields)
+    task = task_of(name, create_algorithm("dsgd", lr=LR), count=3, **fields)
     *_, result = merged_batch.rounds(task, clients, 3)
     assert_same(result.state, federated(nested_model(), clients, 3, frozen=frozen, by_batch=True))
 
 
 def test_the_two_public_functions():
     clients = Population()
-    task = task_of("fbn", algorithm("fedavg", lr=LR))
+    task = task_of("fbn", create_algorithm("fedavg", lr=LR))
     assert_same(run_by_hand(task, clients, 3), federated(nested_model(), clients, 3, frozen=True))
 
 
 def test_the_server_asks_nothing_but_the_replies():
     """A reply lost on its way leaves the population of the others."""
     clients = Population(batch=(4, 7, 3))
-    task = task_of("fbn", algorithm("fedavg", lr=LR))
+    task = task_of("fbn", create_algorithm("fedavg", lr=LR))
     received = broadcast(task, task.initial_state)
     replies = [
         client_round(task, received, ClientState(), clients.batches(c, 1))[0] for c in (0, 1, 2)
@@ -328,7 +330,7 @@ def test_one_client_has_torchs_running_variance(name):
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 4)).double()
     fields = {"strength": 0} if name == "feddna" else {"statistics": "pool"}
-    task = task_of(name, algorithm("fedavg", lr=LR), model=model, **fields)
+    task = task_of(name, create_algorithm("fedavg", lr=LR), model=model, **fields)
     got = last(task, clients, 1).state.running["0"]
     plain = nn.BatchNorm1d(2).double()
     plain(clients.batches(0, 1).steps[0][0])

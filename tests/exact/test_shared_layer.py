@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fednorm.aggregators import parse
-from fednorm.algorithms import algorithm
+from fednorm.aggregators import create_aggregator
+from fednorm.algorithms import create_algorithm
 from fednorm.core.task import export
 from fednorm.engines import loop, merged_batch
 from populations import flat
@@ -104,7 +104,7 @@ def assert_same(state, model, *, weights=True):
 
 
 def run(name, clients, engine=loop.rounds, *, model=None, **fields):
-    task = task_of(name, algorithm("dsgd", lr=LR), model=model or Twice(), **fields)
+    task = task_of(name, create_algorithm("dsgd", lr=LR), model=model or Twice(), **fields)
     *_, result = engine(task, clients, ROUNDS)
     return result.state
 
@@ -139,7 +139,7 @@ def test_feddna_without_importance_is_naive_pooled(clients):
 @SIZES
 def test_naive_with_averaged_statistics_is_torchs_on_each_client(clients):
     state = run("naive", clients)
-    task = task_of("naive", algorithm("dsgd", lr=LR), model=Twice())
+    task = task_of("naive", create_algorithm("dsgd", lr=LR), model=Twice())
     after = last(task, clients, 1).state.running["norm"]
     means, variances = [], []
     for client in clients.all():
@@ -159,7 +159,7 @@ def test_naive_with_averaged_statistics_is_torchs_on_each_client(clients):
 def test_dualbn_forward(clients):
     """One round: backward means are still 0. Its statistics are those of shared ones, as FBN's."""
     fields = {"weight_standardization": False, "model": Twice()}
-    task = task_of("dualbn", algorithm("dsgd", lr=LR, warmup=0), **fields)
+    task = task_of("dualbn", create_algorithm("dsgd", lr=LR, warmup=0), **fields)
     got = last(task, clients, 1).state.running["norm"]
     model = Twice().train()
     seen = watch(model)
@@ -212,7 +212,7 @@ class Times(ToyClients):
 @pytest.mark.parametrize("times", [(2, *[1] * 30), (3, 1, 1, 2, 1, 1, 1, 1), (2, 2, 2), (1, 2)])
 def test_calls_of_steps_that_differ_weigh_what_they_do_in_torch(times):
     clients = Times(times)
-    task = task_of("fbn", algorithm("fedavg", lr=LR), model=Often(), count=1)
+    task = task_of("fbn", create_algorithm("fedavg", lr=LR), model=Often(), count=1)
     got = last(task, clients, 1).state.running["norm"]
     plain = Often()
     for x, _ in clients.batches(0, 1).steps:
@@ -223,22 +223,22 @@ def test_calls_of_steps_that_differ_weigh_what_they_do_in_torch(times):
 
 def test_one_client_that_calls_a_layer_once_more_changes_little():
     clients = Times(*[(1, 1)] * 9, (2, 1))
-    task = task_of("fbn", algorithm("fedavg", lr=LR), model=Often(), count=1)
+    task = task_of("fbn", create_algorithm("fedavg", lr=LR), model=Often(), count=1)
     got = last(task, clients, 1).state.running["norm"]
     assert got.mean.abs().max() < 5 / 10
 
 
 def test_a_robust_rule_takes_clients_that_call_a_layer_unequally_often():
     clients = Times(*[(n, n) for n in (3, 4, 5, 6, 7)])
-    task = task_of("fbn", algorithm("fedavg", lr=LR), model=Often(), count=1)
-    task = replace(task, statistics_aggregator=parse("median", 1))
+    task = task_of("fbn", create_algorithm("fedavg", lr=LR), model=Often(), count=1)
+    task = replace(task, statistics_aggregator=create_aggregator("median", 1))
     result = last(task, clients, 1)
     assert not result.rejected
     assert result.state.running["norm"].mean.isfinite().all()
 
 
 def test_what_a_model_is_called_for_after_a_round_is_not_kept():
-    task = task_of("fbn", algorithm("fedavg", lr=LR), model=Often(), count=1)
+    task = task_of("fbn", create_algorithm("fedavg", lr=LR), model=Often(), count=1)
     result = last(task, Times((1, 1)), 1)
     model = export(task, result.state).train()
     for _ in range(20):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import fednorm
-from fednorm.algorithms import algorithm
-from fednorm.attacks import Adversary, attack, choose_byzantine
+from fednorm.algorithms import create_algorithm
+from fednorm.attacks import Adversary, choose_byzantine, create_attack
 from fednorm.engines import loop, processes
 from fednorm.engines.base import ATTEMPTS, Faults
 from fednorm.errors import ConfigError, NoUsableReplyError
@@ -148,8 +148,11 @@ def test_the_reference_is_honest_and_hears_all():
 
 
 def test_the_same_lies_in_one_process_and_in_several():
-    task, clients = task_of("fbn", algorithm("dsgd", lr=0.05)), ToyClients(sizes=(4, 5, 6, 4))
-    conditions = Faults(Adversary(attack("gaussian"), frozenset({2}), seed=1), 0.3, 1, 1)
+    task, clients = (
+        task_of("fbn", create_algorithm("dsgd", lr=0.05)),
+        ToyClients(sizes=(4, 5, 6, 4)),
+    )
+    conditions = Faults(Adversary(create_attack("gaussian"), frozenset({2}), seed=1), 0.3, 1, 1)
     *_, one = loop.rounds(task, clients, 3, conditions=conditions)
     *_, other = processes.rounds(task, clients, 3, processes=2, conditions=conditions)
     assert one.dropped_out == other.dropped_out
@@ -161,7 +164,7 @@ def test_statistics_are_exact_for_those_that_answered():
     clients = ToyClients(sizes=(4, 5, 6, 3))
     conditions = Faults(client_dropout=0.4, seed=5)
     *_, found = loop.rounds(
-        task_of("fbn", algorithm("dsgd", lr=0.05)), clients, 4, conditions=conditions
+        task_of("fbn", create_algorithm("dsgd", lr=0.05)), clients, 4, conditions=conditions
     )
     gone = {
         number: set(range(4)) - set(conditions.surviving(range(4), number, 0))
@@ -169,7 +172,7 @@ def test_statistics_are_exact_for_those_that_answered():
     }
     assert 0 < sum(map(len, gone.values())) < 16
     expected = run_by_hand(
-        task_of("fbn", algorithm("dsgd", lr=0.05)), replace(clients, absent=gone), 4
+        task_of("fbn", create_algorithm("dsgd", lr=0.05)), replace(clients, absent=gone), 4
     )
     for path, running in expected.running.items():
         assert torch.equal(found.state.running[path].mean, running.mean)
@@ -186,9 +189,9 @@ class Sampled(ToyClients):
 
 def test_a_round_with_too_few_good_replies_is_repeated_with_other_clients(caplog):
     clients = Sampled(sizes=(4, 4, 4, 4, 4))
-    liars = Adversary(attack("non_finite"), frozenset({0, 1}), seed=0)
+    liars = Adversary(create_attack("non_finite"), frozenset({0, 1}), seed=0)
     conditions = Faults(liars, min_replies=2)
-    task = task_of("fbn", algorithm("dsgd", lr=0.05))
+    task = task_of("fbn", create_algorithm("dsgd", lr=0.05))
     with caplog.at_level(logging.WARNING, "fednorm"):
         *_, found = loop.rounds(task, clients, 1, conditions=conditions)
     assert found.retries == 1
@@ -200,7 +203,7 @@ def test_a_round_with_too_few_good_replies_is_repeated_with_other_clients(caplog
 
 
 def test_attempts_are_bounded_and_none_is_made_that_cannot_help():
-    task = task_of("fbn", algorithm("dsgd", lr=0.05))
+    task = task_of("fbn", create_algorithm("dsgd", lr=0.05))
     drawn = []
 
     class Counting(ToyClients):
@@ -209,7 +212,7 @@ def test_attempts_are_bounded_and_none_is_made_that_cannot_help():
             return super().batches(client, round_)
 
     clients = Counting(sizes=(4, 4, 4))
-    liars = Adversary(attack("non_finite"), frozenset({0}), seed=0)
+    liars = Adversary(create_attack("non_finite"), frozenset({0}), seed=0)
     with pytest.raises(NoUsableReplyError, match="only 2 usable replies"):
         list(loop.rounds(task, clients, 1, conditions=Faults(liars, 0.0, 3)))
     assert len(drawn) == 3  # all were asked: nobody else could do better
@@ -265,14 +268,14 @@ def test_liars_that_give_themselves_away_do_not_stop_a_robust_rule():
 
 @pytest.mark.parametrize("engine", ["loop", "processes"])
 def test_a_byzantine_client_that_diverges_is_rejected_and_an_honest_one_ends_the_run(engine):
-    task, clients = task_of("gn", algorithm("dsgd", lr=0.05)), ToyClients(sizes=(4, 4, 4))
+    task, clients = task_of("gn", create_algorithm("dsgd", lr=0.05)), ToyClients(sizes=(4, 4, 4))
     clients = replace(clients, broken=frozenset({1}))
     run = loop.rounds if engine == "loop" else processes.rounds
     more = {} if engine == "loop" else {"processes": 1}
-    guilty = Faults(Adversary(attack("sign_flip"), frozenset({1})))
+    guilty = Faults(Adversary(create_attack("sign_flip"), frozenset({1})))
     *_, last = run(task, clients, 1, conditions=guilty, **more)
     assert [(one.client, one.reason) for one in last.rejected] == [(1, "its loss is nan")]
-    other = Faults(Adversary(attack("sign_flip"), frozenset({0})))
+    other = Faults(Adversary(create_attack("sign_flip"), frozenset({0})))
     with pytest.raises(ArithmeticError, match="at client 1"):
         list(run(task, clients, 1, conditions=other, **more))
 

@@ -182,7 +182,7 @@ def test_a_backdoor_is_looked_for_in_the_layers_that_are_tested():
         if client in prepared.conditions.byzantine:
             continue
         model = export(prepared.task, result.state, result.client_states.get(client, start))
-        patched = attack.triggered(prepared.data.test_batches(), world)
+        patched = attack.add_trigger(prepared.data.test_batches(), world)
         right = [model(x).argmax(1) == y for x, y in patched]
         shares.append(float(torch.cat(right).double().mean()))
     assert found == pytest.approx(np.mean(shares))
@@ -239,8 +239,8 @@ def test_the_command_and_a_file_can_ask_for_it(tmp_path):
 def test_the_saved_model_is_the_one_that_was_tested(name, tmp_path):
     result = fednorm.simulate(name, rounds=30, clients=3, partition="gamma=0.3", out=tmp_path)
     (saved,) = tmp_path.glob("runs/*/model.safetensors")
-    data = data_sets.load("digits", 0)
-    model = models.build("mlp", data.shape, data.classes, 0).eval()
+    data = data_sets.load_dataset("digits", 0)
+    model = models.create_model("mlp", data.shape, data.classes, 0).eval()
     model.load_state_dict(load_file(saved))
     with torch.no_grad():
         right = [(model(x).argmax(1) == y).double() for x, y in data.test_batches()]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import fednorm
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.doctor import examine
 from fednorm.engines import loop, merged_batch, stacked
 from fednorm.errors import ConfigError
@@ -31,7 +31,7 @@ def test_every_strategy_trains_a_convolutional_network_on_single_images(name):
 
 
 def test_one_client_with_single_images_is_plain_torch():
-    step = algorithm("fedavg", lr=0.05, momentum=0.9)
+    step = create_algorithm("fedavg", lr=0.05, momentum=0.9)
     clients = ToyClients(sizes=(1,), steps=3)
     ours = last(task_of("naive", step), clients, 4).state
     model = nested_model().train()
@@ -47,7 +47,7 @@ def test_one_client_with_single_images_is_plain_torch():
 @pytest.mark.parametrize("engine", ["merged", "stacked"])
 def test_engines_agree_on_single_images(engine):
     clients = ToyClients(sizes=(1, 1, 1))
-    task = task_of("naive", algorithm("dsgd", lr=0.05))
+    task = task_of("naive", create_algorithm("dsgd", lr=0.05))
     expected = last(task, clients, 3).state
     if engine == "merged":
         *_, got = merged_batch.rounds(task, clients, 3)
@@ -93,14 +93,14 @@ def test_adaptation_needs_more_than_one_value_too():
 
 def test_the_reference_gradient_of_a_single_image_is_measured():
     clients = ToyClients(sizes=(1,))
-    task = task_of("naive", algorithm("dsgd", lr=0.05))
+    task = task_of("naive", create_algorithm("dsgd", lr=0.05))
     found = central_gradient(task, task.initial_state, clients)
     model = nested_model().train()
     ((x, y),) = clients.batches(0, 1).steps
     nn.functional.cross_entropy(model(x), y).backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad, rtol=0, atol=1e-12)
-    dense = task_of("fbn", algorithm("dsgd", lr=0.05), model=with_dense_norm().double())
+    dense = task_of("fbn", create_algorithm("dsgd", lr=0.05), model=with_dense_norm().double())
     assert central_gradient(dense, dense.initial_state, ToyClients(sizes=(1,), classes=10)) is None
 
 

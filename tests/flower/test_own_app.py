@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import (
 from torch import nn
 
 import fednorm.flower
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.engines.evaluation_statistics import calibrate_for_test
 from fednorm.engines.flower import wire
 from fednorm.engines.flower.arrays import to_array_record, to_tensors
@@ -94,7 +94,7 @@ def started(name, *, grid=None, rounds=ROUNDS, server=None, frozen=(), **setting
 
 def simulated(name, rounds=ROUNDS, frozen=(), **fields):
     model = with_frozen(nested_model(), frozen)
-    task = task_of(name, algorithm("fedavg", lr=RATE), model=model, count=rounds, **fields)
+    task = task_of(name, create_algorithm("fedavg", lr=RATE), model=model, count=rounds, **fields)
     result = last(task, TOY, rounds)
     return task, calibrate_for_test(task, result.state, result.client_states, TOY), result
 

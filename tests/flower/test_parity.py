@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fednorm.aggregators import parse
-from fednorm.algorithms import algorithm
+from fednorm.aggregators import create_aggregator
+from fednorm.algorithms import create_algorithm
 from fednorm.attacks import ATTACKS, Adversary
 from fednorm.core.messages import download_bytes, upload_bytes
 from fednorm.core.round import broadcast, client_round
@@ -22,15 +22,15 @@ from fednorm.engines.loop import rounds
 from fednorm.errors import NonFiniteLossError, NoNodesError
 from fednorm.experiment.flower.nodes import build_site
 from fednorm.experiment.load import build_experiment
-from fednorm.models import build
+from fednorm.models import create_model
 from fednorm.strategies import STRATEGIES
 from flower.federation import Nodes
 from support import ToyClients, task_of
 
 CLIENTS = ToyClients(sizes=(3, 5, 4), steps=2, absent={2: (1,)})
-LOCAL = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
-GLOBAL = algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global")
-STEP = algorithm("dsgd", lr=0.05, momentum=0.9)
+LOCAL = create_algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")
+GLOBAL = create_algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global")
+STEP = create_algorithm("dsgd", lr=0.05, momentum=0.9)
 
 
 def nodes(name, step=LOCAL, *, clients=CLIENTS, count=3, configs=None, model=None):
@@ -104,7 +104,7 @@ def test_liars_and_robust_rules_give_the_same(attack):
 
     def defended():
         task = task_of("fbn", LOCAL, count=3)
-        rules = parse("trimmed_mean", 1), parse("nnm > median", 1)
+        rules = create_aggregator("trimmed_mean", 1), create_aggregator("nnm > median", 1)
         return replace(task, aggregator=rules[0], statistics_aggregator=rules[1])
 
     link = linked(nodes("fbn", clients=clients), clients)
@@ -190,7 +190,7 @@ def test_a_node_may_bring_its_own_data(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_is_told_as_in_the_loop():
-    wild = algorithm("fedavg", lr=1e200)
+    wild = create_algorithm("fedavg", lr=1e200)
     task, grid = task_of("none", wild, count=4), nodes("none", wild, count=4)
     with pytest.raises(NonFiniteLossError, match=r"in round \d at client \d"):
         over_flower(task, grid, 4)
@@ -212,7 +212,7 @@ def sizes(content):
 
 @pytest.mark.parametrize("name", ["naive", "fbn", "dualbn", "fedbn", "hbn", "gn"])
 def test_bytes_on_the_wire_are_those_that_the_doctor_predicts(name):
-    model = build("resnet20", (3, 8, 8), 10, 0)
+    model = create_model("resnet20", (3, 8, 8), 10, 0)
     task = task_of(name, STEP, model=model)
     received = broadcast(task, task.initial_state)
     toy = ToyClients(shape=(3, 8, 8), classes=10)

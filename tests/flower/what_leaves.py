@@ -1,7 +1,7 @@
 """What a client sends, read off its reply: the table of docs/deploy.md."""
 
 from fednorm import ClientState, broadcast, client_round
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.calibration import client_calibration
 from fednorm.core.layout import find_kinds
 from fednorm.core.types import Kind
@@ -16,7 +16,7 @@ _NAMES = {Kind.WEIGHT: "weights", Kind.AFFINE: "γ, β", Kind.STATISTIC: "runnin
 
 
 def row(name):
-    task, toy = task_of(name, algorithm("fedavg", lr=0.05)), ToyClients()
+    task, toy = task_of(name, create_algorithm("fedavg", lr=0.05)), ToyClients()
     received = broadcast(task, task.initial_state)
     reply, _ = client_round(task, received, ClientState(), toy.batches(0, 1))
     kind = find_kinds(task.model)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednorm.errors import ConversionError
-from fednorm.models import build
+from fednorm.models import create_model
 from fednorm.strategies import STRATEGIES, create_strategy
 from fednorm.strategies.fixup import ScalarAffine, find_residual_branches
 
@@ -33,7 +33,7 @@ CASES = [(network, name) for network, (_, names) in NETWORKS.items() for name in
 
 @functools.cache
 def plain(network):
-    return build(network, NETWORKS[network][0], classes=3, seed=0)
+    return create_model(network, NETWORKS[network][0], classes=3, seed=0)
 
 
 def paths(model, types):
@@ -54,13 +54,13 @@ def test_converts_and_runs(network, name):
 
 
 @pytest.mark.parametrize(("network", "name"), REFUSED)
-def test_what_cannot_be_converted_is_refused(network, name):
+def test_a_model_that_cannot_be_converted_is_refused(network, name):
     with pytest.raises((ValueError, ConversionError), match=REFUSED[network, name]):
         convert_and_run(network, name)
 
 
 @pytest.mark.parametrize("name", ["gn_ws", "fedwon", "dualbn"])
-def test_all_convolutions_of_resnet20_are_standardised(name):
+def test_all_convolutions_of_resnet20_are_standardized(name):
     conversion = create_strategy(name).convert(plain("resnet20"))
     expected = paths(plain("resnet20"), _BatchNorm | nn.Conv2d)
     assert len(expected) == 19 + 19

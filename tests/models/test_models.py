@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fednorm.errors import UnknownNameError
-from fednorm.models import MODELS, build
+from fednorm.models import MODELS, create_model
 
 IMAGES = [(1, 8, 8), (3, 32, 32), (1, 28, 28), (2, 5, 9), (2, 17, 23)]
 NORMS = {"mlp": 2, "cnn": 2, "resnet": 6, "tutorial_cnn": 2, "fbn_cnn": 4}
@@ -23,7 +23,7 @@ def types(model):
 
 @pytest.mark.parametrize(("name", "shape"), CASES)
 def test_every_model_takes_images_and_returns_logits(name, shape):
-    model = build(name, shape, classes=7, seed=0)
+    model = create_model(name, shape, classes=7, seed=0)
     logits = model(torch.randn(3, *shape))
     assert logits.shape == ((3, 7, *shape[1:]) if name in DENSE else (3, 7))
     assert logits.exp().sum(1).sub(1).abs().max() > 0.01  # not log probabilities
@@ -35,39 +35,39 @@ def test_every_model_takes_images_and_returns_logits(name, shape):
 def test_the_seed_alone_decides_the_weights(name):
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    first = build(name, (1, 16, 16), 10, seed=3).state_dict()
+    first = create_model(name, (1, 16, 16), 10, seed=3).state_dict()
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(2)
-    second = build(name, (1, 16, 16), 10, seed=3).state_dict()
-    other = build(name, (1, 16, 16), 10, seed=4).state_dict()
+    second = create_model(name, (1, 16, 16), 10, seed=3).state_dict()
+    other = create_model(name, (1, 16, 16), 10, seed=4).state_dict()
     assert all(torch.equal(first[key], second[key]) for key in first)
     assert any(not torch.equal(first[key], other[key]) for key in first)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_has_its_batch_norms(name):
-    model = build(name, (1, 16, 16), 10, seed=0)
+    model = create_model(name, (1, 16, 16), 10, seed=0)
     found = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
     assert len(found) == NORMS[name]
 
 
 def test_mlp_layers():
-    model = build("mlp", (2,), 10, seed=0)
+    model = create_model("mlp", (2,), 10, seed=0)
     hidden = ["Linear", "ReLU", "BatchNorm1d"]
     assert types(model) == ["Flatten", *hidden, *hidden, "Linear"]
     assert [m.out_features for m in model if isinstance(m, nn.Linear)] == [128, 64, 10]
-    listed = build("mlp", (2,), 10, seed=0, hidden=[5])
+    listed = create_model("mlp", (2,), 10, seed=0, hidden=[5])
     assert [m.out_features for m in listed if isinstance(m, nn.Linear)] == [5, 10]
 
 
 @pytest.mark.parametrize("hidden", ["128", 128, [0], [1.5], None])
-def test_mlp_refuses_widths_that_are_none(hidden):
+def test_mlp_refuses_invalid_widths(hidden):
     with pytest.raises(ValueError, match="hidden of model 'mlp' must be a list of positive"):
-        build("mlp", (2,), 10, seed=0, hidden=hidden)
+        create_model("mlp", (2,), 10, seed=0, hidden=hidden)
 
 
 def test_cnn_layers():
-    model = build("cnn", (1, 8, 8), 10, seed=0)
+    model = create_model("cnn", (1, 8, 8), 10, seed=0)
     block = ["Conv2d", "BatchNorm2d", "ReLU", "MaxPool2d"]
     assert types(model) == [*block, *block, "Flatten", "Linear"]
     assert [m.out_channels for m in model if isinstance(m, nn.Conv2d)] == [16, 32]
@@ -75,7 +75,7 @@ def test_cnn_layers():
 
 
 def test_fbn_cnn_is_table_1():
-    model = build("fbn_cnn", (3, 32, 32), 10, seed=0)
+    model = create_model("fbn_cnn", (3, 32, 32), 10, seed=0)
     conv = ["Conv2d", "ReLU", "BatchNorm2d"]
     stage = [*conv, *conv, "MaxPool2d", "Dropout"]
     assert types(model) == [*stage, *stage, "Flatten", "Linear", "ReLU", "Linear"]
@@ -87,7 +87,7 @@ def test_fbn_cnn_is_table_1():
 
 
 def test_tutorial_cnn_has_the_tutorials_tensors():
-    state = build("tutorial_cnn", (1, 28, 28), 10, seed=0).state_dict()
+    state = create_model("tutorial_cnn", (1, 28, 28), 10, seed=0).state_dict()
     assert state["conv1.weight"].shape == (32, 1, 3, 3)
     assert state["norm1.running_mean"].shape == (32,)
     assert state["conv2.weight"].shape == (64, 32, 3, 3)
@@ -95,8 +95,10 @@ def test_tutorial_cnn_has_the_tutorials_tensors():
     assert state["fc.weight"].shape == (10, 7 * 7 * 64)
 
 
-def test_tutorial_cnn_normalises_before_the_relu():
-    model = build("tutorial_cnn", (1, 4, 4), 2, seed=0)  # in training mode, so BN does something
+def test_tutorial_cnn_normalizes_before_the_relu():
+    model = create_model(
+        "tutorial_cnn", (1, 4, 4), 2, seed=0
+    )  # in training mode, so BN does something
     x = torch.randn(3, 1, 4, 4)
     first = nn.functional.max_pool2d(model.norm1(model.conv1(x)).relu(), 2)
     second = nn.functional.max_pool2d(model.norm2(model.conv2(first)).relu(), 2)
@@ -104,7 +106,7 @@ def test_tutorial_cnn_normalises_before_the_relu():
 
 
 def test_resnet_hides_a_batch_norm_in_its_downsample_path():
-    model = build("resnet", (1, 8, 8), 10, seed=0)
+    model = create_model("resnet", (1, 8, 8), 10, seed=0)
     norms = [name for name, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)]
     unnamed = [name for name in norms if "bn" not in name and "norm" not in name]
     assert norms.count("blocks.1.downsample.1") == 1
@@ -112,34 +114,34 @@ def test_resnet_hides_a_batch_norm_in_its_downsample_path():
 
 
 def test_resnet_block_adds_its_input():
-    block = build("resnet", (1, 8, 8), 10, seed=0).blocks[0].eval()
+    block = create_model("resnet", (1, 8, 8), 10, seed=0).blocks[0].eval()
     nn.init.zeros_(block.bn2.weight)
     x = torch.randn(2, 16, 8, 8)
     torch.testing.assert_close(block(x), x.relu())
 
 
 def test_resnet_widths():
-    model = build("resnet", (3, 9, 9), 4, seed=0, widths=[4, 8, 8])
+    model = create_model("resnet", (3, 9, 9), 4, seed=0, widths=[4, 8, 8])
     assert model.blocks(model.stem(torch.randn(2, 3, 9, 9))).shape == (2, 8, 3, 3)
     with pytest.raises(ValueError, match="at least one block"):
-        build("resnet", (3, 9, 9), 4, seed=0, widths=[])
+        create_model("resnet", (3, 9, 9), 4, seed=0, widths=[])
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "mlp"])
 def test_convolutions_refuse_points(name):
     with pytest.raises(ValueError, match=rf"model '{name}' needs images .* shape \(2,\); choose"):
-        build(name, (2,), 10, seed=0)
+        create_model(name, (2,), 10, seed=0)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if LEAST.get(name, 4) > 1])
-def test_images_that_would_vanish_are_refused(name):
+def test_images_that_are_too_small_are_refused(name):
     least = LEAST.get(name, 4)
-    logits = build(name, (1, least, least), 2, seed=0)(torch.zeros(2, 1, least, least))
+    logits = create_model(name, (1, least, least), 2, seed=0)(torch.zeros(2, 1, least, least))
     assert logits.shape[:2] == (2, 2)
     with pytest.raises(
         ValueError, match=rf"at least {least}x{least} pixels.* shape \(1, {least - 1}, 40\)"
     ):
-        build(name, (1, least - 1, 40), 10, seed=0)
+        create_model(name, (1, least - 1, 40), 10, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -157,14 +159,14 @@ def test_images_that_would_vanish_are_refused(name):
 )
 def test_fields_are_checked(name, fields):
     with pytest.raises(ValueError, match=f"of model '{name}' must be"):
-        build(name, (1, 8, 8), 10, seed=0, **fields)
+        create_model(name, (1, 8, 8), 10, seed=0, **fields)
 
 
-def test_unknown_names_and_fields_are_answered():
+def test_unknown_names_and_fields_are_explained():
     with pytest.raises(UnknownNameError, match="did you mean 'resnet'"):
-        build("resnett", (1, 8, 8), 10, seed=0)
+        create_model("resnett", (1, 8, 8), 10, seed=0)
     with pytest.raises(UnknownNameError, match="did you mean 'hidden'"):
-        build("mlp", (2,), 10, seed=0, hiden=(3,))
+        create_model("mlp", (2,), 10, seed=0, hiden=(3,))
 
 
 OWN = """
@@ -198,19 +200,19 @@ def own(tmp_path, monkeypatch):
     sys.modules.pop("my_networks", None)
 
 
-def test_own_function_gets_what_it_takes(own):
-    assert build(f"{own}:sized", (2,), 3, seed=0).weight.shape == (3, 2)
-    assert build(f"{own}:sized", (2,), 3, seed=0, extra=1).weight.shape == (4, 2)
-    assert build(f"{own}:fixed", (9,), 9, seed=0).weight.shape == (3, 2)
-    settings = build(f"{own}:any_of", (2,), 4, seed=0, depth=1).settings
+def test_own_function_gets_the_arguments_it_takes(own):
+    assert create_model(f"{own}:sized", (2,), 3, seed=0).weight.shape == (3, 2)
+    assert create_model(f"{own}:sized", (2,), 3, seed=0, extra=1).weight.shape == (4, 2)
+    assert create_model(f"{own}:fixed", (9,), 9, seed=0).weight.shape == (3, 2)
+    settings = create_model(f"{own}:any_of", (2,), 4, seed=0, depth=1).settings
     assert settings == {"shape": (2,), "classes": 4, "depth": 1}
 
 
-def test_own_function_is_seeded_and_leaves_no_trace(own):
+def test_own_function_is_seeded_without_changing_the_global_state(own):
     state, path = torch.get_rng_state(), list(sys.path)
-    first, second = (build(f"{own}:fixed", (2,), 3, seed=1) for _ in range(2))
+    first, second = (create_model(f"{own}:fixed", (2,), 3, seed=1) for _ in range(2))
     assert torch.equal(first.weight, second.weight)
-    assert not torch.equal(first.weight, build(f"{own}:fixed", (2,), 3, seed=2).weight)
+    assert not torch.equal(first.weight, create_model(f"{own}:fixed", (2,), 3, seed=2).weight)
     assert torch.equal(state, torch.get_rng_state())
     assert sys.path == path
 
@@ -228,12 +230,12 @@ def test_own_function_is_seeded_and_leaves_no_trace(own):
         (":sized", ValueError, "'package.module:function', but got ':sized'"),
     ],
 )
-def test_own_function_that_is_none_is_explained(own, name, error, message):
+def test_an_invalid_own_function_is_explained(own, name, error, message):
     del own
     with pytest.raises(error, match=message):
-        build(name, (2,), 3, seed=0)
+        create_model(name, (2,), 3, seed=0)
 
 
 def test_own_function_refuses_fields_it_does_not_take(own):
     with pytest.raises(UnknownNameError, match=r"argument of model .*did you mean 'extra'"):
-        build(f"{own}:sized", (2,), 3, seed=0, extras=1)
+        create_model(f"{own}:sized", (2,), 3, seed=0, extras=1)

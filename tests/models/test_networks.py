@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from fednorm.cli.listing import describe_entry
-from fednorm.models import MODELS, build
+from fednorm.models import MODELS, create_model
 
 IMAGENET = (3, 224, 224)
 PUBLISHED = [
@@ -36,13 +36,13 @@ backbones = pytest.mark.parametrize("backbone", ["mobilenet_v2", "resnet50"])
 def small(network):
     shape, fields = SMALL[network]
     name = "deeplabv3plus" if "backbone" in fields else network
-    return build(name, shape, classes=5, seed=0, **fields), torch.randn(4, *shape)
+    return create_model(name, shape, classes=5, seed=0, **fields), torch.randn(4, *shape)
 
 
 def on_paper(name, shape, classes=10, **fields):
     """Return a network without numbers, which takes no time."""
     with torch.device("meta"):
-        return build(name, shape, classes, seed=0, **fields), torch.empty(2, *shape)
+        return create_model(name, shape, classes, seed=0, **fields), torch.empty(2, *shape)
 
 
 def convolutions(model):
@@ -115,7 +115,7 @@ def test_resnet20_has_three_stages_of_three_blocks():
 
 @pytest.mark.parametrize("size", [8, 7])
 def test_resnet20_shortcuts_are_every_second_pixel_and_zeros(size):
-    block = build("resnet20", (3, 32, 32), 10, seed=0).layer2[0].eval()
+    block = create_model("resnet20", (3, 32, 32), 10, seed=0).layer2[0].eval()
     assert list(block.downsample.parameters()) == []
     nn.init.zeros_(block.bn2.weight)
     x = torch.randn(2, 16, size, size)
@@ -125,15 +125,15 @@ def test_resnet20_shortcuts_are_every_second_pixel_and_zeros(size):
 
 @pytest.mark.parametrize("name", ["resnet20", "resnet18", "resnet50"])
 def test_residual_networks_start_as_he_et_al(name):
-    for layer in convolutions(build(name, (3, 32, 32), 10, seed=0)):
+    for layer in convolutions(create_model(name, (3, 32, 32), 10, seed=0)):
         fan_out = layer.out_channels * layer.kernel_size[0] ** 2
         torch.testing.assert_close(
             layer.weight.std() * (fan_out / 2) ** 0.5, torch.tensor(1.0), rtol=0.1, atol=0
         )
 
 
-def test_bottleneck_is_what_it_says():
-    block = build("resnet50", (3, 32, 32), 10, seed=0).layer2[0].eval()
+def test_bottleneck_is_its_formula():
+    block = create_model("resnet50", (3, 32, 32), 10, seed=0).layer2[0].eval()
     x = torch.randn(2, 256, 8, 8)
     narrow = block.bn1(functional.conv2d(x, block.conv1.weight)).relu()
     halved = block.bn2(functional.conv2d(narrow, block.conv2.weight, stride=2, padding=1)).relu()
@@ -164,7 +164,7 @@ def test_resnet_stems(name, shape, stem, kernel, left):
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "mobilenet_v2"])
 def test_the_stem_of_imagenet_needs_larger_images(name):
     with pytest.raises(ValueError, match=r"at least 32x32 pixels.* shape \(3, 64, 31\)"):
-        build(name, (3, 64, 31), 10, seed=0, stem="imagenet")
+        create_model(name, (3, 64, 31), 10, seed=0, stem="imagenet")
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_mobilenet_strides(pixels, halving, left):
 
 
 def test_mobilenet_adds_the_input_where_it_can():
-    model = build("mobilenet_v2", (3, 32, 32), 10, seed=0).eval()
+    model = create_model("mobilenet_v2", (3, 32, 32), 10, seed=0).eval()
     adding = []
     for number, block in enumerate(model.features[1:-1], 1):
         nn.init.zeros_(block.conv[-1].weight)
@@ -192,8 +192,8 @@ def test_mobilenet_adds_the_input_where_it_can():
 
 
 def test_mobilenet_drops_features():
-    assert build("mobilenet_v2", (3, 8, 8), 2, seed=0).classifier[0].p == 0.2
-    assert build("mobilenet_v2", (3, 8, 8), 2, seed=0, dropout=0.5).classifier[0].p == 0.5
+    assert create_model("mobilenet_v2", (3, 8, 8), 2, seed=0).classifier[0].p == 0.2
+    assert create_model("mobilenet_v2", (3, 8, 8), 2, seed=0, dropout=0.5).classifier[0].p == 0.5
 
 
 @pytest.mark.parametrize("shape", [(3, 64, 128), (1, 50, 71)])
@@ -227,8 +227,8 @@ def test_deeplab_is_as_described(backbone):
 @backbones
 def test_deeplab_sees_what_its_backbone_sees_with_a_stride(backbone):
     """Every second pixel of the dilated features is the original's."""
-    dense = build("deeplabv3plus", (3, 64, 96), 4, seed=0, backbone=backbone).double().eval()
-    plain = build(backbone, (3, 64, 96), 4, seed=1, stem="imagenet").double().eval()
+    dense = create_model("deeplabv3plus", (3, 64, 96), 4, seed=0, backbone=backbone).double().eval()
+    plain = create_model(backbone, (3, 64, 96), 4, seed=1, stem="imagenet").double().eval()
     features = plain.features[:-1] if backbone == "mobilenet_v2" else plain[:-3]
     features.load_state_dict(dense.backbone.state_dict())
     x = torch.randn(2, 3, 64, 96, dtype=torch.float64)
@@ -237,7 +237,7 @@ def test_deeplab_sees_what_its_backbone_sees_with_a_stride(backbone):
 
 
 def test_deeplabs_mean_of_the_image_reaches_every_pixel():
-    model = build("deeplabv3plus", (3, 32, 32), 4, seed=0).eval()
+    model = create_model("deeplabv3plus", (3, 32, 32), 4, seed=0).eval()
     x = torch.randn(2, 320, 3, 5)
     views = [view(x) for view in model.aspp.views]
     mean = model.aspp.pool[1:](x.mean((2, 3), keepdim=True)).repeat(1, 1, 3, 5)
@@ -245,7 +245,7 @@ def test_deeplabs_mean_of_the_image_reaches_every_pixel():
 
 
 def test_deeplab_cannot_train_on_one_sample_but_predicts_it():
-    model = build("deeplabv3plus", (3, 32, 32), 4, seed=0)
+    model = create_model("deeplabv3plus", (3, 32, 32), 4, seed=0)
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         model(torch.randn(1, 3, 32, 32))
     assert model.eval()(torch.randn(1, 3, 32, 32)).shape == (1, 4, 32, 32)
@@ -281,7 +281,7 @@ def test_tensors_are_named_as_in_torchvision(name):
 def test_torchvisions_weights_load_and_give_its_results(name):
     models = pytest.importorskip("torchvision.models", reason="needs torchvision's own networks")
     real = getattr(models, name)(weights=None, num_classes=3).eval()
-    ours = build(name, IMAGENET, 3, seed=0).eval()
+    ours = create_model(name, IMAGENET, 3, seed=0).eval()
     assert list(ours.state_dict()) == list(real.state_dict())
     ours.load_state_dict(real.state_dict())
     x = torch.randn(2, 3, 64, 64)

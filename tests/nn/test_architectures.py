@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednorm import Batches, ClientState, broadcast, client_round, create_strategy, server_round
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.layer import NormLayer
 from fednorm.core.task import Task, export
 from fednorm.core.types import Kind, Role
@@ -53,7 +53,7 @@ def converted(name, model):
         except (ConversionError, ValueError) as error:
             assert_names_the_reason(str(error), model)
             return None
-    return Task.build(model, chosen, algorithm("dsgd", lr=0.01), rounds=4)
+    return Task.build(model, chosen, create_algorithm("dsgd", lr=0.01), rounds=4)
 
 
 def assert_names_the_reason(said, model):

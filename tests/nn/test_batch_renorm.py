@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from fednorm import create_strategy
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.layer import RoundContext
 from fednorm.nn.batch_renorm import compute_corrections, make_renorm_rule
 from fednorm.nn.convert import to_fed_batch_norm
@@ -143,7 +143,7 @@ def test_pooling_keeps_the_running_statistics_and_reports_moments():
 @pytest.mark.parametrize("statistics", ["average", "pool"])
 @pytest.mark.parametrize("kind", ["dsgd", "fedavg"])
 def test_one_and_zero_is_batch_norm_over_ten_rounds(statistics, kind):
-    step = algorithm(kind, lr=0.05, momentum=0.9)
+    step = create_algorithm(kind, lr=0.05, momentum=0.9)
     clients = ToyClients(sizes=(3, 5, 4), steps=1 if kind == "dsgd" else 2)
     fields = {"statistics": statistics}
     naive = last(task_of("naive", step, **fields), clients, 10).state
@@ -179,7 +179,7 @@ def test_one_client_is_one_machine():
         functional.cross_entropy(model(x), y).backward()
         optimizer.step()
     for statistics in ("average", "pool"):
-        task = task_of("brn", algorithm("dsgd", lr=0.05), statistics=statistics)
+        task = task_of("brn", create_algorithm("dsgd", lr=0.05), statistics=statistics)
         assert_same_state(last(task, clients, 5).state, model)
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fednorm
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.cli import app
 from fednorm.core.round import broadcast, client_round
 from fednorm.doctor import examine
@@ -21,7 +21,7 @@ from fednorm.strategies import STRATEGIES
 from support import ToyClients, task_of
 
 QUICK = {"rounds": 1, "seeds": 1, "clients": 2}
-STEP = algorithm("dsgd", lr=0.1)
+STEP = create_algorithm("dsgd", lr=0.1)
 
 
 def plain():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.strategies import STRATEGIES
 from support import ToyClients, last, task_of
 
@@ -57,7 +57,7 @@ def test_training_is_the_same_in_place(name, order, norm):
     states = []
     for inplace in (False, True):
         model = model_of(order, norm, inplace=inplace)
-        task = task_of(name, algorithm("dsgd", lr=0.1), model=model)
+        task = task_of(name, create_algorithm("dsgd", lr=0.1), model=model)
         states.append(last(task, ToyClients(sizes=(4, 3)), 2).state)
     expected, given = states
     for key, value in expected.weights.items():

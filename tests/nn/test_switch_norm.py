@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from fednorm import create_strategy
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.layer import RoundContext
 from fednorm.core.layout import find_kinds
 from fednorm.core.types import Kind, Role
@@ -299,7 +299,7 @@ def test_layers_can_be_made_directly(cls, shape, fields):
 
 
 def test_mixing_weights_are_affine_and_shared():
-    task = task_of("switchnorm", algorithm("dsgd"))
+    task = task_of("switchnorm", create_algorithm("dsgd"))
     kind = find_kinds(task.model)
     keys = [key for key in kind if key.endswith("_mix")]
     assert len(keys) == 12
@@ -333,7 +333,7 @@ def test_one_client_is_one_machine(statistics):
         optimizer.zero_grad()
         functional.cross_entropy(model(x), y).backward()
         optimizer.step()
-    task = task_of("switchnorm", algorithm("dsgd", lr=0.05), statistics=statistics)
+    task = task_of("switchnorm", create_algorithm("dsgd", lr=0.05), statistics=statistics)
     state, expected = last(task, clients, 2).state, model.state_dict()
     assert set(state.weights) == {name for name, _ in model.named_parameters()}
     for name, value in state.weights.items():

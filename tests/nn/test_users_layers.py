@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
 from fednorm import create_strategy
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.layer import NormLayer
 from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.convert import ConversionError, remove, to_fed_batch_norm, to_sample_norm
@@ -19,7 +19,7 @@ from fednorm.strategies import STRATEGIES
 from support import ToyClients, last, task_of
 
 every = pytest.mark.parametrize("name", sorted(STRATEGIES))
-STEP = algorithm("dsgd", lr=0.05)
+STEP = create_algorithm("dsgd", lr=0.05)
 
 
 class BatchNormAct2d(nn.BatchNorm2d):

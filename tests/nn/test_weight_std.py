@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from fednorm.models import build
+from fednorm.models import create_model
 from fednorm.nn.convert import ConversionError, to_fed_batch_norm
 from fednorm.nn.weight_std import RELU_GAMMA, StandardizedConv, StandardizedConv2d, standardize
 from fednorm.strategies import create_strategy
@@ -232,7 +232,7 @@ def test_convolutions_behind_the_last_norm_stay_as_they_are(name, fields):
 
 
 def test_a_segmentation_networks_classifier_is_not_standardised():
-    model = build("deeplabv3plus", (3, 32, 32), 5, 0)
+    model = create_model("deeplabv3plus", (3, 32, 32), 5, 0)
     convs = [(p, m) for p, m in model.named_modules() if isinstance(m, nn.Conv2d)]
     path, _ = convs[-1]
     assert type(create_strategy("gn_ws").convert(model).model.get_submodule(path)) is nn.Conv2d

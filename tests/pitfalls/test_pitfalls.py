@@ -12,18 +12,18 @@ from torch import nn
 
 import fednorm
 from fednorm import create_strategy
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.aggregation import Aggregator, weighted_mean
 from fednorm.core.layout import find_kinds, find_layout, find_roles
 from fednorm.core.task import Task, export
 from fednorm.core.types import Kind, Role
-from fednorm.data import load
+from fednorm.data import load_dataset
 from fednorm.engines.evaluation_statistics import calibrate_for_test
 from fednorm.errors import ConfigError
 from fednorm.strategies import STRATEGIES
 from support import ToyClients, last, nested_model, task_of
 
-STEP = algorithm("dsgd", lr=0.05, momentum=0.9)
+STEP = create_algorithm("dsgd", lr=0.05, momentum=0.9)
 
 
 class Nameless(nn.Module):
@@ -63,7 +63,7 @@ def test_excluding_batch_norm_excludes_its_affine_part_too():
 @pytest.mark.parametrize("kind", ["dsgd", "fedavg"])
 def test_the_servers_statistics_leave_zero_and_one(name, kind):
     """Evaluation with mean 0 and variance 1: the tutorial, byzfl, FedLab #293."""
-    task = task_of(name, algorithm(kind, lr=0.05))
+    task = task_of(name, create_algorithm(kind, lr=0.05))
     result = last(task, ToyClients(), 3)
     state = calibrate_for_test(task, result.state, result.client_states, ToyClients())
     model = export(task, state, result.client_states[0])
@@ -110,11 +110,11 @@ def test_numpys_seed_does_not_decide_the_data():
     """`np.random.seed` before torch's generator: the tutorial's data are not reproducible."""
     np.random.seed(1)  # noqa: NPY002 (this is the mistake)
     torch.manual_seed(1)
-    one = load("patterns", seed=3, samples=20, test=5)
+    one = load_dataset("patterns", seed=3, samples=20, test=5)
     np.random.seed(2)  # noqa: NPY002
     torch.manual_seed(2)
-    two = load("patterns", seed=3, samples=20, test=5)
-    other = load("patterns", seed=4, samples=20, test=5)
+    two = load_dataset("patterns", seed=3, samples=20, test=5)
+    other = load_dataset("patterns", seed=4, samples=20, test=5)
     assert torch.equal(one.x, two.x)
     assert not torch.equal(one.x, other.x)
 
@@ -159,7 +159,7 @@ def test_buffers_are_aggregated_and_not_taken_from_client_0():
 @pytest.mark.parametrize("name", ["naive", "fbn", "fixbn", "fedtan"])
 def test_the_optimiser_never_sees_statistics(name):
     """A server optimiser over running variances makes them negative: flower #1060, FL4Health."""
-    task = task_of(name, algorithm("dsgd", lr=5.0))
+    task = task_of(name, create_algorithm("dsgd", lr=5.0))
     state = task.initial_state
     assert set(state.weights) == {n for n, _ in nested_model().named_parameters()}
     for running in last(task, ToyClients(), 3).state.running.values():
@@ -232,7 +232,7 @@ def test_counters_of_clients_with_different_numbers_of_steps_are_carried_as_the_
             return replace(batches, steps=batches.steps[: client + 1])
 
     for statistics in ("average", "pool"):
-        task = task_of("naive", algorithm("fedavg", lr=0.05), statistics=statistics)
+        task = task_of("naive", create_algorithm("fedavg", lr=0.05), statistics=statistics)
         running = last(task, Uneven(steps=3), 2).state.running
         assert {r.num_batches for r in running.values()} == {6}
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import fednorm
 from fednorm import create_strategy
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import LayerStats, Reply, RunningStats
 from fednorm.core.moments import Moments
 from fednorm.core.validation import ReplySchema, find_fault
@@ -17,7 +17,7 @@ from fednorm.experiment.load import build_experiment, override_settings
 from fednorm.experiment.prepare import prepare
 from support import ToyClients, last, nested_model, task_of
 
-STEP = algorithm("dsgd", lr=0.05)
+STEP = create_algorithm("dsgd", lr=0.05)
 QUICK = {"rounds": 3, "clients": 3}
 
 

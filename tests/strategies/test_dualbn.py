@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import fednorm
 from fednorm import ClientState, broadcast, client_round, server_round
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import RunningStats
 from fednorm.core.moments import Moments
 from fednorm.experiment.load import build_experiment
@@ -19,7 +19,7 @@ from fednorm.nn.weight_std import StandardizedConv, standardize
 from fednorm.strategies import create_strategy
 from support import ToyClients, last, nested_model, task_of
 
-STEP = algorithm("dsgd", lr=0.05)
+STEP = create_algorithm("dsgd", lr=0.05)
 
 
 class Watched:
@@ -177,7 +177,7 @@ def test_standardised_weights_are_a_switch_of_the_others_too():
 
 
 def test_several_steps_keep_all_four_fixed_and_move_them_once():
-    task = task_of("dualbn", algorithm("fedavg", lr=0.05))
+    task = task_of("dualbn", create_algorithm("fedavg", lr=0.05))
     state = last(task, ToyClients(steps=3), 1).state
     assert {r.num_batches for r in state.running.values()} == {3}
 
@@ -217,4 +217,4 @@ def test_warm_up_is_on_by_default():
     assert experiment.make_algorithm(fbn).rate(1, 600) == pytest.approx(0.05)
     off = build_experiment({"strategies": ["dualbn"], "algorithm": {"name": "dsgd", "warmup": 0}})
     assert off.make_algorithm(dual).rate(1, 600) == pytest.approx(0.05)
-    assert fednorm.algorithm("dsgd", lr=1.0, warmup=4).rate(1, None) == 0.25
+    assert fednorm.create_algorithm("dsgd", lr=1.0, warmup=4).rate(1, None) == 0.25

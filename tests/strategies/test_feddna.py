@@ -12,8 +12,8 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn import functional
 
 from fednorm import create_strategy
-from fednorm.aggregators import parse
-from fednorm.algorithms import algorithm
+from fednorm.aggregators import create_aggregator
+from fednorm.algorithms import create_algorithm
 from fednorm.core.moments import Moments
 from fednorm.core.task import Task
 from fednorm.strategies.feddna import reweight
@@ -175,7 +175,7 @@ def test_an_empty_client_has_no_say():
 
 @pytest.mark.parametrize("kind", ["dsgd", "fedavg"])
 def test_strength_zero_is_naive_with_pooled_statistics(kind):
-    step = algorithm(kind, lr=0.05, momentum=0.9)
+    step = create_algorithm(kind, lr=0.05, momentum=0.9)
     clients = ToyClients(sizes=(3, 7, 4), steps=1 if kind == "dsgd" else 2)
     naive = last(task_of("naive", step, statistics="pool"), clients, 5).state
     zero = last(task_of("feddna", step, strength=0), clients, 5).state
@@ -196,7 +196,9 @@ def test_the_server_pools_with_the_weights():
     """After one round: statistics of the union, in which a client's values weigh more or less."""
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4)).double()
     clients = ToyClients(sizes=(4, 6, 5), shape=(3,))
-    task = task_of("feddna", algorithm("dsgd", lr=0.05), model=model, strength=0.7, iterations=4)
+    task = task_of(
+        "feddna", create_algorithm("dsgd", lr=0.05), model=model, strength=0.7, iterations=4
+    )
     after = last(task, clients, 1).state.running["0"]
     xs = [clients.batches(c, 1).steps[0][0] for c in range(3)]
     w = list(shares([Moments(float(len(x)), x[0], x[0]) for x in xs]))
@@ -224,16 +226,18 @@ def test_one_client_is_one_machine():
         optimizer.zero_grad()
         functional.cross_entropy(model(x), y).backward()
         optimizer.step()
-    task = task_of("feddna", algorithm("dsgd", lr=0.05))
+    task = task_of("feddna", create_algorithm("dsgd", lr=0.05))
     assert_same_state(last(task, clients, 5).state, model)
 
 
 def test_a_robust_rule_has_the_last_word():
     """It looks at no weights, so the importance changes nothing."""
-    median = parse("median", f=1)
+    median = create_aggregator("median", f=1)
     states = [
         last(
-            Task.build(nested_model(), chosen, algorithm("dsgd"), statistics_aggregator=median),
+            Task.build(
+                nested_model(), chosen, create_algorithm("dsgd"), statistics_aggregator=median
+            ),
             ToyClients(),
             2,
         ).state

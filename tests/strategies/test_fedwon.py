@@ -8,9 +8,9 @@ from torch import nn
 
 import fednorm
 from fednorm import ClientState, broadcast, client_round, create_strategy
-from fednorm.algorithms import algorithm
-from fednorm.data import load
-from fednorm.data.federation import federation
+from fednorm.algorithms import create_algorithm
+from fednorm.data import load_dataset
+from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
 from fednorm.engines import loop, merged_batch, processes, stacked
 from fednorm.engines.merged_batch import MergedClients
@@ -43,7 +43,7 @@ def clipped_by_loop(gradient, weight, clip):
 
 
 def gradients_of_first_round(kind, clip):
-    task = task_of("fedwon", algorithm(kind, lr=LR), model=two_headed(), clip=clip)
+    task = task_of("fedwon", create_algorithm(kind, lr=LR), model=two_headed(), clip=clip)
     received = broadcast(task, task.initial_state)
     update = client_round(task, received, ClientState(), ToyClients().batches(1, 1))[0].update
     scale = 1 if kind == "dsgd" else -1 / LR
@@ -113,7 +113,7 @@ def test_a_generous_clip_changes_nothing(kind):
 def test_later_steps_clip_by_the_weights_of_that_step():
     """A by-hand run of local SGD; clipping must not remember the weights of the conversion."""
     clip, clients = 0.05, ToyClients(steps=3)
-    task = task_of("fedwon", algorithm("fedavg", lr=LR), model=two_headed(), clip=clip)
+    task = task_of("fedwon", create_algorithm("fedavg", lr=LR), model=two_headed(), clip=clip)
     received = broadcast(task, task.initial_state)
     update = client_round(task, received, ClientState(), clients.batches(0, 1))[0].update
     model = create_strategy("fedwon").convert(two_headed()).model
@@ -137,7 +137,7 @@ def test_a_layer_in_two_places_is_clipped_once_by_its_whole_gradient():
     model = nn.Sequential(conv, nn.BatchNorm2d(1), conv, nn.Flatten(), nn.Linear(64, 4)).double()
     grads = []
     for clip in (None, 0.01):
-        task = task_of("fedwon", algorithm("dsgd", lr=LR), model=model, clip=clip)
+        task = task_of("fedwon", create_algorithm("dsgd", lr=LR), model=model, clip=clip)
         received = broadcast(task, task.initial_state)
         reply, _ = client_round(task, received, ClientState(), ToyClients().batches(0, 1))
         grads.append(reply.update["0.weight"])
@@ -201,7 +201,7 @@ class Plain:
 
 
 def clipping_task(kind, clip=CLIP):
-    step = algorithm(kind, lr=LR, momentum=RHO, weight_decay=DECAY)
+    step = create_algorithm(kind, lr=LR, momentum=RHO, weight_decay=DECAY)
     return task_of("fedwon", step, model=two_headed(), clip=clip, count=COUNT)
 
 
@@ -268,25 +268,27 @@ def test_lockstep_asked_for_by_name_is_refused_with_the_reason():
 
 
 def test_feature_normalisation_on_top_clips_too():
-    step = algorithm("dsgd", lr=LR)
+    step = create_algorithm("dsgd", lr=LR)
     options = {"base": "fedwon", "options": {"clip": 0.01}}
     task = task_of("fedfn", step, model=two_headed(), **options)
     assert sorted(task.clips) == ["0.weight", "4.weight"]
-    data = federation(load("digits", 0), "iid", Plan(20), clients=4, seed=0, participation=1.0)
+    data = build_federation(
+        load_dataset("digits", 0), "iid", Plan(20), clients=4, seed=0, participation=1.0
+    )
     assert not merged_batch.fits(task, data)
 
 
 def test_a_frozen_layer_stays_frozen():
     model = two_headed()
     model[0].requires_grad_(requires_grad=False)
-    task = task_of("fedwon", algorithm("dsgd", lr=LR), model=model, clip=0.01)
+    task = task_of("fedwon", create_algorithm("dsgd", lr=LR), model=model, clip=0.01)
     state = last(task, ToyClients(), 2).state
     for name in ("0.weight", "0.gain", "0.bias"):
         assert torch.equal(state.weights[name], task.initial_state.weights[name])
 
 
 def test_federated_equals_one_machine():
-    clients, step = ToyClients(sizes=(2, 7, 1)), algorithm("dsgd", lr=LR)
+    clients, step = ToyClients(sizes=(2, 7, 1)), create_algorithm("dsgd", lr=LR)
     federated, central = (
         last(task_of("fedwon", step), c).state for c in (clients, MergedClients(clients))
     )
@@ -296,8 +298,10 @@ def test_federated_equals_one_machine():
 
 def test_lockstep_only_without_clipping():
     """Each client clips its own gradient; the mean of clipped gradients is another thing."""
-    data = federation(load("digits", 0), "iid", Plan(20), clients=4, seed=0, participation=1.0)
-    step = algorithm("dsgd", lr=LR)
+    data = build_federation(
+        load_dataset("digits", 0), "iid", Plan(20), clients=4, seed=0, participation=1.0
+    )
+    step = create_algorithm("dsgd", lr=LR)
     assert merged_batch.fits(task_of("fedwon", step), data)
     assert not merged_batch.fits(task_of("fedwon", step, clip=0.01), data)
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from fednorm import create_strategy
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.layout import find_kinds
 from fednorm.core.messages import Broadcast
 from fednorm.core.task import Task
@@ -17,7 +17,7 @@ from fednorm.engines import merged_batch, stacked
 from fednorm.engines.loop import rounds
 from support import ToyClients, last, nested_model, task_of
 
-STEP = algorithm("dsgd", lr=0.05, momentum=0.9)
+STEP = create_algorithm("dsgd", lr=0.05, momentum=0.9)
 
 
 def history(count=12, **fields):
@@ -88,7 +88,7 @@ def fedavg_that_freezes_affine(clients, count, freeze):
 def test_affine_alone_is_frozen_while_statistics_go_on_moving():
     """The paper's Table H, third row: unequal clients, local steps, a client that was away."""
     clients = ToyClients(sizes=(2, 6, 4), steps=3, absent={3: (1,)})
-    local = algorithm("fedavg", lr=0.05, momentum=0.9, weight_decay=1e-3)
+    local = create_algorithm("fedavg", lr=0.05, momentum=0.9, weight_decay=1e-3)
     fields = {"freeze_affine": True, "freeze_statistics": False}
     task = task_of("fixbn", local, count=6, freeze_round=0.5, **fields)
     states = [task.initial_state] + [r.state for r in rounds(task, clients, 6)]
@@ -168,7 +168,7 @@ def test_the_thresholds_above_freeze_at_different_rounds():
 def test_stage_two_normalises_as_in_evaluation():
     """The gradient of stage II is that of the model with its BatchNorm layers in eval mode."""
     clients = ToyClients(sizes=(5,))
-    task = task_of("fixbn", algorithm("dsgd", lr=0.05), freeze_round=0)
+    task = task_of("fixbn", create_algorithm("dsgd", lr=0.05), freeze_round=0)
     after = last(task, clients, 1).state
     model = nested_model().eval()
     x, y = clients.batches(0, 1).steps[0]

@@ -10,7 +10,7 @@ from torch import nn
 
 import fednorm
 from fednorm import create_strategy
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.engines.merged_batch import MergedClients
 from fednorm.nn.convert import ConversionError
 from fednorm.strategies.fixup import ScalarAffine, find_residual_branches
@@ -238,7 +238,7 @@ def by_hand(which, clients, count):
 
 def fixup_task(which):
     name = "dsgd" if "dsgd" in which else "fedavg"
-    return task_of("fixup", algorithm(name, lr=RATE, weight_decay=DECAY, **STEPS[which]))
+    return task_of("fixup", create_algorithm(name, lr=RATE, weight_decay=DECAY, **STEPS[which]))
 
 
 @pytest.mark.parametrize("which", sorted(STEPS))
@@ -381,7 +381,7 @@ def test_the_given_model_stays_as_it_is():
 
 
 def test_federated_equals_one_machine():
-    clients, step = ToyClients(sizes=(2, 7, 1)), algorithm("dsgd", lr=0.05)
+    clients, step = ToyClients(sizes=(2, 7, 1)), create_algorithm("dsgd", lr=0.05)
     federated, central = (
         last(task_of("fixup", step), c).state for c in (clients, MergedClients(clients))
     )

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fednorm import create_strategy
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.engines.merged_batch import MergedClients
 from fednorm.nn.convert import SampleNorm
 from fednorm.nn.weight_std import StandardizedConv2d
@@ -35,7 +35,7 @@ def test_replaces_every_norm_and_every_convolution():
 
 
 def test_kernels_of_the_trained_model_stay_standardised():
-    task = task_of("gn_ws", algorithm("dsgd", lr=0.5))
+    task = task_of("gn_ws", create_algorithm("dsgd", lr=0.5))
     last(task, ToyClients(), 5)
     for layer in task.model.modules():
         if isinstance(layer, StandardizedConv2d):
@@ -47,7 +47,7 @@ def test_kernels_of_the_trained_model_stay_standardised():
 
 
 def test_federated_equals_one_machine():
-    clients, step = ToyClients(sizes=(2, 7, 1)), algorithm("dsgd", lr=0.05)
+    clients, step = ToyClients(sizes=(2, 7, 1)), create_algorithm("dsgd", lr=0.05)
     federated, central = (
         last(task_of("gn_ws", step), c).state for c in (clients, MergedClients(clients))
     )

@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import ClientState
 from fednorm.core.round import broadcast, client_round
 from fednorm.engines.evaluation import score_clients
 from support import ToyClients, last, nested_model, task_of
 
 ALGORITHMS = [
-    algorithm("dsgd", lr=0.1, momentum=0.9),
-    algorithm("fedavg", lr=0.1, momentum=0.9, momentum_state="global"),
-    algorithm("fedavg", lr=0.1, momentum=0.9, momentum_state="local"),
+    create_algorithm("dsgd", lr=0.1, momentum=0.9),
+    create_algorithm("fedavg", lr=0.1, momentum=0.9, momentum_state="global"),
+    create_algorithm("fedavg", lr=0.1, momentum=0.9, momentum_state="local"),
 ]
 
 
@@ -65,7 +65,7 @@ def test_personal_tensors_differ_between_clients(name, step):
 def test_is_training_with_own_tensors(name):
     """Oracle: per-client plain models, of which only what is not personal is averaged."""
     clients = ToyClients(sizes=(4, 6), steps=2)
-    task = task_of(name, algorithm("fedavg", lr=0.1))
+    task = task_of(name, create_algorithm("fedavg", lr=0.1))
     result = last(task, clients, 4)
     models = [nested_model() for _ in range(2)]
     personal = keys(models[0], *PERSONAL[name])
@@ -93,7 +93,7 @@ def test_is_training_with_own_tensors(name):
 
 def test_each_client_is_tested_with_its_own_layers():
     clients = ToyClients()
-    task = task_of("fedbn", algorithm("dsgd", lr=0.1))
+    task = task_of("fedbn", create_algorithm("dsgd", lr=0.1))
     result = last(task, clients, 3)
     own = score_clients(task, result.state, result.client_states, clients, range(3))
     losses = [score.loss for score in own.values()]

@@ -7,14 +7,14 @@ from torch.nn import functional
 
 import fednorm
 from fednorm import create_strategy
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.core.task import export
 from fednorm.engines.evaluation_statistics import calibrate_for_test
 from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.hybrid_norm import add_mixing, normalize_hybrid
 from support import ToyClients, last, nested_model, task_of
 
-STEP = algorithm("dsgd", lr=0.05)
+STEP = create_algorithm("dsgd", lr=0.05)
 
 
 def test_heterofl_statistics_are_torchs_cumulative_average_over_all_batches():

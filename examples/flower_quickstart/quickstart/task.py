@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from fednorm import partition
-from fednorm.data import load
+from fednorm.data import load_dataset
 
-DATA = load("digits", seed=0)
+DATA = load_dataset("digits", seed=0)
 
 
 class Net(nn.Sequential):

@@ -1,6 +1,7 @@
-"""Aggregators of updates and statistics: one class for each rule, and one line here.
+"""Aggregators of updates and statistics: one class and one line of the registry for each rule.
 
-`parse` reads "median", "trimmed_mean(f=2)" or "nnm > trimmed_mean": pre-aggregation, then a rule.
+`create_aggregator` reads "median", "trimmed_mean(f=2)" or "nnm > trimmed_mean": pre-aggregations
+in their order, then a rule.
 """
 
 import ast
@@ -9,15 +10,24 @@ from typing import Any
 
 from fednorm.aggregators.base import Pipeline, PreAggregator, Rule, TooFewClientsError
 from fednorm.aggregators.bucketing import Bucketing
-from fednorm.aggregators.clipping import CentredClipping, NormClipping
+from fednorm.aggregators.clipping import CenteredClipping, NormClipping
 from fednorm.aggregators.coordinate_wise import Mean, MeanAroundMedian, Median, TrimmedMean
 from fednorm.aggregators.geometric_median import GeometricMedian
 from fednorm.aggregators.krum import Krum, MultiKrum
 from fednorm.aggregators.nnm import NNM
 from fednorm.core.aggregation import Aggregator, weighted_mean
+from fednorm.errors import UnknownNameError
 from fednorm.registry import create, find
 
-__all__ = ["AGGREGATORS", "PRE_AGGREGATORS", "Pipeline", "TooFewClientsError", "check", "parse"]
+__all__ = [
+    "AGGREGATORS",
+    "PRE_AGGREGATORS",
+    "Pipeline",
+    "TooFewClientsError",
+    "check_client_count",
+    "create_aggregator",
+    "list_aggregators",
+]
 
 AGGREGATORS: dict[str, type[Rule]] = {
     "mean": Mean,
@@ -27,7 +37,7 @@ AGGREGATORS: dict[str, type[Rule]] = {
     "geometric_median": GeometricMedian,
     "krum": Krum,
     "multi_krum": MultiKrum,
-    "centred_clipping": CentredClipping,
+    "centered_clipping": CenteredClipping,
 }
 
 PRE_AGGREGATORS: dict[str, type[PreAggregator]] = {
@@ -36,15 +46,18 @@ PRE_AGGREGATORS: dict[str, type[PreAggregator]] = {
     "norm_clipping": NormClipping,
 }
 
+_RENAMED = {"centred_clipping": "centered_clipping"}
 _STAGE = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*")
 
 
-def parse(text: str, f: int) -> Aggregator:
-    """Return the aggregator that a text names; f is for the stages that do not set one.
+def create_aggregator(text: str, f: int = 0) -> Aggregator:
+    """Create the aggregator that `text` names.
 
-    >>> parse("nnm > trimmed_mean(f=1)", f=2)
+    `f` is the number of Byzantine clients for every stage that does not set its own.
+
+    >>> create_aggregator("nnm > trimmed_mean(f=1)", f=2)
     Pipeline(stages=(NNM(f=2),), rule=TrimmedMean(f=1))
-    >>> parse("mean", f=0) is weighted_mean
+    >>> create_aggregator("mean") is weighted_mean
     True
     """
     *before, last = text.split(">")
@@ -55,10 +68,19 @@ def parse(text: str, f: int) -> Aggregator:
     return Pipeline(stages, rule) if stages else rule
 
 
-def check(aggregator: Aggregator, n: int) -> None:
-    """Raise TooFewClientsError if n clients are too few for an aggregator of this module.
+def list_aggregators() -> list[str]:
+    """Return the names of all aggregators, sorted, without pre-aggregations.
 
-    >>> check(parse("trimmed_mean", f=2), 4)
+    >>> list_aggregators()[:3]
+    ['centered_clipping', 'geometric_median', 'krum']
+    """
+    return sorted(AGGREGATORS)
+
+
+def check_client_count(aggregator: Aggregator, n: int) -> None:
+    """Raise TooFewClientsError if `n` clients are too few for the aggregator.
+
+    >>> check_client_count(create_aggregator("trimmed_mean", f=2), 4)
     Traceback (most recent call last):
     ...
     fednorm.aggregators.base.TooFewClientsError: trimmed_mean with f=2 Byzantine clients needs \
@@ -76,6 +98,8 @@ def _create_stage(kind: str, registry: dict[str, type[Any]], text: str, f: int) 
             "write for example 'nnm > trimmed_mean(f=2)'."
         )
     name, fields = match.groups()
+    if name in _RENAMED:
+        raise UnknownNameError(f"{kind} {name!r} is now called {_RENAMED[name]!r}.")
     find(kind, registry, name)
     return create(kind, registry, name, {"f": f} | _parse_fields(name, fields or ""))
 
@@ -86,7 +110,7 @@ def _parse_fields(name: str, text: str) -> dict[str, Any]:
         field, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or field in fields:
             raise ValueError(
-                f"{name} got {part.strip()!r}, which is not a field of its own; "
+                f"{name} got {part.strip()!r}, which is not a field or is set twice; "
                 f"write for example '{name}(f=2)'."
             )
         fields[field] = _parse_value(value)
@@ -94,7 +118,7 @@ def _parse_fields(name: str, text: str) -> dict[str, Any]:
 
 
 def _parse_value(text: str) -> Any:
-    """Return a number or None where the text is one, or else the text."""
+    """Parse a number or None; return any other text as it is."""
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError):

@@ -1,8 +1,8 @@
 """Rules, pre-aggregations, and pipelines of them: what "nnm > trimmed_mean" names.
 
-Every client's values are one row. The rows are read twice at most: once for their inner products,
-from which stages find how to weigh whole rows, and once to combine them, block of columns by block
-of columns. No stage holds a second copy of the rows.
+Every client's values are one row. The rows are read at most twice: once for their inner products,
+from which stages compute the weights of whole rows, and once to combine them, block of columns by
+block of columns. No stage holds a second copy of the rows.
 """
 
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fednorm.aggregators.columns import Scratch
-from fednorm.aggregators.rows import Vectors, as_rows, materialise, reduce_columns, sum_vectors
+from fednorm.aggregators.rows import Vectors, as_rows, materialize, reduce_columns, sum_vectors
 from fednorm.core.aggregation import Aggregator
 from fednorm.registry import param
 
@@ -48,11 +48,11 @@ class Stage:
             raise ValueError(f"{self.name} needs a whole number f of 0 or more, not {self.f!r}.")
 
     def minimum(self) -> int:
-        """Return the smallest number of vectors with which the stage keeps its promise."""
+        """Return the smallest number of vectors for which the stage is robust."""
         return 2 * self.f + 1
 
     def check(self, n: int) -> None:
-        """Raise TooFewClientsError unless n vectors are enough."""
+        """Raise TooFewClientsError unless `n` vectors are enough."""
         if n < self.minimum():
             raise TooFewClientsError(self.name, self.minimum(), n, self.f)
 
@@ -66,11 +66,11 @@ class PreAggregator(Stage):
     """Replaces the vectors by weighted sums of them: `[n, d]` becomes `[m, d]`."""
 
     def count(self, n: int) -> int:
-        """Return how many vectors come out of n."""
+        """Return the number of vectors that `n` vectors become."""
         return n
 
     def mixing(self, vectors: Vectors) -> Tensor:
-        """Return the matrix `[m, n]` that makes the new vectors out of the old ones."""
+        """Return the matrix `[m, n]` whose product with the old vectors gives the new ones."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -78,15 +78,15 @@ class PreAggregator(Stage):
         """Return the new vectors."""
         self.check(len(rows))
         vectors = Vectors(as_rows(rows))
-        return materialise(vectors.mix(self.mixing(vectors)))
+        return materialize(vectors.mix(self.mixing(vectors)))
 
 
 @dataclass(frozen=True)
 class Rule(Stage, Aggregator):
-    """Makes one vector out of many; ignores the weights that clients report."""
+    """Reduces many vectors to one; ignores the weights that clients report."""
 
     def combine(self, vectors: Vectors) -> Tensor:
-        """Return the one vector."""
+        """Reduce the vectors to one."""
         raise NotImplementedError
 
     def __call__(self, values: Tensor, weights: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class Rule(Stage, Aggregator):
 
 @dataclass(frozen=True)
 class CoordinateRule(Rule):
-    """Looks at every coordinate by itself."""
+    """A rule that reduces every coordinate independently."""
 
     def reduce(self, rows: Tensor, scratch: Scratch) -> Tensor:
         """Return one value for each column of `[n, width]`."""
@@ -110,7 +110,7 @@ class CoordinateRule(Rule):
 
 @dataclass(frozen=True)
 class VectorRule(Rule):
-    """Looks at whole vectors; the result is a weighted sum of them."""
+    """A rule that returns a weighted sum of whole vectors."""
 
     def coefficients(self, vectors: Vectors) -> Tensor:
         """Return each vector's weight in the sum."""
@@ -131,7 +131,7 @@ def aggregate(values: Tensor, stages: tuple[PreAggregator, ...], rule: Rule) -> 
     for stage in stages:
         vectors = vectors.mix(stage.mixing(vectors))
     result = rule.combine(vectors).view(values.shape[1:])
-    # An integer stays one: the nearest.
+    # The result of integers is rounded to the nearest one.
     return (result if values.is_floating_point() else result.round()).to(values.dtype)
 
 
@@ -174,11 +174,11 @@ def check_start(name: str, start: str, iterations: int) -> None:
 
 
 def initial_weights(vectors: Vectors, start: Start) -> Tensor:
-    """Return the weights of the vectors in the point at which an iterative rule starts.
+    """Return the weights of the vectors in the starting point of an iterative rule.
 
-    `zero` is the origin: no change at all, where the vectors are updates. `half` is the mean of
-    that majority of the vectors that is nearest around one of them: where the origin means
-    nothing, as for statistics.
+    `zero` is the origin: no change at all if the vectors are updates. `half` is the mean of the
+    tightest majority around one of the vectors, for values without a meaningful origin, such as
+    statistics.
 
     >>> initial_weights(Vectors(torch.tensor([[1.0], [9.0], [2.0]])), "half")
     tensor([0.5000, 0.0000, 0.5000], dtype=torch.float64)

@@ -3,8 +3,8 @@
 Karimireddy, He and Jaggi, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing",
 ICLR 2022, arXiv:2006.09365.
 
-Server: the vectors are shuffled and every `size` of them become their mean; the last bucket holds
-what is left. Each Byzantine client can spoil a bucket, so f of the buckets may be Byzantine.
+Server: shuffles the vectors and replaces every `size` of them by their mean; the last bucket holds
+the rest. Each Byzantine client can corrupt a bucket, so f of the buckets may be Byzantine.
 
 Deviation: the shuffle depends on `seed` and the number of vectors alone, so that a run can be
 repeated; it is the same in every round.
@@ -20,9 +20,8 @@ from torch import Tensor
 
 from fednorm.aggregators.base import PreAggregator
 from fednorm.aggregators.rows import Vectors
+from fednorm.core.random_streams import Stream
 from fednorm.registry import param
-
-TAG = 301
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,8 @@ class Bucketing(PreAggregator):
 
     name: ClassVar[str] = "bucketing"
 
-    size: int = param(2, "vectors in a bucket")
-    seed: int = param(0, "of the shuffle")
+    size: int = param(2, "number of vectors in a bucket")
+    seed: int = param(0, "seed of the shuffle")
 
     def __post_init__(self) -> None:
         """Check the size."""
@@ -45,10 +44,10 @@ class Bucketing(PreAggregator):
         return math.ceil(n / self.size)
 
     def mixing(self, vectors: Vectors) -> Tensor:
-        """Weigh the vectors of a bucket alike."""
+        """Give the vectors of a bucket equal weights."""
         n = len(vectors)
         bucket = torch.empty(n, dtype=torch.int64)
-        shuffled = np.random.default_rng([self.seed, TAG, n]).permutation(n)
+        shuffled = np.random.default_rng([self.seed, Stream.BUCKETING, n]).permutation(n)
         bucket[torch.from_numpy(shuffled)] = torch.arange(n) // self.size
         member = torch.arange(self.count(n))[:, None] == bucket
         return member / member.sum(1, keepdim=True, dtype=torch.float64)

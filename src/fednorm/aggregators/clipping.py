@@ -1,4 +1,4 @@
-"""Clipping: vectors that are too long, or too far from a centre, are shortened."""
+"""Clipping: shorten vectors that are too long, or too far from a centre."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,7 +18,7 @@ from fednorm.registry import param
 
 @dataclass(frozen=True)
 class NormClipping(PreAggregator):
-    """Vectors longer than a radius are shortened to it.
+    """Shortens vectors that are longer than a radius.
 
     With a radius, static clipping; without, adaptive robust clipping (ARC): Allouah, Guerraoui,
     Gupta, Jellouli, Rizk and Stephan, "Adaptive Gradient Clipping for Robust Federated Learning",
@@ -31,7 +31,7 @@ class NormClipping(PreAggregator):
     name: ClassVar[str] = "norm_clipping"
 
     radius: float | None = param(
-        None, "the longest norm that is left as it is; None finds one from f, as ARC does"
+        None, "the largest norm that is not clipped; None computes it from f, as ARC does"
     )
 
     def __post_init__(self) -> None:
@@ -40,7 +40,7 @@ class NormClipping(PreAggregator):
         _check_radius(self.name, self.radius)
 
     def mixing(self, vectors: Vectors) -> Tensor:
-        """Shorten each vector by itself."""
+        """Shorten each vector independently."""
         norms, n = vectors.squared_norms.sqrt(), len(vectors)
         clipped = 2 * self.f * (n - self.f) // n
         radius = norms.sort().values[n - clipped - 1] if self.radius is None else self.radius
@@ -48,7 +48,7 @@ class NormClipping(PreAggregator):
 
 
 @dataclass(frozen=True)
-class CentredClipping(VectorRule):
+class CenteredClipping(VectorRule):
     """The mean of the vectors, each shortened to a radius around the centre.
 
     Karimireddy, He and Jaggi, "Learning from History for Byzantine Robust Optimization", ICML 2021,
@@ -58,17 +58,17 @@ class CentredClipping(VectorRule):
     is the next centre.
 
     Deviation: the first centre is a majority of near vectors; the paper takes the last round's
-    result, but a rule here has no memory (`start='zero'` is the first round of the paper). Without
+    result, but a rule here keeps no state (`start='zero'` is the first round of the paper). Without
     a radius it is the median of the distances in each step, so that the rule needs no knowledge of
     the scale.
     """
 
-    name: ClassVar[str] = "centred_clipping"
+    name: ClassVar[str] = "centered_clipping"
 
     radius: float | None = param(
         None, "how far a vector may be from the centre; None is the median of the distances"
     )
-    iterations: int = param(3, "how often the centre moves; at least once")
+    iterations: int = param(3, "number of steps of the centre; at least 1")
     start: Start = param("half", "'half', a majority of near vectors, or 'zero'")
 
     def __post_init__(self) -> None:

@@ -1,15 +1,13 @@
-"""Columns of the clients' values: blocks of them for every core, and the values of each in order.
+"""Process the clients' values in blocks of columns on all cores, and sort columns.
 
-A block of columns is small enough to stay in the cache, and a core takes the next one when it is
-done. Coordinate-wise rules see the values of each column sorted.
+A block of columns fits into the cache; each core takes the next block when it is done.
+Coordinate-wise rules see the values of each column sorted.
 """
 
 import math
-import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
@@ -19,11 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fednorm.system import count_cores, limit_threads
+
 T = TypeVar("T")
 
 _VALUES = 1 << 18  # in one block: 1 MB of float32
 SUMMED = 1 << 20  # in a block that is only added up
-_PARTS = 16  # of the columns; a core takes the next when it is done with one
+_PARTS = 16  # of the columns; a core takes the next one when it is done
 _FEW = 16  # rows, up to which comparing whole rows is faster than sorting columns
 
 
@@ -32,7 +32,7 @@ _FEW = 16  # rows, up to which comparing whole rows is faster than sorting colum
 
 @dataclass(frozen=True)
 class Scratch:
-    """Memory that a thread reuses for every block: allocating it takes longer than the sums."""
+    """Memory that a thread reuses for every block: allocating takes longer than the sums."""
 
     kept: dict[str, Tensor] = field(default_factory=dict)
 
@@ -56,7 +56,7 @@ def split_columns(rows: Tensor, values: int = _VALUES) -> list[slice]:
 
 
 def map_blocks(work: Callable[[slice, Scratch], T], slices: list[slice]) -> list[T]:
-    """Call `work` on every block, on all cores, and return the results in order."""
+    """Call `work` on every block on all cores; return the results in order."""
     own = threading.local()
 
     def work_on(part: list[slice]) -> list[T]:
@@ -65,38 +65,21 @@ def map_blocks(work: Callable[[slice, Scratch], T], slices: list[slice]) -> list
 
     size = math.ceil(len(slices) / _PARTS)
     parts = [slices[start : start + size] for start in range(0, len(slices), size)]
-    cores = min(len(parts), _count_cores())
+    cores = min(len(parts), count_cores())
     if cores <= 1:
         return work_on(slices)
-    with _limit_torch_to_one_thread(), ThreadPoolExecutor(cores) as pool:
+    # The cores are busy with other blocks: torch must not split one again.
+    with limit_threads(1), ThreadPoolExecutor(cores) as pool:
         return list(chain.from_iterable(pool.map(work_on, parts)))
-
-
-def _count_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-@contextmanager
-def _limit_torch_to_one_thread() -> Iterator[None]:
-    """Keep torch from splitting the blocks again: the cores are busy with other blocks."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # Order
 
 
 def sort_columns(rows: Tensor, scratch: Scratch, cut: int = 0) -> Tensor:
-    """Sort every column of `[n, width]`, ascending, and leave out `cut` rows at each end.
+    """Sort every column of `[n, width]`, ascending, and drop `cut` rows at each end.
 
-    The result lies in scratch memory, valid until the next block.
+    The result is in scratch memory, valid until the next block.
 
     >>> sort_columns(torch.tensor([[9.0, 1.0], [3.0, 2.0]]), Scratch())
     tensor([[3., 1.],
@@ -115,7 +98,7 @@ def trimmed_column_mean(rows: Tensor, cut: int, scratch: Scratch) -> Tensor:
     kept = sort_columns(rows, scratch, cut)
     # A product with a vector: ten times as fast as torch's mean where columns are contiguous.
     mean = kept.T @ kept.new_full((len(kept),), 1 / len(kept))
-    # Rounding must not carry it beyond the values: of equal ones the mean is exactly that one.
+    # Rounding must not carry it beyond the values: the mean of equal values is exactly that value.
     return mean.clamp_(kept[0], kept[-1])
 
 
@@ -133,7 +116,7 @@ def _sort_by_network(rows: Tensor, scratch: Scratch, kept: slice) -> Tensor:
     memory = scratch.take("rows", (n + 1, width), rows.dtype)
     memory[:n].copy_(rows)
     lines = [*memory.numpy()]
-    *places, spare = range(n + 1)  # where in memory each line is, and where there is room
+    *places, spare = range(n + 1)  # the position of each line in memory, and a free one
     for low, high in sorting_network(n):
         smaller, larger = lines[places[low]], lines[places[high]]
         np.minimum(smaller, larger, out=lines[spare])
@@ -146,7 +129,7 @@ def _sort_by_network(rows: Tensor, scratch: Scratch, kept: slice) -> Tensor:
 
 @cache
 def sorting_network(n: int) -> tuple[tuple[int, int], ...]:
-    """Return the pairs to compare and exchange, in this order, so that n values are sorted.
+    """Return the pairs to compare and exchange, in order, to sort `n` values.
 
     Batcher's merge exchange, Knuth, The Art of Computer Programming 3, 5.2.2, algorithm M.
 

@@ -13,10 +13,9 @@ from fednorm.aggregators.rows import Vectors
 
 @dataclass(frozen=True)
 class Mean(VectorRule):
-    """The mean of all rows, each weighing the same.
+    """The mean of all rows with equal weights.
 
-    This is the plain mean of what pre-aggregation leaves; alone, `mean` is the weighted mean of
-    FedAvg.
+    This is the plain mean after pre-aggregation; alone, `mean` is the weighted mean of FedAvg.
     """
 
     name: ClassVar[str] = "mean"
@@ -33,8 +32,8 @@ class Median(CoordinateRule):
     Yin, Chen, Kannan and Bartlett, "Byzantine-Robust Distributed Learning: Towards Optimal
     Statistical Rates", ICML 2018, arXiv:1803.01498.
 
-    Server: the middle value of each coordinate; of an even number of values, the mean of the two
-    middle ones, as numpy does.
+    Server: the middle value of each coordinate; for an even number of values, the mean of the two
+    middle ones, as in numpy.
     """
 
     name: ClassVar[str] = "median"
@@ -67,8 +66,8 @@ class MeanAroundMedian(CoordinateRule):
 
     Xie, Koyejo and Gupta, "Generalized Byzantine-tolerant SGD", 2018, arXiv:1802.10116.
 
-    Server: in each coordinate, the mean of the n-f values that are nearest to the median. Of values
-    that are equally near on either side the smaller one is taken.
+    Server: in each coordinate, the mean of the n-f values that are nearest to the median. If
+    values on both sides are equally near, the smaller one is used.
     """
 
     name: ClassVar[str] = "mean_around_median"
@@ -79,8 +78,8 @@ class MeanAroundMedian(CoordinateRule):
         n = len(values)
         near = n - self.f
         median = (values[(n - 1) // 2] + values[n // 2]) / 2
-        # The nearest values stand side by side; each smaller one that is farther away than the
-        # larger one beyond the others is passed over.
+        # The nearest values are adjacent after sorting: skip every small value that is farther from
+        # the median than the next large one.
         passed = (median - values[: self.f] > values[near:] - median).sum(0)
         place = torch.arange(n, device=rows.device)[:, None]
         outside = (place < passed) | (place >= passed + near)

@@ -3,13 +3,13 @@
 Pillutla, Kakade and Harchaoui, "Robust Aggregation for Federated Learning", IEEE Transactions on
 Signal Processing 2022, arXiv:1912.13445; after Weiszfeld, 1937.
 
-Server: the point with the least sum of distances to all vectors, found by averaging them again and
-again, each weighing the inverse of its distance to the last point (of `smoothing` where that is
-nearer). Every point on the way is a weighted sum of the vectors, so only their inner products are
-needed until the end.
+Server: the point with the least sum of distances to all vectors, found by repeatedly averaging them
+with the inverse of their distance to the last point as weights (at least `smoothing`). Every
+intermediate point is a weighted sum of the vectors, so only their inner products are needed until
+the end.
 
-Deviation: the start is a majority of near vectors instead of the mean, which one vector of 1e30
-would send so far away that hundreds of steps would be needed to come back.
+Deviation: it starts from a majority of near vectors instead of the mean, which a single vector of
+1e30 moves so far away that hundreds of steps are needed to return.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from fednorm.aggregators.base import Start, VectorRule, check_start, initial_wei
 from fednorm.aggregators.rows import Vectors
 from fednorm.registry import param
 
-_SETTLED = 1e-9  # change of the weights in one step
+_CONVERGED = 1e-9  # change of the weights in one step
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class GeometricMedian(VectorRule):
 
     name: ClassVar[str] = "geometric_median"
 
-    smoothing: float = param(1e-6, "distances below this count as this; above 0")
-    iterations: int = param(100, "steps at most; it ends when the weights have settled")
+    smoothing: float = param(1e-6, "lower bound of the distances; above 0")
+    iterations: int = param(100, "maximum number of steps; it stops once the weights converge")
     start: Start = param("half", "'half', a majority of near vectors, or 'zero'")
 
     def __post_init__(self) -> None:
@@ -42,11 +42,11 @@ class GeometricMedian(VectorRule):
             raise ValueError(f"{self.name} needs smoothing above 0, not {self.smoothing!r}.")
 
     def coefficients(self, vectors: Vectors) -> Tensor:
-        """Weigh each vector by the inverse of its distance to the last point, again and again."""
+        """Iterate: weigh each vector by the inverse of its distance to the last point."""
         weights = initial_weights(vectors, self.start)
         for _ in range(self.iterations):
             near = 1 / vectors.distances_to(weights).clamp_min(self.smoothing)
             last, weights = weights, near / near.sum()
-            if (weights - last).abs().max() < _SETTLED:
+            if (weights - last).abs().max() < _CONVERGED:
                 break
         return weights

@@ -12,16 +12,16 @@ from fednorm.aggregators.rows import Vectors
 
 @dataclass(frozen=True)
 class Krum(VectorRule):
-    """The vector that is nearest to its n-f nearest vectors.
+    """The vector closest to its n-f nearest vectors.
 
     Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine Learning with Adversaries: Byzantine
     Tolerant Gradient Descent", NeurIPS 2017, arXiv:1703.02757.
 
     Server: a vector's score is the sum of its squared distances to its nearest n-f vectors, itself
-    included; the vector of the lowest score is the result, of equal ones that of the lower client
-    number. Needs n > 2f + 2.
+    included; the vector with the lowest score is the result, at equal scores that of the lower
+    client number. Needs n > 2f + 2.
 
-    Deviation: the paper counts one neighbour less; this is how byzfl and the analyses since do it.
+    Deviation: the paper counts one neighbour fewer; byzfl and later analyses count as here.
     """
 
     name: ClassVar[str] = "krum"
@@ -37,13 +37,13 @@ class Krum(VectorRule):
 
 @dataclass(frozen=True)
 class MultiKrum(VectorRule):
-    """The mean of the n-f vectors that are nearest to their nearest n-f.
+    """The mean of the n-f vectors closest to their n-f nearest vectors.
 
     Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine Learning with Adversaries: Byzantine
     Tolerant Gradient Descent", NeurIPS 2017, arXiv:1703.02757, Section 4.
 
-    Server: the mean of the n-f vectors of the lowest scores; of equal ones those of the lower
-    client numbers. Scores and their condition are Krum's.
+    Server: the mean of the n-f vectors with the lowest scores; at equal scores those of the lower
+    client numbers. Scores and the condition on n are Krum's.
     """
 
     name: ClassVar[str] = "multi_krum"
@@ -53,7 +53,7 @@ class MultiKrum(VectorRule):
         return 2 * self.f + 3
 
     def coefficients(self, vectors: Vectors) -> Tensor:
-        """Weigh the chosen vectors alike."""
+        """Give the chosen vectors equal weights."""
         return _average_best(_score(vectors, self.f), len(vectors) - self.f)
 
 

@@ -3,8 +3,8 @@
 Allouah, Farhadkhani, Guerraoui, Gupta, Pinot and Stephan, "Fixing by Mixing: A Recipe for Optimal
 Byzantine ML under Heterogeneity", AISTATS 2023, arXiv:2302.01772.
 
-Server: every vector becomes the mean of its n-f nearest vectors, itself included. Of vectors that
-are equally far the one of the lower client number is taken.
+Server: replaces every vector by the mean of its n-f nearest vectors, itself included. At equal
+distances the lower client number comes first.
 """
 
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from fednorm.aggregators.rows import Vectors
 
 @dataclass(frozen=True)
 class NNM(PreAggregator):
-    """Every vector becomes the mean of its n-f nearest."""
+    """Replaces every vector by the mean of its n-f nearest."""
 
     name: ClassVar[str] = "nnm"
 
     def mixing(self, vectors: Vectors) -> Tensor:
-        """Weigh each row's neighbours alike and the others not at all."""
+        """Give each row's n-f nearest rows equal weights, and the others 0."""
         near = len(vectors) - self.f
         distances = vectors.squared_distances
         order = torch.argsort(distances, dim=1, stable=True)

@@ -1,7 +1,7 @@
-"""Rows of the clients' values: one vector for each client, and weighted sums of these.
+"""Rows of the clients' values: one vector per client, and weighted sums of them.
 
-Rules and pre-aggregations see inner products, norms and distances first. The values themselves are
-read once more at the end, to be summed or to be reduced column by column.
+Rules and pre-aggregations first see inner products, norms and distances. The values themselves are
+read once more at the end, to be summed or reduced column by column.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fednorm.aggregators.columns import SUMMED, Scratch, map_blocks, split_columns
 
-# Rows closer than 3e-7 of their norms are told apart by nothing but rounding.
+# Rows closer than 3e-7 of their norms differ by rounding alone.
 _ROUNDING = 1e-13
 _SMALL = 1e-30
 _PIECE = 1024  # values
@@ -22,10 +22,10 @@ _LARGEST = 1e140  # its square is not beyond float64
 
 
 def as_rows(values: Tensor) -> Tensor:
-    """Return `[clients, *shape]` as `[clients, d]`, in a type in which rules can compute.
+    """Return `[clients, *shape]` as `[clients, d]`, in a type that rules can compute in.
 
-    16 bits are too few for sums, and integers have no halves. Where the square of a vector would
-    be beyond float64, values are cut to what is not: that far away, farther makes no difference.
+    16 bits are too few for sums, and integers have no fractions. If squares would overflow float64,
+    values are clamped: beyond that, a larger value makes no difference.
     """
     rows = values.reshape(len(values), -1)
     if not rows.is_floating_point():
@@ -41,13 +41,13 @@ def as_rows(values: Tensor) -> Tensor:
 class Vectors:
     """Rows `[n, d]`, or, after pre-aggregation, weighted sums of them.
 
-    Inner products are in float64: products of float32 values are exact in it, vectors of 1e30 do
-    not overflow, and what rounding is left lies below the rounding of the values themselves.
+    Inner products are in float64: products of float32 values are exact, vectors of 1e30 do not
+    overflow, and the remaining rounding error is below that of the values themselves.
     """
 
     rows: Tensor
     before: Self | None = None
-    step: Tensor | None = None  # the matrix that made these out of those before
+    step: Tensor | None = None  # the matrix that made these vectors from `before`
 
     def mix(self, step: Tensor) -> "Vectors":
         """Return the weighted sums of these vectors; each row of `step` `[m, n]` holds weights."""
@@ -58,7 +58,7 @@ class Vectors:
 
     @cached_property
     def mixing(self) -> Tensor | None:
-        """The matrix that makes these vectors out of the rows; None where they are the rows."""
+        """The matrix that makes these vectors from the rows; None if they are the rows."""
         if self.before is None or self.before.mixing is None or self.step is None:
             return self.step
         return self.step @ self.before.mixing
@@ -82,7 +82,7 @@ class Vectors:
 
     @cached_property
     def squared_norms(self) -> Tensor:
-        """The inner product of each vector with itself, without those of the pairs."""
+        """The inner product of each vector with itself, without computing all pairs."""
         if self.step is not None:
             return self.gram.diagonal()
 
@@ -90,14 +90,14 @@ class Vectors:
             return _widen(self.rows[:, block], scratch).square_().sum(1)
 
         squares = _add_squares(self.rows)
-        # Outside of this range squares may be beyond float32.
+        # Outside this range squares may overflow or underflow float32.
         if ((squares > _SMALL) & (squares < 1 / _SMALL)).all():
             return squares
         return _add_up(map_blocks(exact, split_columns(self.rows)))
 
     @cached_property
     def squared_distances(self) -> Tensor:
-        """The squared distance of every pair; equal vectors are at exactly 0.
+        """The squared distance of every pair; exactly 0 for equal vectors.
 
         >>> Vectors(torch.tensor([[3.0, 4.0], [0.0, 0.0]])).squared_distances
         tensor([[ 0., 25.],
@@ -109,7 +109,7 @@ class Vectors:
         return torch.where(squared <= _ROUNDING * sums, 0, squared)
 
     def distances_to(self, coefficients: Tensor) -> Tensor:
-        """Return each vector's distance to the sum of all, weighted by the coefficients."""
+        """Return each vector's distance to the sum of all, weighted by `coefficients`."""
         if not coefficients.any():
             return self.squared_norms.sqrt()
         inner = self.gram @ coefficients
@@ -118,7 +118,7 @@ class Vectors:
 
 
 def _add_squares(rows: Tensor) -> Tensor:
-    """Return the squared norms, added up in float64 over pieces that float32 can add up well."""
+    """Return the squared norms: float32 within pieces, float64 over pieces."""
     count = rows.shape[1] // _PIECE
     pieces = rows[:, : count * _PIECE].reshape(len(rows), count, _PIECE)
     rest = rows[:, None, count * _PIECE :]
@@ -134,7 +134,7 @@ def _add_up(parts: list[Tensor]) -> Tensor:
     return sum(parts[1:], parts[0])
 
 
-def materialise(vectors: Vectors) -> Tensor:
+def materialize(vectors: Vectors) -> Tensor:
     """Compute the values `[m, d]` of vectors that are sums of rows."""
     rows, mixing = vectors.rows, vectors.mixing
     if mixing is None:
@@ -150,7 +150,7 @@ def materialise(vectors: Vectors) -> Tensor:
 
 
 def sum_vectors(coefficients: Tensor, vectors: Vectors) -> Tensor:
-    """Return the weighted sum of the vectors; rows of weight 0 are not even read.
+    """Return the weighted sum of the vectors, without reading rows of weight 0.
 
     >>> vectors = Vectors(torch.tensor([[torch.inf, 1.0], [2.0, 4.0]]))
     >>> sum_vectors(torch.tensor([0.0, 0.5]), vectors)

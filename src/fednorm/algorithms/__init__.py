@@ -1,4 +1,4 @@
-"""Training algorithms: one file for each, and one line here."""
+"""Training algorithms: one file and one line of the registry for each."""
 
 from typing import Any
 
@@ -9,13 +9,22 @@ from fednorm.registry import create
 
 ALGORITHMS: dict[str, type[FedAvg] | type[DSGD]] = {"fedavg": FedAvg, "dsgd": DSGD}
 
-__all__ = ["ALGORITHMS", "SGD", "algorithm"]
+__all__ = ["ALGORITHMS", "SGD", "create_algorithm", "list_algorithms"]
 
 
-def algorithm(name: str, **fields: Any) -> FedAvg | DSGD:
-    """Make a training algorithm by its name; fields are its hyper-parameters.
+def create_algorithm(name: str, **fields: Any) -> FedAvg | DSGD:
+    """Create the training algorithm `name`; `fields` are its hyper-parameters.
 
-    >>> algorithm("fedavg", lr=0.1).lr
+    >>> create_algorithm("fedavg", lr=0.1).lr
     0.1
     """
     return create("algorithm", ALGORITHMS, name, fields)
+
+
+def list_algorithms() -> list[str]:
+    """Return the names of all algorithms, sorted.
+
+    >>> list_algorithms()
+    ['dsgd', 'fedavg']
+    """
+    return sorted(ALGORITHMS)

@@ -1,4 +1,4 @@
-"""SGD, which every training algorithm is: its fields, and learning rates by round and parameter."""
+"""The base of all training algorithms: fields of SGD, and learning rates by round and parameter."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class SGD:
     """Stochastic gradient descent: learning rate, schedule, momentum and weight decay."""
 
     lr: float = param(0.05, "learning rate")
-    momentum: float = param(0.0, "momentum of the optimiser, in [0, 1)")
+    momentum: float = param(0.0, "momentum of the optimizer, in [0, 1)")
     weight_decay: float = param(0.0, "weight decay, added to the gradient")
     schedule: Schedule = param(
         "constant", "'constant', 'step' (÷10 at the milestones), or 'inverse' (η/(1+⌊t/1000⌋))"
@@ -49,7 +49,7 @@ class SGD:
 
     @property
     def sends_momentum(self) -> bool:
-        """Whether clients send the optimiser's momentum along."""
+        """Whether clients send the optimizer's momentum with the update."""
         return False
 
     def rate(self, round_: int, rounds: int | None) -> float:
@@ -95,7 +95,7 @@ def learning_rate(
 def parameter_groups(
     parameters: Mapping[str, nn.Parameter], rate: float, rates: Mapping[str, float]
 ) -> list[dict[str, Any]]:
-    """Return the groups of an optimiser, one for each learning rate: `rate` times that in `rates`.
+    """Return an optimizer's parameter groups; a group's rate is `rate` times that in `rates`.
 
     >>> two = nn.Linear(1, 1)
     >>> [g["lr"] for g in parameter_groups(dict(two.named_parameters()), 0.5, {"bias": 0.1})]

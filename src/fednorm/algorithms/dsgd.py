@@ -2,10 +2,11 @@
 
 As in Guerraoui et al., 2024, arXiv:2405.14670, Algorithm 3, with client momentum.
 
-Client: the gradient of one mini-batch; with momentum ρ it keeps m ← ρ·m + (1-ρ)·g and sends m.
+Client: computes the gradient of one mini-batch; with momentum ρ it keeps m ← ρ·m + (1-ρ)·g and
+sends m.
 
-Server: takes one step along the mean, weighted by batch sizes. Without momentum that mean is the
-gradient of the merged batch.
+Server: takes one step along the mean, weighted by batch sizes. Without momentum that mean is
+the gradient of the merged batch.
 """
 
 from collections.abc import Mapping

@@ -1,12 +1,12 @@
 """FedAvg: local steps on every client, then an average weighted by the clients' examples.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017,
-arXiv:1602.05629. What happens to the optimiser's momentum between rounds follows Zhong et al.,
-2023, arXiv:2303.06530, section 7.
+arXiv:1602.05629. The optimizer's momentum between rounds follows Zhong et al., 2023,
+arXiv:2303.06530, section 7.
 
-Client: SGD (or Adam) on its batches of the round; sends how far its weights moved.
+Client: trains with SGD (or Adam) on its batches of the round, and sends the change of its weights.
 
-Server: adds the weighted mean of the moves.
+Server: adds the weighted mean of the changes.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class FedAvg(SGD):
     single_step: ClassVar[bool] = False
 
     optimizer: Literal["sgd", "adam"] = param(
-        "sgd", "of the local steps; 'adam' starts anew in every round and has no momentum"
+        "sgd", "optimizer of the local steps; 'adam' is reset every round and takes no momentum"
     )
     momentum_state: Literal["reset", "local", "global"] = param(
         "reset",
@@ -48,13 +48,13 @@ class FedAvg(SGD):
             raise ValueError(f"optimizer must be 'sgd' or 'adam', not {self.optimizer!r}.")
         if self.optimizer == "adam" and (self.momentum or self.momentum_state != "reset"):
             raise ValueError(
-                "the optimizer 'adam' has moments of its own, which are reset every round; "
+                "the optimizer 'adam' keeps its moments itself and resets them every round; "
                 "use momentum = 0 and momentum_state = 'reset' with it."
             )
 
     @property
     def sends_momentum(self) -> bool:
-        """Whether clients send the optimiser's momentum along."""
+        """Whether clients send the optimizer's momentum with the update."""
         return self.momentum_state == "global" and self.momentum > 0
 
     def examples(self, batches: Batches, samples: int) -> int:  # noqa: ARG002 (protocol)
@@ -82,7 +82,7 @@ class FedAvg(SGD):
         if not losses:
             raise ValueError(
                 f"client {work.batches.client} has no batch to train on; its steps must yield at "
-                "least one, each time when they are iterated over."
+                "least one, every time they are iterated over."
             )
         sent, kept = self._momentum(optimizer, work)
         start = work.broadcast.weights
@@ -101,8 +101,8 @@ class FedAvg(SGD):
         rounds: int | None,  # noqa: ARG002 (protocol)
         rates: Mapping[str, float],  # noqa: ARG002 (clients have applied them)
     ) -> Tensors:
-        """Add the mean move to the weights."""
-        return {name: state.weights[name] + move for name, move in update.items()}
+        """Add the mean change to the weights."""
+        return {name: state.weights[name] + change for name, change in update.items()}
 
     def _optimizer(
         self, parameters: Mapping[str, nn.Parameter], work: LocalWork
@@ -129,12 +129,12 @@ class FedAvg(SGD):
     def _momentum(
         self, optimizer: torch.optim.Optimizer, work: LocalWork
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the momentum that is sent and the one that stays."""
+        """Return the momentum to send and the momentum to keep."""
         if self.momentum_state == "reset" or not self.momentum:
             return {}, {}
         shared, personal = _buffers(optimizer, work.shared), _buffers(optimizer, work.personal)
         if self.momentum_state == "local":
-            # Momentum of parameters that do not learn in this round is kept for later ones.
+            # Keep the momentum of parameters that do not train in this round.
             return {}, {**work.optimizer, **shared, **personal}
         return shared, {**work.optimizer, **personal}
 

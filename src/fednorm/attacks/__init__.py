@@ -1,19 +1,19 @@
-"""Attacks of Byzantine clients: one file for each, and one line here."""
+"""Attacks of Byzantine clients: one file and one line of the registry for each."""
 
 from typing import Any
 
 from fednorm.attacks.adversary import Adversary, Target, apply_attack, choose_byzantine
 from fednorm.attacks.alie import ALittleIsEnough
 from fednorm.attacks.backdoor import Backdoor
-from fednorm.attacks.base import Attack, DataAttack, World
+from fednorm.attacks.base import Attack, DataAttack, DataInfo
 from fednorm.attacks.foe import FallOfEmpires
-from fednorm.attacks.following import Following, find_following
 from fednorm.attacks.gaussian import Gaussian
 from fednorm.attacks.label_flip import LabelFlip
 from fednorm.attacks.mimic import Mimic
 from fednorm.attacks.model_replacement import ModelReplacement
 from fednorm.attacks.non_finite import NonFinite
 from fednorm.attacks.sign_flip import SignFlip
+from fednorm.attacks.translation import TrackedLayer, find_tracked_layers
 from fednorm.registry import create
 
 ATTACKS: dict[str, type[Attack]] = {
@@ -34,20 +34,30 @@ __all__ = [
     "Attack",
     "Backdoor",
     "DataAttack",
-    "Following",
+    "DataInfo",
     "Target",
-    "World",
+    "TrackedLayer",
     "apply_attack",
-    "attack",
     "choose_byzantine",
-    "find_following",
+    "create_attack",
+    "find_tracked_layers",
+    "list_attacks",
 ]
 
 
-def attack(name: str, **fields: Any) -> Attack:
-    """Make an attack by its name; fields are its settings.
+def create_attack(name: str, **fields: Any) -> Attack:
+    """Create the attack `name`; `fields` are its settings.
 
-    >>> attack("foe", epsilon=0.5)
+    >>> create_attack("foe", epsilon=0.5)
     FallOfEmpires(epsilon=0.5)
     """
     return create("attack", ATTACKS, name, fields)
+
+
+def list_attacks() -> list[str]:
+    """Return the names of all attacks, sorted.
+
+    >>> list_attacks()[:3]
+    ['alie', 'backdoor', 'foe']
+    """
+    return sorted(ATTACKS)

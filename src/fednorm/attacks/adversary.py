@@ -10,25 +10,24 @@ import torch
 from torch import Tensor
 
 from fednorm.attacks.base import Attack, AttackContext
-from fednorm.attacks.following import Following, Translation
+from fednorm.attacks.translation import TrackedLayer, Translation
 from fednorm.core.calibration import CalibrationReply
 from fednorm.core.messages import LayerStats, Reply
 from fednorm.core.moments import Moments
+from fednorm.core.random_streams import Stream, make_rng
 from fednorm.core.types import ClientId, Tensors
 
 Target: TypeAlias = Literal["updates", "statistics", "both"]
 Answer = TypeVar("Answer", Reply, CalibrationReply)
 
-TAG = 601
-
 
 def choose_byzantine(clients: Sequence[ClientId], count: int, seed: int) -> frozenset[ClientId]:
-    """Return which clients lie: the same ones for a seed, whatever their data.
+    """Choose `count` Byzantine clients; the choice depends on the seed alone.
 
     >>> choose_byzantine(range(10), 3, seed=0) == choose_byzantine(range(10), 3, seed=0)
     True
     """
-    chosen = np.random.default_rng([seed, TAG]).choice(len(clients), count, replace=False)
+    chosen = make_rng(seed, Stream.BYZANTINE_CLIENTS).choice(len(clients), count, replace=False)
     return frozenset(clients[i] for i in chosen.tolist())
 
 
@@ -41,9 +40,9 @@ class Adversary:
     target: Target = "both"
     seed: int = 0
 
-    def generator(self, client: ClientId, round_: int, purpose: int = 0) -> torch.Generator:
-        """Return the randomness of one client in one round."""
-        entropy = np.random.SeedSequence([self.seed, client, round_, TAG + 1, purpose])
+    def make_generator(self, client: ClientId, round_: int, purpose: int = 0) -> torch.Generator:
+        """Return the generator of one client in one round."""
+        entropy = np.random.SeedSequence([self.seed, client, round_, Stream.ATTACK_NOISE, purpose])
         seed = int(entropy.generate_state(1, np.uint64)[0] >> np.uint64(1))
         return torch.Generator().manual_seed(seed)
 
@@ -54,46 +53,46 @@ def apply_attack(
     round_: int,
     *,
     survey: bool = False,
-    following: Mapping[str, Following] = MappingProxyType({}),
+    tracked: Mapping[str, TrackedLayer] = MappingProxyType({}),
 ) -> list[Answer]:
-    """Return the answers of a round, or of a survey, with those of Byzantine clients falsified.
+    """Corrupt the answers of Byzantine clients in a round, or in a survey.
 
-    An attack sees the answers of honest clients of the same round and nothing else. Where there is
-    none, attacks that would look at them do nothing. An update is attacked together with the
-    momentum that is sent along; buffers, counts and numbers of examples stay what they are.
+    An omniscient attack sees the honest answers of the same round and nothing else; without any it
+    changes nothing. An update is attacked together with the momentum that is sent with it; buffers,
+    counts and numbers of examples do not change.
 
-    A lie is about running statistics. Of a layer in `following`, which says how the server's follow
-    the moments that clients send, it is translated into moments; of any other it is about what is
-    sent.
+    An attack corrupts running statistics. For a layer in `tracked`, whose running statistics the
+    server updates from the moments that clients send, they are translated into moments; for any
+    other layer the attack corrupts the values that are sent.
 
-    An attack that is not omniscient can be made on the client's own machine, with its own answer
-    alone; `replacement`, which counts the clients of the round, needs its scale there.
+    An attack that is not omniscient can run on the client's machine, given its own answer alone;
+    there `replacement`, which needs the number of clients in the round, must be given its scale.
     """
     if adversary is None or adversary.attack.on_data:
         return list(answers)
     honest = [answer for answer in answers if answer.client not in adversary.clients]
-    liars = len(answers) - len(honest)
+    byzantine = len(answers) - len(honest)
     if adversary.attack.omniscient and not honest:
         return list(answers)
     purpose = 1 + survey
-    translations = _find_translations(answers, following)
+    translations = _find_translations(answers, tracked)
 
     def corrupt(answer: Answer) -> Answer:
-        rng = adversary.generator(answer.client, round_, purpose)
-        corruption = _Corruption(adversary.attack, liars, rng, translations)
+        rng = adversary.make_generator(answer.client, round_, purpose)
+        corruption = _Corruption(adversary.attack, byzantine, rng, translations)
         return _corrupt_answer(answer, honest, adversary.target, corruption)
 
     return [corrupt(answer) if answer.client in adversary.clients else answer for answer in answers]
 
 
 def _find_translations(
-    answers: Sequence[Reply | CalibrationReply], following: Mapping[str, Following]
+    answers: Sequence[Reply | CalibrationReply], tracked: Mapping[str, TrackedLayer]
 ) -> dict[str, Translation]:
-    """Return how lies about each layer are translated; the server counts as its clients do."""
+    """Return the translation of each tracked layer, at the highest batch counter of its clients."""
     found = {}
-    for path, layer in following.items():
+    for path, layer in tracked.items():
         counters = [answer.stats[path].num_batches for answer in answers if path in answer.stats]
-        if counters and (translation := layer.translation(max(counters))):
+        if counters and (translation := layer.find_translation(max(counters))):
             found[path] = translation
     return found
 
@@ -101,7 +100,7 @@ def _find_translations(
 @dataclass(frozen=True, slots=True)
 class _Corruption:
     attack: Attack
-    liars: int
+    byzantine: int
     rng: torch.Generator
     translations: Mapping[str, Translation]
 
@@ -141,8 +140,8 @@ class _Corruption:
         if translation is None:
             return self._corrupt_values(own, honest)
         seen = [translation.to_running(moments) for moments in honest]
-        lie = translation.to_moments(self._corrupt_values(translation.to_running(own), seen))
-        return replace(lie, mean=lie.mean.to(own.mean), var=lie.var.to(own.var))
+        sent = translation.to_moments(self._corrupt_values(translation.to_running(own), seen))
+        return replace(sent, mean=sent.mean.to(own.mean), var=sent.var.to(own.var))
 
     def _corrupt_values(self, own: Moments, honest: Sequence[Moments]) -> Moments:
         mean = self._find_context(own.mean, [h.mean for h in honest])
@@ -157,7 +156,7 @@ class _Corruption:
     def _find_context(self, own: Tensor, honest: Sequence[Tensor | None]) -> AttackContext:
         present = [tensor for tensor in honest if tensor is not None]
         stacked = torch.stack(present) if present else own.new_empty(0, *own.shape)
-        return AttackContext(stacked, self.liars, self.rng)
+        return AttackContext(stacked, self.byzantine, self.rng)
 
 
 def _corrupt_answer(

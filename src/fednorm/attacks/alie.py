@@ -4,9 +4,10 @@ Baruch, Baruch and Goldberg, "A Little Is Enough: Circumventing Defenses For Dis
 NeurIPS 2019, arXiv:1902.06156.
 
 Client: knows what the honest clients send, and sends their mean minus z of their standard
-deviations, coordinate by coordinate. z is as large as it can be without standing out: of n clients
-f lie, s = ⌊n/2+1⌋-f honest ones are needed for a majority, and z = Φ⁻¹((n-f-s)/(n-f)). A variance
-is treated alike, and cut off at 0. It is the same lie about moments and about running statistics.
+deviations, coordinate by coordinate. z is as large as it can be without standing out: f of n
+clients are Byzantine, s = ⌊n/2+1⌋-f honest ones are needed for a majority, and
+z = Φ⁻¹((n-f-s)/(n-f)). A variance is treated in the same way, and clamped at 0. The attack is the
+same on moments and on running statistics.
 
 The standard deviation divides by the number of honest clients; that of a single one is 0.
 """
@@ -41,10 +42,10 @@ class ALittleIsEnough(Attack):
 
 
 def choose_z(clients: int, byzantine: int) -> float:
-    """Return z for n clients of which f lie.
+    """Return z for `clients` clients of which `byzantine` attack.
 
-    With so many liars that they need no honest client for a majority, or so few that no share of
-    the honest ones is beyond z, the formula has no value; the nearest share that has one is taken.
+    If the attackers are a majority without any honest client, or too few for a share of the honest
+    ones beyond z, the formula has no value; the nearest share that has one is used.
 
     >>> round(choose_z(10, 3), 3)
     0.18

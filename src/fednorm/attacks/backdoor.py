@@ -1,4 +1,4 @@
-"""Backdoor: a bright patch that makes the model see the attacker's class.
+"""Backdoor: a bright patch that makes the model predict the attacker's class.
 
 Gu, Dolan-Gavitt and Garg, "BadNets: Identifying Vulnerabilities in the Machine Learning Model
 Supply Chain", 2017, arXiv:1708.06733; in federated learning, Bagdasaryan et al., 2020,
@@ -7,8 +7,8 @@ arXiv:1807.00459.
 Client: puts a white square into the lower right corner of a share of its images, gives these the
 target's label, and follows the protocol otherwise.
 
-Success: the share of test images of other classes that the model takes for the target once they
-have the patch. Accuracy hardly shows the attack; this number does.
+Success: the share of test images of other classes that the model classifies as the target once
+they have the patch. Accuracy hardly shows the attack; this number does.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,15 +17,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fednorm.attacks.base import DataAttack, World
+from fednorm.attacks.base import DataAttack, DataInfo
 from fednorm.registry import param
 
 
 @dataclass(frozen=True)
 class Backdoor(DataAttack):
-    """A white square that is taught to mean the target class."""
+    """A white square that the model learns to classify as the target."""
 
-    target: int = param(0, "the class that the patch shall mean")
+    target: int = param(0, "the class that patched images are labelled with")
     size: int = param(3, "height and width of the patch in pixels")
     share: float = param(0.5, "share of a batch's images that get the patch, in (0, 1]")
 
@@ -37,25 +37,25 @@ class Backdoor(DataAttack):
             )
 
     def poison(
-        self, x: Tensor, y: Tensor, world: World, rng: torch.Generator
+        self, x: Tensor, y: Tensor, info: DataInfo, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return the batch with the patch and the target's label in a share of its images."""
+        """Add the patch and the target's label to a share of the images."""
         chosen = (torch.rand(len(y), generator=rng) < self.share).to(x.device)
-        patched = torch.where(chosen.view(-1, *(1,) * (x.dim() - 1)), self.patched(x, world), x)
+        patched = torch.where(chosen.view(-1, *(1,) * (x.dim() - 1)), self.add_patch(x, info), x)
         return patched, torch.where(chosen, self.target, y)
 
-    def patched(self, x: Tensor, world: World) -> Tensor:
-        """Return the images with the patch."""
+    def add_patch(self, x: Tensor, info: DataInfo) -> Tensor:
+        """Add the patch to all images."""
         corner = (..., slice(-self.size, None), slice(-self.size, None))
         result = x.clone()
-        result[corner] = world.white.to(x)[corner]
+        result[corner] = info.white.to(x)[corner]
         return result
 
-    def triggered(
-        self, batches: Iterable[tuple[Tensor, Tensor]], world: World
+    def add_trigger(
+        self, batches: Iterable[tuple[Tensor, Tensor]], info: DataInfo
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield images of other classes with the patch; what they are taken for if it works."""
+        """Yield patched images of other classes, labelled as a successful attack makes them."""
         for x, y in batches:
             others = y != self.target
             if bool(others.any()):
-                yield self.patched(x[others], world), torch.full_like(y[others], self.target)
+                yield self.add_patch(x[others], info), torch.full_like(y[others], self.target)

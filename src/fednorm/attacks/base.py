@@ -1,4 +1,4 @@
-"""What an attack is: how a Byzantine client changes what it sends, or what it learns from."""
+"""The interface of attacks: change the messages of a Byzantine client, or its training data."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,52 +9,51 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class AttackContext:
-    """What a Byzantine client knows when it lies about one tensor."""
+    """What a Byzantine client knows when it corrupts one tensor."""
 
-    honest: Tensor  # `[clients, *shape]`: what the honest clients of the round send
-    byzantine: int  # how many of the round's clients lie
+    honest: Tensor  # `[clients, *shape]`: the tensors of the round's honest clients
+    byzantine: int  # how many of the round's clients are Byzantine
     rng: torch.Generator
 
     @property
     def clients(self) -> int:
-        """How many clients answer, the lying ones included."""
+        """How many clients answer, Byzantine ones included."""
         return len(self.honest) + self.byzantine
 
 
 class Attack:
     """A frozen dataclass; its fields are its settings.
 
-    `corrupt` makes the tensors of an update, and the means of statistics. A variance must stay one,
-    or the server would know the liar at once: it is the lie about it, cut off at 0. Statistics are
-    running statistics, as FBN's Algorithm 2 sends them; where clients send moments, `following.py`
-    translates the lie.
+    `corrupt` makes the tensors of an update and the means of statistics. A variance is clamped at
+    0, as the server rejects a negative one. Statistics are running statistics, as FBN's Algorithm 2
+    sends them; where clients send moments, `translation.py` translates them.
     """
 
-    omniscient: ClassVar[bool] = False  # whether it looks at what honest clients send
-    on_data: ClassVar[bool] = False  # whether it changes the client's data and nothing else
+    omniscient: ClassVar[bool] = False  # whether it sees what honest clients send
+    on_data: ClassVar[bool] = False  # whether it changes only the client's data
 
     def corrupt(self, own: Tensor, context: AttackContext) -> Tensor:
-        """Return what is sent in the place of the client's own tensor."""
+        """Return the tensor to send instead of the client's `own`."""
         raise NotImplementedError
 
     def corrupt_variance(self, own: Tensor, context: AttackContext) -> Tensor:
-        """Return what is sent in the place of the client's own variance."""
+        """Return the variance to send instead of the client's `own`."""
         return self.corrupt(own, context).clamp_min(0)
 
 
 class DataAttack(Attack):
-    """An attack that trains honestly on falsified data."""
+    """An attack that trains by the protocol, on poisoned data."""
 
     on_data: ClassVar[bool] = True
 
     def poison(
-        self, x: Tensor, y: Tensor, world: "World", rng: torch.Generator
+        self, x: Tensor, y: Tensor, info: "DataInfo", rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return what the client learns from in the place of a batch."""
+        """Return the batch to train on instead of `x` and `y`."""
         raise NotImplementedError
 
     def corrupt(self, own: Tensor, context: AttackContext) -> Tensor:
-        """Return the client's own tensor: what it sends is what its data made of it."""
+        """Return the client's own tensor: only its data are poisoned."""
         del context
         return own
 
@@ -65,8 +64,8 @@ class DataAttack(Attack):
 
 
 @dataclass(frozen=True, slots=True)
-class World:
-    """What an attack on data knows of them."""
+class DataInfo:
+    """What an attack on data knows about the data set."""
 
     classes: int
     white: Tensor  # the brightest image, as a model sees it

@@ -4,9 +4,9 @@ Xie, Koyejo and Gupta, "Fall of Empires: Breaking Byzantine-Tolerant SGD by Inne
 Manipulation", UAI 2019, arXiv:1903.03936.
 
 Client: knows what the honest clients send, and sends -ε times their mean; of statistics, of their
-running means. A variance becomes 0, the nearest to that lie that a variance can be. Where clients
-send moments (`fbn`), 0 is that of the batch: the running variance is then (1-β) times the shared
-one, not 0.
+running means. A variance becomes 0, the valid variance nearest to that. Where clients send moments
+(`fbn`), 0 is the batch's variance: the running variance is then (1-β) times the shared one, not
+0.
 """
 
 from dataclasses import dataclass

@@ -3,9 +3,9 @@
 Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine Learning with Adversaries: Byzantine Tolerant
 Gradient Descent", NeurIPS 2017, arXiv:1703.02757, section 5.
 
-Client: sends normal noise around 0 in the place of its update and of its running means. A running
-variance becomes the magnitude of such noise; where clients send moments (`fbn`), at least (1-β)
-times the shared one.
+Client: sends normal noise around 0 instead of its update and its running means. A running variance
+becomes the magnitude of such noise; where clients send moments (`fbn`), at least (1-β) times the
+shared one.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from fednorm.registry import param
 
 @dataclass(frozen=True)
 class Gaussian(Attack):
-    """Normal noise that has nothing to do with the data."""
+    """Normal noise, independent of the data."""
 
     std: float = param(1.0, "standard deviation of the noise, above 0")
 

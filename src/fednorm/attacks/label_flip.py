@@ -3,8 +3,8 @@
 Allen-Zhu, Ebrahimianghazani, Li and Alistarh, "Byzantine-Resilient Non-Convex Stochastic Gradient
 Descent", ICLR 2021, arXiv:2012.14368.
 
-Client: is taught the label classes-1-y in the place of y, and follows the protocol otherwise. A
-pixel without a label stays without one.
+Client: trains on the label classes-1-y instead of y, and follows the protocol otherwise. A pixel
+without a label stays without one.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fednorm.attacks.base import DataAttack, World
+from fednorm.attacks.base import DataAttack, DataInfo
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class LabelFlip(DataAttack):
     """Every label y becomes classes-1-y."""
 
     def poison(
-        self, x: Tensor, y: Tensor, world: World, rng: torch.Generator
+        self, x: Tensor, y: Tensor, info: DataInfo, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """Return the batch with flipped labels."""
         del rng
-        return x, torch.where(y < 0, y, world.classes - 1 - y)
+        return x, torch.where(y < 0, y, info.classes - 1 - y)

@@ -3,12 +3,11 @@
 Karimireddy, He and Jaggi, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing",
 ICLR 2022, arXiv:2006.09365.
 
-Client: sends what one of the honest clients sends, update and statistics, moments as well as
-running ones. Nothing about it is unusual; where clients differ, that client's data get more weight
-than is theirs.
+Client: copies the update and the statistics, moments as well as running ones, of one honest client.
+No copy is unusual; where clients differ, that client's data get more weight than they should.
 
-Deviation: the paper looks for the client that is worst to copy; here its place among the honest
-clients of a round is a setting.
+Deviation: the paper looks for the client that is worst to copy; here its position among the
+honest clients of a round is a setting.
 """
 
 from dataclasses import dataclass

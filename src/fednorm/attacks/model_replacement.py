@@ -3,8 +3,8 @@
 Bagdasaryan, Veit, Hua, Estrin and Shmatikov, "How To Backdoor Federated Learning", AISTATS 2020,
 arXiv:1807.00459.
 
-Client: sends its own update times n/f, so that the mean over n clients, f of which do so, has the
-update itself in it. Running statistics are scaled as if its data were: the mean by the factor, the
+Client: sends its own update times n/f, so that the mean over n clients, f of which do so, contains
+the update itself. Running statistics are scaled as if its data were: the mean by the factor, the
 variance by its square.
 """
 

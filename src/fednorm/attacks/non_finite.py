@@ -1,8 +1,8 @@
-"""Values that are no numbers: the fault of broken hardware, or of a client that means harm.
+"""NaN or infinity: broken hardware, or a malicious client.
 
-Client: sends NaN or infinity in the place of everything, variances included. A server that checks
+Client: sends NaN or infinity instead of every value, variances included. A server that validates
 its replies (Guerraoui, Gupta and Pinot, "Byzantine Machine Learning: A Primer", 2023,
-doi:10.1145/3616537) rejects them by name, and the round goes on without them.
+doi:10.1145/3616537) rejects them, names the clients, and continues the round without them.
 """
 
 from dataclasses import dataclass

@@ -3,9 +3,9 @@
 Allen-Zhu, Ebrahimianghazani, Li and Alistarh, "Byzantine-Resilient Non-Convex Stochastic Gradient
 Descent", ICLR 2021, arXiv:2012.14368.
 
-Client: sends the opposite of its own update. Of statistics it sends the opposite of its own running
-mean and its true variance, as in Guerraoui et al., 2024, arXiv:2405.14670, section 5. Where clients
-send moments (`fbn`), it is the mean that makes the running mean its opposite.
+Client: sends its own update, negated. For statistics it sends its own running mean, negated, and
+its true variance, as in Guerraoui et al., 2024, arXiv:2405.14670, section 5. Where clients
+send moments (`fbn`), it sends the mean that negates the running mean.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from fednorm.attacks.base import Attack, AttackContext
 
 @dataclass(frozen=True)
 class SignFlip(Attack):
-    """The opposite of the client's own values."""
+    """The client's own values, negated."""
 
     def corrupt(self, own: Tensor, context: AttackContext) -> Tensor:
-        """Return the opposite."""
+        """Negate the client's tensor."""
         del context
         return -own
 

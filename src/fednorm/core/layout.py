@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from fednorm.core.layer import NormLayer
 from fednorm.core.types import Kind, Role
 
-_NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+NORM_LAYERS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def find_kind(module: nn.Module, tensor: Tensor) -> Kind:
     """Return what a tensor is, from the module that owns it."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return Kind.COUNTER
-    if not isinstance(module, _NORMS):
+    if not isinstance(module, NORM_LAYERS):
         return Kind.WEIGHT
     return Kind.AFFINE if isinstance(tensor, nn.Parameter) else Kind.STATISTIC
 

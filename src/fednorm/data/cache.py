@@ -1,8 +1,8 @@
-"""Decoded data on disk: where they are kept, how they are checked, and what stays in memory.
+"""The cache of decoded data on disk: its folders, its checksums, and its limit of memory.
 
 A data set is a folder with one .npy file per array and an index of their checksums. The folder is
-written under a temporary name and renamed when complete, so that an interrupted write is never
-read. Arrays beyond the memory limit are mapped from their files.
+written under a temporary name and renamed when complete, so that a partial write is never read.
+Arrays beyond the memory limit are mapped from their files.
 """
 
 import hashlib
@@ -38,19 +38,19 @@ def get_home() -> Path:
 
 
 def get_decoded_home() -> Path:
-    """Return the folder of decoded data; it holds no file that a user put there."""
+    """Return the folder of decoded data, which holds no files of the user."""
     return get_home() / "decoded"
 
 
 def list_roots(root: str | None) -> list[Path]:
-    """Return the folders to search for a copy: `root` alone, if it is given."""
+    """Return the folders to search for a copy: `root` alone if it is given."""
     if root is not None:
         return [Path(root).expanduser()]
     return [get_home(), Path("data"), Path.home() / ".keras" / "datasets"]
 
 
 def get_memory_limit() -> float:
-    """Return the bytes of a data set to read into memory; a larger one is mapped from its files."""
+    """Return the limit of a data set in bytes; a larger one is mapped from its files."""
     text = os.environ.get("FEDNORM_DATA_LIMIT", str(_DEFAULT_LIMIT))
     try:
         gigabytes = float(text)
@@ -78,11 +78,11 @@ def digest(array: NDArray[Any]) -> str:
 
 
 def load_or_create(folder: Path, write: Callable[[Path], None]) -> Arrays:
-    """Return the arrays of a folder; if it is missing or damaged, `write` creates them first."""
+    """Return the arrays of `folder`; call `write` first if it is missing or damaged."""
     if (arrays := _open_if_whole(folder)) is not None:
         return arrays
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.parent / f".{folder.name}.lock"):  # runs side by side need the same data
+    with FileLock(folder.parent / f".{folder.name}.lock"):  # concurrent runs need the same data
         if _open_if_whole(folder) is None:
             _replace(folder, write)
     return open_cached(folder)
@@ -97,13 +97,13 @@ def _open_if_whole(folder: Path) -> Arrays | None:
 
 
 def save(folder: Path, arrays: Arrays) -> None:
-    """Write arrays, one file each."""
+    """Write one file per array."""
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array, allow_pickle=False)
 
 
 def open_cached(folder: Path) -> Arrays:
-    """Return the arrays of a folder after checking them: mapped ones only by their size."""
+    """Open and check the arrays of a folder; of mapped ones check only the size."""
     index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
     large = sum(entry["bytes"] for entry in index.values()) > get_memory_limit()
     # Copy-on-write, because torch warns of arrays that cannot be written.
@@ -116,12 +116,12 @@ def open_cached(folder: Path) -> Arrays:
         if arrays[name].nbytes != entry["bytes"] or (
             not mapped and digest(arrays[name]) != entry["sha256"]
         ):
-            raise DamagedDataError(f"{folder / name}.npy is not what was written.")
+            raise DamagedDataError(f"{folder / name}.npy has changed since it was written.")
     return arrays
 
 
 def _replace(folder: Path, write: Callable[[Path], None]) -> None:
-    """Write a folder anew and replace the old one."""
+    """Write a new folder and replace the old one by it."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         fresh, old = Path(scratch) / "new", Path(scratch) / "old"
         fresh.mkdir()
@@ -137,7 +137,7 @@ def _replace(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def _seal(folder: Path) -> None:
-    """Write the index of all arrays in a folder, after everything has reached the disk."""
+    """Flush all arrays of a folder to disk, then write their index."""
     index = {}
     for path in sorted(folder.glob("*.npy")):
         array = np.load(path, mmap_mode="r")

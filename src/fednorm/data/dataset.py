@@ -1,4 +1,4 @@
-"""A data set is a value: training and test tensors, and the natural group of every sample."""
+"""A data set as a value: training and test tensors, and the natural group of every sample."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fednorm.data.transforms import AS_IT_IS, IGNORED, Batch, Look
+from fednorm.data.transforms import IDENTITY, IGNORED, Batch, BatchTransform
 
-_EVERY = 8  # pixels of a mask
+_EVERY = 8  # every eighth pixel of a mask is counted
 _MOST_SAMPLES, _MOST_VALUES = 1000, 4_000_000  # of a test batch
 
 
@@ -21,16 +21,16 @@ class Dataset:
 
     Attributes:
         name: the name it is registered under.
-        x: training samples, one per row: float32, or images as bytes.
-        y: their labels, int64, in `range(classes)`; for segmentation, masks of bytes in which 255
-            is a pixel without a label.
+        x: training samples, one per row: float32, or images as uint8.
+        y: their labels, int64, in `range(classes)`; for segmentation, uint8 masks in which 255
+            marks a pixel without a label.
         x_test: test samples.
         y_test: their labels.
-        classes: how many classes there are.
-        groups: the natural group (writer, city, hospital) of each training sample, if it has one.
+        classes: the number of classes.
+        groups: the natural group (writer, city, hospital) of each training sample, if known.
         groups_test: the same for each test sample.
-        look: what is done to a batch before a model sees it.
-        on_disk: whether the samples are mapped from a file, too large for memory.
+        transform: applied to a batch before a model sees it.
+        on_disk: whether the samples are mapped from a file, being too large for memory.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Dataset:
     classes: int
     groups: NDArray[Any] | None = None
     groups_test: NDArray[Any] | None = None
-    look: Look = AS_IT_IS
+    transform: BatchTransform = IDENTITY
     on_disk: bool = False
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class Dataset:
         self._check("test", self.x_test, self.y_test, self.groups_test)
 
     def _check(self, split: str, x: Tensor, y: Tensor, groups: NDArray[Any] | None) -> None:
-        """Check one split: as many labels and groups as samples, and labels that exist."""
+        """Check one split: one label and group per sample, and labels within range."""
         for what, values in (("labels", y), ("groups", groups)):
             if values is not None and len(values) != len(x):
                 raise ValueError(
@@ -77,7 +77,7 @@ class Dataset:
             )
 
     def _check_masks(self, split: str, y: Tensor) -> None:
-        if self.on_disk:  # too large to be looked through; checked where they are read
+        if self.on_disk:  # too large to scan; checked when they are read
             return
         highest = int(torch.where(y == IGNORED, 0, y).max()) if y.numel() else 0
         if highest >= self.classes:
@@ -92,19 +92,24 @@ class Dataset:
         return tuple(self.x.shape[1:])
 
     @property
+    def has_images(self) -> bool:
+        """Whether samples are images: channels, height and width."""
+        return len(self.shape) == 3  # noqa: PLR2004 (as listed)
+
+    @property
     def segmentation(self) -> bool:
-        """Whether every pixel has a label of its own."""
+        """Whether every pixel has a label."""
         return self.y.dim() > 1
 
     @property
     def metric(self) -> str:
-        """What is measured on test samples."""
+        """The name of the test metric."""
         return "mean IoU" if self.segmentation else "accuracy"
 
     def labels(self, *, test: bool = False) -> NDArray[np.int64]:
-        """Return one label per sample, by which samples can be divided.
+        """Return one label per sample, for partitions.
 
-        Of a mask it is the class of most pixels, among every eighth in both directions.
+        The label of a mask is its most frequent class, counted on every eighth row and column.
         """
         y = self.y_test if test else self.y
         if not self.segmentation:
@@ -116,29 +121,33 @@ class Dataset:
     def training_batch(
         self, indices: NDArray[np.int64], rng: np.random.Generator | None = None
     ) -> Batch:
-        """Return these training samples as a model sees them; changed at random with `rng`."""
+        """Return training samples as a model sees them; `rng` augments them."""
         chosen = torch.from_numpy(indices)
-        # Twice as fast as `self.x[chosen]`, which small batches feel.
+        # Twice as fast as `self.x[chosen]`, which matters for small batches.
         x, y = self.x.index_select(0, chosen), self.y.index_select(0, chosen)
-        return self.look.plain(x, y) if rng is None else self.look.training(x, y, rng)
+        return (
+            self.transform.apply_evaluation(x, y)
+            if rng is None
+            else self.transform.apply_training(x, y, rng)
+        )
 
     def test_batches(self, indices: NDArray[np.int64] | None = None) -> Iterator[Batch]:
-        """Yield these test samples, or all, as a model sees them."""
+        """Yield batches of the given test samples, or of all, as a model sees them."""
         numbers = np.arange(len(self.y_test)) if indices is None else indices
         values = max(1, int(np.prod(self.shape)))
         size = max(1, min(_MOST_SAMPLES, _MOST_VALUES // values))
         for start in range(0, len(numbers), size):
             chosen = torch.from_numpy(numbers[start : start + size])
-            yield self.look.plain(self.x_test[chosen], self.y_test[chosen])
+            yield self.transform.apply_evaluation(self.x_test[chosen], self.y_test[chosen])
 
     def to(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> "Dataset":
-        """Return the same data for a device, batches in the given floating-point type.
+        """Move the data to `device`; batches are of the floating-point type `dtype`.
 
-        Bytes stay bytes, and what is mapped from a file stays there until a batch is made of it.
+        Images stay uint8, and arrays mapped from files stay there until a batch is read.
         """
-        look = replace(self.look, device=device, dtype=dtype)
+        transform = replace(self.transform, device=device, dtype=dtype)
         if self.on_disk:
-            return replace(self, look=look)
+            return replace(self, transform=transform)
         kind = dtype if self.x.is_floating_point() else self.x.dtype
         return replace(
             self,
@@ -146,18 +155,13 @@ class Dataset:
             y=self.y.to(device),
             x_test=self.x_test.to(device, kind),
             y_test=self.y_test.to(device),
-            look=look,
+            transform=transform,
         )
 
 
-class Source(Protocol):
-    """What a registered data set is: a frozen dataclass that makes a `Dataset` from a seed."""
+class DatasetConfig(Protocol):
+    """The interface of registered data sets: a frozen dataclass that loads a `Dataset`."""
 
     def load(self, seed: int) -> Dataset:
         """Return the data; the same seed gives the same data everywhere."""
         ...
-
-
-def random_generator(seed: int, tag: int) -> np.random.Generator:
-    """Return an independent random generator for (seed, tag)."""
-    return np.random.default_rng([seed, tag])

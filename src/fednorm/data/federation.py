@@ -1,4 +1,4 @@
-"""Data divided among clients: who takes part in a round, and with which batches."""
+"""A data set divided among clients: the participants and batches of every round."""
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,32 +10,38 @@ import torch
 from torch import Tensor
 
 from fednorm.core.messages import Batches
+from fednorm.core.random_streams import Stream, make_rng
 from fednorm.core.types import ClientId
 from fednorm.data.dataset import Dataset
-from fednorm.data.partition import Indices, Partition, match_groups, match_test, parse, partition
+from fednorm.data.partition import (
+    Indices,
+    Partition,
+    create_partition,
+    match_groups,
+    match_test,
+    partition,
+)
 from fednorm.data.partition.natural import Natural
-from fednorm.data.sampling import Plan, draw_participants
+from fednorm.data.sampling import Plan, count_participants, draw_participants
 from fednorm.data.transforms import Batch
-
-TAG = 302
 
 
 @dataclass(frozen=True, slots=True)
 class Federation:
     """A data set divided among clients; every tensor is held once."""
 
-    data: Dataset  # training samples as their clients see them
-    x_test: Tensor  # test samples as the clients see them; `data.x_test` is as it was
+    data: Dataset  # its training samples are transformed for their clients
+    x_test: Tensor  # test samples, transformed for their clients; `data.x_test` is not
     parts: list[Indices]
     test_parts: list[Indices]
     plan: Plan
     seed: int
     participation: float = 1.0
-    unseen: int = 0  # this many clients, the last ones, never train
+    unseen: int = 0  # number of clients, the last ones, that never train
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
         return len(self.parts)
 
     def all(self) -> list[ClientId]:
@@ -43,7 +49,7 @@ class Federation:
         return list(range(self.clients - self.unseen))
 
     def participants(self, round_: int) -> list[ClientId]:
-        """Return who takes part in a round."""
+        """Return the clients that take part in a round."""
         trained = self.clients - self.unseen
         return draw_participants(trained, self.participation, seed=self.seed, round_=round_)
 
@@ -63,18 +69,18 @@ class Federation:
         return self.once().batches(client, 0)
 
     def once(self) -> "Federation":
-        """Return the federation in which clients see all their data once in a round."""
+        """Return a federation whose clients see all their data once per round."""
         return replace(self, plan=Plan(self.plan.batch, steps=None, epochs=1))
 
     def test(self, client: ClientId) -> Iterator[Batch]:
-        """Yield a client's own test split."""
+        """Yield batches of a client's test split."""
         own = replace(self.data, x_test=self.x_test)
         return own.test_batches(self.test_parts[client])
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The batches of one client in one round; each is cut out of the data when it is needed."""
+    """The batches of one client in one round, each made when it is needed."""
 
     federation: Federation
     client: ClientId
@@ -83,8 +89,12 @@ class Steps:
     def __iter__(self) -> Iterator[Batch]:
         data, key = self.federation.data, (self.federation.seed, self.client, self.round_)
         for step, chosen in enumerate(self.draw_indices()):
-            # A generator takes as long to make as a small batch does.
-            rng = np.random.default_rng([*key, step, TAG + 1]) if data.look.random else None
+            # Making a generator takes as long as making a small batch.
+            rng = (
+                np.random.default_rng([*key, step, Stream.AUGMENTATION])
+                if data.transform.is_random
+                else None
+            )
             yield data.training_batch(chosen, rng)
 
     def draw_indices(self) -> Iterator[Indices]:
@@ -97,13 +107,13 @@ class Steps:
 
 
 def interleave_batches(parts: Sequence[Iterable[Batch]]) -> Iterator[Batch]:
-    """Yield the batches of several clients as one: the first sample of each, then the next.
+    """Merge the batches of several clients: the first sample of each, then the next.
 
     All clients must have batches of the same sizes.
     """
     steps = [own for own in parts if isinstance(own, Steps)]
     data = steps[0].federation.data if len(steps) == len(parts) else None
-    if data and not data.look.random:  # one cut for all of them, which small batches feel
+    if data and not data.transform.is_random:  # one index for all is faster for small batches
         for chosen in zip(*(own.draw_indices() for own in steps), strict=True):
             yield data.training_batch(np.stack(chosen, 1).ravel())
         return
@@ -113,12 +123,12 @@ def interleave_batches(parts: Sequence[Iterable[Batch]]) -> Iterator[Batch]:
 
 
 def _derive_dropout_seed(seed: int, client: int, round_: int) -> int:
-    # A tenth of the time of numpy's SeedSequence, which a round of small clients would feel.
-    key = struct.pack("<4q", seed, client, round_, TAG)
+    # A tenth of the time of numpy's SeedSequence, which matters in a round of small clients.
+    key = struct.pack("<4q", seed, client, round_, Stream.MODEL_DROPOUT)
     return int.from_bytes(blake2b(key, digest_size=8).digest(), "little") >> 1
 
 
-def federation(  # noqa: PLR0913 (what a federation is)
+def build_federation(  # noqa: PLR0913 (what a federation is)
     data: Dataset,
     rule: str,
     plan: Plan,
@@ -128,13 +138,13 @@ def federation(  # noqa: PLR0913 (what a federation is)
     participation: float = 1.0,
     unseen: int = 0,
 ) -> Federation:
-    """Divide a data set among clients; each gets a test split of its own mix as well.
+    """Divide a data set among clients; test splits follow the clients' class mix.
 
     `rule` is a partition such as "gamma=0" or "natural".
     """
     if not 0 <= unseen < clients:
         raise ValueError(f"of {clients} clients, {unseen} cannot be unseen; some must train.")
-    draw_participants(clients, participation, seed=seed, round_=1)  # refuses an impossible share
+    count_participants(clients, participation)  # refuses an impossible share
     labels = data.labels()
     parts = partition(rule, labels, clients=clients, seed=seed, groups=data.groups)
     test = _split_test(data, rule, parts, seed)
@@ -152,15 +162,19 @@ def federation(  # noqa: PLR0913 (what a federation is)
 
 def _split_test(data: Dataset, rule: str, parts: list[Indices], seed: int) -> list[Indices]:
     groups, groups_test = data.groups, data.groups_test
-    if isinstance(parse(rule), Natural) and groups is not None and groups_test is not None:
+    if (
+        isinstance(create_partition(rule), Natural)
+        and groups is not None
+        and groups_test is not None
+    ):
         return match_groups(groups, parts, groups_test)
-    rng = np.random.default_rng([seed, TAG])
+    rng = make_rng(seed, Stream.TEST_PARTS)
     return match_test(data.labels(), parts, data.labels(test=True), rng)
 
 
 def _apply_client_transform(x: Tensor, rule: str, parts: list[Indices], seed: int) -> Tensor:
-    """Return the samples as their clients see them; the same tensor if all see them as they are."""
-    chosen = parse(rule)
+    """Transform samples for their clients; return `x` itself if nothing changes."""
+    chosen = create_partition(rule)
     if type(chosen).transform is Partition.transform:
         return x
     seen = x.clone() if x.is_floating_point() else x.float() / 255

@@ -1,4 +1,4 @@
-"""What image data sets share: settings, subsets, held-out test samples, and their `Dataset`."""
+"""The base of image data sets: settings, subsets, and held-out test samples."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
@@ -8,37 +8,36 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fednorm.core.random_streams import Stream, make_rng
 from fednorm.data.cache import Arrays
-from fednorm.data.dataset import Dataset, random_generator
-from fednorm.data.transforms import Look
+from fednorm.data.dataset import Dataset
+from fednorm.data.transforms import BatchTransform
 from fednorm.registry import param
-
-TAG = 103
 
 Augment = Literal["flip", "crop_flip"]
 
 
 @dataclass(frozen=True, slots=True)
 class ImageDataset:
-    """Images held as bytes, normalised and augmented batch by batch."""
+    """Images held as uint8, normalized and augmented batch by batch."""
 
     name: ClassVar[str]
-    sources: ClassVar[tuple[str, ...]]  # where it comes from
+    sources: ClassVar[tuple[str, ...]]  # shown in lists
 
     root: str | None = param(
-        None, "folder that holds a copy; none: the usual places, or a download"
+        None, "folder that holds a copy; none: the usual folders, or a download"
     )
-    train: int | None = param(None, "how many training images are used; none: all")
-    test: int | None = param(None, "how many test images are used; none: all")
+    train: int | None = param(None, "number of training images; none: all")
+    test: int | None = param(None, "number of test images; none: all")
     augment: Augment | None = param(
-        None, "training images: none as they are, 'flip' mirrored, 'crop_flip' shifted as well"
+        None, "of training images: none, 'flip' (mirror) or 'crop_flip' (mirror and shift)"
     )
     pad: int | None = param(
-        None, "pixels by which 'crop_flip' shifts at most; none: an eighth of the image"
+        None, "maximum shift of 'crop_flip' in pixels; none: an eighth of the image"
     )
 
     def __post_init__(self) -> None:
-        """Check the counts and the choice."""
+        """Check the settings."""
         for field in ("train", "test"):
             count = getattr(self, field)
             if count is not None and count < 1:
@@ -57,28 +56,30 @@ class ImageDataset:
                 f"but is {self.pad} with augment = {self.augment!r}."
             )
 
-    def make_look(self, mean: tuple[float, ...], std: tuple[float, ...], size: int) -> Look:
-        """Return the batch transform for images whose short side has `size` pixels."""
+    def make_transform(
+        self, mean: tuple[float, ...], std: tuple[float, ...], size: int
+    ) -> BatchTransform:
+        """Make the batch transform for images whose short side has `size` pixels."""
         if self.augment is None:
-            return Look(mean, std)
+            return BatchTransform(mean, std)
         shift = max(1, size // 8) if self.pad is None else self.pad
-        return Look(mean, std, pad=shift if self.augment == "crop_flip" else 0, flip=True)
+        return BatchTransform(mean, std, pad=shift if self.augment == "crop_flip" else 0, flip=True)
 
     def choose(self, labels: NDArray[Any], seed: int, *, test: bool) -> NDArray[np.int64]:
-        """Return the numbers of the samples to use, in ascending order."""
+        """Return the indices of the samples to use, in ascending order."""
         count = self.test if test else self.train
         if count is None:
             return np.arange(len(labels))
         split = "test" if test else "training"
-        rng = random_generator(seed, TAG + test)
+        rng = make_rng(seed, Stream.TEST_SUBSET if test else Stream.TRAIN_SUBSET)
         return draw_balanced(f"{split} part of data set {self.name!r}", labels, count, rng)
 
     def subsample(self, arrays: Arrays, seed: int) -> Arrays:
-        """Return `train` and `test` samples of the two splits."""
+        """Draw `train` and `test` samples from the two splits."""
         result = dict(arrays)
         if self.train is not None:
             result |= _take(result, self.choose(result["y"], seed, test=False), "")
-            if "groups_test" in result:  # a group that no longer trains is not tested either
+            if "groups_test" in result:  # do not test groups that no longer train
                 seen = np.isin(result["groups_test"], result["groups"])
                 result |= _take(result, np.flatnonzero(seen), "_test")
         if self.test is not None:
@@ -86,8 +87,8 @@ class ImageDataset:
         return result
 
 
-def make_dataset(name: str, arrays: Arrays, *, classes: int, look: Look) -> Dataset:
-    """Make a data set of arrays; those mapped from a file stay there."""
+def make_dataset(name: str, arrays: Arrays, *, classes: int, transform: BatchTransform) -> Dataset:
+    """Make a data set from arrays; mapped ones stay on disk."""
     return Dataset(
         name,
         x=torch.from_numpy(arrays["x"]),
@@ -97,7 +98,7 @@ def make_dataset(name: str, arrays: Arrays, *, classes: int, look: Look) -> Data
         classes=classes,
         groups=arrays.get("groups"),
         groups_test=_find_tested_groups(arrays),
-        look=look,
+        transform=transform,
         on_disk=any(isinstance(array, np.memmap) for array in arrays.values()),
     )
 
@@ -108,7 +109,7 @@ def _take(arrays: Arrays, numbers: NDArray[np.int64], end: str) -> Arrays:
 
 
 def _find_tested_groups(arrays: Arrays) -> NDArray[Any] | None:
-    """Return the groups of the test samples, unless no training sample has one of them."""
+    """Return the groups of the test samples; None if training has none of them."""
     tested = arrays.get("groups_test")
     if tested is None or not np.isin(tested, arrays["groups"]).any():
         return None
@@ -117,22 +118,22 @@ def _find_tested_groups(arrays: Arrays) -> NDArray[Any] | None:
 
 def _to_labels(y: NDArray[Any]) -> Tensor:
     labels = torch.from_numpy(y)
-    return labels.long() if labels.dim() == 1 else labels  # masks stay bytes
+    return labels.long() if labels.dim() == 1 else labels  # masks stay uint8
 
 
 def draw_balanced(
     owner: str, labels: NDArray[Any], count: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Draw `count` sample numbers evenly from the classes; return them in ascending order.
+    """Draw `count` indices evenly from the classes; return them in ascending order.
 
-    Every class gives its samples in a random order, one class after the other in turns, until
-    there are enough; a class that has no more is passed over.
+    Classes take turns, each giving its samples in random order, until there are `count`; a class
+    without further samples is skipped.
 
     >>> draw_balanced("mine", np.array([0, 0, 0, 0, 1]), 3, np.random.default_rng(0))[-1]
     np.int64(4)
     """
     if count > len(labels):
-        raise ValueError(f"{owner} has {len(labels)} samples, but {count} were asked for.")
+        raise ValueError(f"{owner} has {len(labels)} samples, but {count} are requested.")
     order = rng.permutation(len(labels))
     turn = np.empty(len(labels), dtype=np.int64)
     for label in np.unique(labels):
@@ -143,7 +144,7 @@ def draw_balanced(
 
 
 def hold_out(kinds: NDArray[Any], share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Choose the test samples: the same share of every kind, rounded.
+    """Choose test samples: the same share of every kind, rounded.
 
     >>> hold_out(np.array([0, 0, 0, 0, 1, 1]), 0.5, np.random.default_rng(0)).sum()
     np.int64(3)
@@ -156,13 +157,13 @@ def hold_out(kinds: NDArray[Any], share: float, rng: np.random.Generator) -> NDA
 
 
 def check_share(name: str, share: float) -> None:
-    """Refuse a share that leaves one of the parts empty."""
+    """Raise ValueError if the share leaves a split empty."""
     if not 0 < share < 1:
         raise ValueError(f"data set {name!r} needs test_share between 0 and 1, but got {share}.")
 
 
 def split(arrays: Arrays, kinds: NDArray[Any], share: float, rng: np.random.Generator) -> Arrays:
-    """Return the arrays of a training part and, named with `_test`, of a test part."""
+    """Split arrays into training arrays and test arrays, named with `_test`."""
     held = hold_out(kinds, share, rng)
     train = {name: array[~held] for name, array in arrays.items()}
     return train | {f"{name}_test": array[held] for name, array in arrays.items()}

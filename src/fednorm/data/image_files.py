@@ -1,7 +1,7 @@
-"""Data sets of image files: find the files, decode the ones in use, and cache the arrays.
+"""Data sets of image files: find the files, decode the chosen ones, and cache the arrays.
 
-Files are chosen by their names before any is read. Threads decode them, and the arrays are cached
-under a fingerprint of the files and the settings of the decoder.
+Files are chosen by name before any is read. Threads decode them, and the arrays are cached under a
+fingerprint of the files and the decoder's settings.
 """
 
 import hashlib
@@ -31,23 +31,24 @@ from fednorm.data.dataset import Dataset
 from fednorm.data.image_dataset import ImageDataset, make_dataset
 from fednorm.data.progress_bar import Advance, show_progress
 from fednorm.data.sources import MissingDataError
-from fednorm.data.transforms import Look
+from fednorm.data.transforms import BatchTransform
+from fednorm.system import count_cores
 
-Picture: TypeAlias = NDArray[np.uint8]
-Decode: TypeAlias = Callable[[Path], Picture]
+ImageArray: TypeAlias = NDArray[np.uint8]
+Decode: TypeAlias = Callable[[Path], ImageArray]
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp")
-_AT_ONCE = 4096  # files handed to the threads; their results go straight to disk
+_AT_ONCE = 4096  # files queued for the threads, which write their results straight to disk
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFiles:
-    """The picture files of one split, with their labels and groups.
+    """The image files of one split, with their labels and groups.
 
     Attributes:
-        paths: the picture files.
-        labels: the class of each; if every pixel has one, the files of the masks.
-        groups: the natural group of each, if they have one.
+        paths: the image files.
+        labels: the class of each image; for segmentation, the mask files.
+        groups: the natural group of each image, if known.
     """
 
     paths: list[Path]
@@ -55,7 +56,7 @@ class ImageFiles:
     groups: NDArray[Any] | None = None
 
     def take(self, numbers: NDArray[np.int64]) -> "ImageFiles":
-        """Return the pictures with these numbers."""
+        """Return the images at the indices `numbers`."""
         labels = self.labels
         return ImageFiles(
             [self.paths[i] for i in numbers],
@@ -66,7 +67,7 @@ class ImageFiles:
 
 @dataclass(frozen=True, slots=True)
 class SplitFiles:
-    """The picture files of both splits of a data set."""
+    """The image files of both splits of a data set."""
 
     train: ImageFiles
     test: ImageFiles
@@ -75,46 +76,46 @@ class SplitFiles:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """How pictures and masks are read; `settings` must differ wherever the result does."""
+    """Functions that read images and masks; `settings` identify their results."""
 
-    picture: Decode
+    image: Decode
     settings: str
     mask: Decode | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFileDataset(ImageDataset, ABC):
-    """A folder of picture files; only the chosen ones are decoded, once for each choice."""
+    """A data set of image files; only the chosen ones are decoded, once per choice."""
 
     mean: ClassVar[tuple[float, ...]] = (0.485, 0.456, 0.406)  # of ImageNet
     std: ClassVar[tuple[float, ...]] = (0.229, 0.224, 0.225)
 
     @abstractmethod
     def list_files(self, seed: int) -> SplitFiles:
-        """Return all picture files."""
+        """Return all image files."""
 
     @abstractmethod
     def make_decoder(self) -> Decoder:
         """Return the decoder of the files."""
 
-    def choose_look(self, height: int, width: int) -> Look:
-        """Return the batch transform for pictures of this size."""
-        return self.make_look(self.mean, self.std, min(height, width))
+    def choose_transform(self, height: int, width: int) -> BatchTransform:
+        """Return the batch transform for images of this size."""
+        return self.make_transform(self.mean, self.std, min(height, width))
 
     def load(self, seed: int) -> Dataset:
-        """Return the chosen pictures, decoded."""
+        """Load the chosen images; decode them unless they are cached."""
         files = self.list_files(seed)
         train = self._choose_files(files.train, seed, test=False)
         test = self._choose_files(files.test, seed, test=True)
         arrays = load_decoded(self.name, train, test, self.make_decoder())
-        look = self.choose_look(*arrays["x"].shape[-2:])
-        return make_dataset(self.name, arrays, classes=files.classes, look=look)
+        transform = self.choose_transform(*arrays["x"].shape[-2:])
+        return make_dataset(self.name, arrays, classes=files.classes, transform=transform)
 
     def _choose_files(self, files: ImageFiles, seed: int, *, test: bool) -> ImageFiles:
         if not files.paths:
             split = "test" if test else "training"
-            raise MissingDataError(f"data set {self.name!r} found no {split} pictures.")
-        # Masks are not known before they are read: those are chosen evenly by their group.
+            raise MissingDataError(f"data set {self.name!r} found no {split} images.")
+        # Masks are unknown before they are read: choose them evenly by group.
         kinds = files.groups if isinstance(files.labels, list) else files.labels
         return files.take(self.choose(np.asarray(kinds), seed, test=test))
 
@@ -126,11 +127,11 @@ def find_root(
 
     Args:
         data: the name of the data set.
-        root: the folder that the user gave, if any.
-        markers: what the folder must hold.
-        below: the names that it may have in a folder that is searched.
+        root: the folder that the user set, if any.
+        markers: files or folders that it must hold.
+        below: its possible names within the folders that are searched.
     """
-    inner = below if root is None else ("", *below)  # elsewhere only the name identifies it
+    inner = below if root is None else ("", *below)  # without a root only the name identifies it
     looked = [place / name for place in list_roots(root) for name in inner]
     for folder in looked:
         if all((folder / marker).exists() for marker in markers):
@@ -144,13 +145,13 @@ def find_root(
 
 
 def list_folders(folder: Path) -> list[str]:
-    """Return the names of the folders in a folder, sorted; hidden ones do not count."""
+    """Return the sorted names of the folders in `folder`, without hidden ones."""
     with os.scandir(folder) as entries:
         return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
 
 
 def list_images(folder: Path) -> list[Path]:
-    """Return the picture files of a folder, sorted by name."""
+    """Return the image files of a folder, sorted by name."""
     with os.scandir(folder) as entries:
         names = sorted(
             e.name
@@ -161,7 +162,7 @@ def list_images(folder: Path) -> list[Path]:
 
 
 def scan_classes(classes: Iterable[tuple[Path, int]]) -> ImageFiles:
-    """Return the pictures of folders, each with the class of its folder."""
+    """List the images of (folder, label) pairs with their labels."""
     found = [(path, label) for folder, label in classes for path in list_images(folder)]
     return ImageFiles(
         [path for path, _ in found], np.array([label for _, label in found], np.int64)
@@ -171,23 +172,23 @@ def scan_classes(classes: Iterable[tuple[Path, int]]) -> ImageFiles:
 def center_crop(size: int | None, channels: int = 3) -> Decoder:
     """Return a decoder that resizes the short side to `size` and crops the centre.
 
-    Without a size, pictures are left as large as they are.
+    Without a size, images keep theirs.
     """
     if size is not None and size < 1:
         raise ValueError(f"size must be at least 1 pixel, but is {size}.")
     return Decoder(lambda path: _read_square(path, size, channels), f"square {size} {channels}")
 
 
-def _read_square(path: Path, size: int | None, channels: int) -> Picture:
-    with Image.open(path) as picture:
-        if size is not None:  # a large JPEG is read at a fraction of its size, at least twice ours
-            picture.draft(None, (2 * size, 2 * size))
-        return to_array(picture, size, channels)
+def _read_square(path: Path, size: int | None, channels: int) -> ImageArray:
+    with Image.open(path) as image:
+        if size is not None:  # read a large JPEG at a fraction of its size, at least twice `size`
+            image.draft(None, (2 * size, 2 * size))
+        return to_array(image, size, channels)
 
 
-def to_array(picture: Image.Image, size: int | None, channels: int) -> Picture:
-    """Return a picture as channels x height x width; with a size, its centre."""
-    converted = picture.convert("RGB" if channels == 3 else "L")  # noqa: PLR2004 (red, green, blue)
+def to_array(image: Image.Image, size: int | None, channels: int) -> ImageArray:
+    """Convert an image to channels x height x width; with a size, crop its centre."""
+    converted = image.convert("RGB" if channels == 3 else "L")  # noqa: PLR2004 (red, green, blue)
     if size is not None and converted.size != (size, size):
         converted = ImageOps.fit(converted, (size, size), Image.Resampling.BILINEAR)
     array = np.asarray(converted)
@@ -195,19 +196,19 @@ def to_array(picture: Image.Image, size: int | None, channels: int) -> Picture:
 
 
 def resize(size: tuple[int, int]) -> Decode:
-    """Return a function that reads a picture and resizes it bilinearly to height and width."""
+    """Return a function that reads an image and resizes it to (height, width)."""
     height, width = size
 
-    def decode(path: Path) -> Picture:
-        with Image.open(path) as picture:
-            resized = picture.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
+    def decode(path: Path) -> ImageArray:
+        with Image.open(path) as image:
+            resized = image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
         return np.ascontiguousarray(np.asarray(resized).transpose(2, 0, 1))
 
     return decode
 
 
 def load_decoded(name: str, train: ImageFiles, test: ImageFiles, decoder: Decoder) -> Arrays:
-    """Return the arrays of both splits; decode them unless they are in the cache."""
+    """Return the arrays of both splits; decode them unless they are cached."""
     key = fingerprint([train, test], decoder.settings)
 
     def write(folder: Path) -> None:
@@ -236,47 +237,47 @@ def _describe_file(path: Path) -> str:
 
 
 def _write_split(folder: Path, files: ImageFiles, end: str, decoder: Decoder) -> None:
-    _write_pictures(folder / f"x{end}.npy", files.paths, decoder.picture)
+    _write_images(folder / f"x{end}.npy", files.paths, decoder.image)
     if isinstance(files.labels, list):
         if decoder.mask is None:
             raise TypeError("labels that are files need a decoder with a mask.")
-        _write_pictures(folder / f"y{end}.npy", files.labels, decoder.mask)
+        _write_images(folder / f"y{end}.npy", files.labels, decoder.mask)
     else:
         save(folder, {f"y{end}": files.labels})
     if files.groups is not None:
         save(folder, {f"groups{end}": files.groups})
 
 
-def _write_pictures(target: Path, paths: list[Path], decode: Decode) -> None:
-    """Decode pictures into one file; the threads write to different rows."""
+def _write_images(target: Path, paths: list[Path], decode: Decode) -> None:
+    """Decode images into one file; every thread writes other rows."""
     shape = (len(paths), *_read(paths[0], decode).shape)
     rows = open_memmap(target, "w+", np.uint8, shape)
 
     def one(number: int) -> None:
-        picture = _read(paths[number], decode)
-        if picture.shape != shape[1:]:
+        image = _read(paths[number], decode)
+        if image.shape != shape[1:]:
             raise DamagedDataError(
-                f"pictures must be of one size, but {paths[number]} has shape {picture.shape} "
+                f"images must be of one size, but {paths[number]} has shape {image.shape} "
                 f"and {paths[0]} has {shape[1:]}; set the data set's size."
             )
-        rows[number] = picture
+        rows[number] = image
 
-    with show_progress(f"decoding {len(paths)} pictures", len(paths)) as advance:
+    with show_progress(f"decoding {len(paths)} images", len(paths)) as advance:
         _run_in_threads(one, len(paths), advance)
     rows.flush()
 
 
 def _run_in_threads(work: Callable[[int], None], count: int, advance: Advance) -> None:
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(count_cores()) as pool:
         for start in range(0, count, _AT_ONCE):
             for _ in pool.map(work, range(start, min(start + _AT_ONCE, count))):
                 advance(1)
 
 
-def _read(path: Path, decode: Decode) -> Picture:
+def _read(path: Path, decode: Decode) -> ImageArray:
     try:
         return decode(path)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DamagedDataError(
-            f"the picture {path} cannot be read: {error}; replace it by a whole copy or remove it."
+            f"the image {path} cannot be read: {error}; replace it by a whole copy or remove it."
         ) from error

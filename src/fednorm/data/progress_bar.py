@@ -19,7 +19,7 @@ Advance: TypeAlias = Callable[[int], None]
 
 @contextmanager
 def show_progress(what: str, total: int | None, *, in_bytes: bool = False) -> Iterator[Advance]:
-    """Show a bar; the block calls the function that it is given with each amount done."""
+    """Show a progress bar; the block calls the yielded function with each amount done."""
     console = Console(stderr=True)
     shown = Progress(
         TextColumn("{task.description}"),

@@ -1,6 +1,6 @@
-"""Draw which samples a client trains on, and which clients take part in a round.
+"""Sampling: draw the batches of a client and the participants of a round.
 
-All draws are functions of seed, client and round: the same on every machine.
+All draws are functions of seed, client and round, and equal on every machine.
 """
 
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ from itertools import chain, islice, pairwise
 
 import numpy as np
 
+from fednorm.core.random_streams import Stream
 from fednorm.data.partition import Indices
 
-TAG = 301
 _WORD = 2**32
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much a client trains in a round: a number of steps, or a number of epochs."""
+    """The local work of a round: a number of steps, or a number of epochs."""
 
     batch: int
     steps: int | None = 1
@@ -39,9 +39,9 @@ class Plan:
     def draw(self, samples: int, *, seed: int, client: int, round_: int) -> Iterator[Indices]:
         """Return the positions of each batch among a client's `samples`.
 
-        Each epoch is a new random order. Counted in steps, every batch is full (or holds all
-        samples, if those are fewer); counted in epochs, every sample is seen once an epoch, and a
-        leftover of one sample joins the batch before it: one value has no variance for BatchNorm.
+        Each epoch has a new random order. With steps, every batch is full, or holds all samples if
+        they are fewer. With epochs, every sample is seen once per epoch, and a last batch of one
+        sample joins the batch before it: BatchNorm needs two values for a variance.
 
         >>> [len(b) for b in Plan(4, epochs=1, steps=None).draw(9, seed=0, client=0, round_=1)]
         [4, 5]
@@ -54,7 +54,7 @@ class Plan:
         return chain.from_iterable(np.split(order, cuts) for order in orders)
 
     def lengths(self, samples: int) -> tuple[int, ...]:
-        """Return the sizes of a round's batches for a client that holds `samples`.
+        """Return the sizes of a round's batches for a client with `samples` samples.
 
         >>> Plan(4, epochs=1, steps=None).lengths(9)
         (4, 5)
@@ -73,8 +73,8 @@ class Plan:
 
 
 def _draw_order(samples: int, key: tuple[int, int, int], epoch: int) -> Indices:
-    words = [*key, epoch, TAG]
-    # The same seed as an array and as a list; numpy reads an array faster.
+    words = [*key, epoch, Stream.BATCH_ORDER]
+    # An array gives the same seed as a list, and numpy reads it faster.
     seed = np.array(words, np.uint32) if max(words) < _WORD else words
     return np.random.default_rng(seed).permutation(samples)
 
@@ -88,16 +88,25 @@ def _draw_full(samples: int, batch: int, key: tuple[int, int, int]) -> Iterator[
         epoch += 1
 
 
+def count_participants(clients: int, share: float) -> int:
+    """Return how many of `clients` take part in a round: the rounded share, at least 1.
+
+    >>> count_participants(10, 0.25), count_participants(10, 0.01)
+    (2, 1)
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"participation must be in (0, 1], not {share}.")
+    return max(1, round(share * clients))
+
+
 def draw_participants(clients: int, share: float, *, seed: int, round_: int) -> list[int]:
     """Draw the clients that take part in a round, in ascending order.
 
     >>> draw_participants(10, 0.2, seed=0, round_=1) == draw_participants(10, 0.2, seed=0, round_=1)
     True
     """
-    if not 0 < share <= 1:
-        raise ValueError(f"participation must be in (0, 1], not {share}.")
-    count = max(1, round(share * clients))
+    count = count_participants(clients, share)
     if count == clients:
         return list(range(clients))
-    rng = np.random.default_rng([seed, round_, TAG + 1])
+    rng = np.random.default_rng([seed, round_, Stream.PARTICIPANTS])
     return sorted(rng.choice(clients, count, replace=False).tolist())

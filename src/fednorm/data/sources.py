@@ -1,7 +1,7 @@
-"""Data sets with published content: loaded from the first source that has it, then checked.
+"""Data sets with published content: load the first available source and check it.
 
-Sources are copies that other libraries left on this machine, then downloads. If all fail, one error
-lists every source with its reason.
+Sources are copies of other libraries on this machine, then downloads. If all fail, one error lists
+every source with its reason.
 """
 
 import pickle
@@ -30,7 +30,7 @@ from fednorm.data.cache import (
 from fednorm.data.dataset import Dataset
 from fednorm.data.image_dataset import ImageDataset, make_dataset
 
-# What reading a missing or damaged file can raise.
+# Errors of reading a missing or damaged file.
 _DAMAGED = (
     EOFError,
     LookupError,
@@ -48,7 +48,7 @@ class MissingDataError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class DataSource:
-    """One place to load a data set from; `get` raises an error with the reason if it cannot."""
+    """A place to load a data set from; `get` raises an error with the reason if it fails."""
 
     place: str
     get: Callable[[], Arrays]
@@ -62,8 +62,8 @@ def load_first_available(
     Args:
         name: the data set.
         sources: tried in this order.
-        files: the files that a user can put in place by hand.
-        check: raises an error if arrays are not the published ones.
+        files: the files that a user can provide by hand.
+        check: raises an error unless the arrays are the published ones.
     """
     tried = []
     for source in sources:
@@ -75,7 +75,7 @@ def load_first_available(
         else:
             return arrays
     raise MissingDataError(
-        f"data set {name!r} is not here and could not be fetched. Tried:\n"
+        f"data set {name!r} is not cached and cannot be downloaded. Tried:\n"
         + "\n".join(tried)
         + f"\nPut {files} into {get_home()}, "
         "or set the data set's root to the folder that holds it."
@@ -89,7 +89,7 @@ def find_copies(
 
     Args:
         folders: searched in this order.
-        readers: for a path below a folder, the function that reads it.
+        readers: the function for each path below a folder.
     """
     for folder in folders:
         found = [below for below in readers if (folder / below).exists()]
@@ -105,13 +105,13 @@ def _report_absent(layouts: list[str]) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class DownloadableDataset(ImageDataset, ABC):
-    """A data set with published content, which a run downloads if it is missing."""
+    """A data set with published content, downloaded if it is missing."""
 
     classes: ClassVar[int]
     shapes: ClassVar[dict[str, tuple[int, ...]]]  # of the samples
     mean: ClassVar[tuple[float, ...]]
     std: ClassVar[tuple[float, ...]]
-    files: ClassVar[str]  # what a user can put in place by hand
+    files: ClassVar[str]  # that a user can provide by hand
     sums: ClassVar[dict[str, str]]  # SHA-256 of each decoded array
 
     @abstractmethod
@@ -123,16 +123,16 @@ class DownloadableDataset(ImageDataset, ABC):
         """Yield the downloads; `scratch` is a folder for their files."""
 
     def load(self, seed: int) -> Dataset:
-        """Return the images; download them if this machine has no copy."""
+        """Load the images; download them if this machine has no copy."""
         arrays = load_or_create(get_decoded_home() / self.name, self._fetch)
-        look = self.make_look(self.mean, self.std, arrays["x"].shape[-1])
+        transform = self.make_transform(self.mean, self.std, arrays["x"].shape[-1])
         return make_dataset(
-            self.name, self.subsample(arrays, seed), classes=self.classes, look=look
+            self.name, self.subsample(arrays, seed), classes=self.classes, transform=transform
         )
 
     def _fetch(self, folder: Path) -> None:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            # A root that is given is where the copy must be: nothing is downloaded past it.
+            # With a root, the copy must be there: nothing is downloaded.
             remote = self.list_downloads(Path(scratch)) if self.root is None else ()
             sources = chain(self.list_copies(list_roots(self.root)), remote)
             arrays = load_first_available(self.name, sources, self.files, self._check)

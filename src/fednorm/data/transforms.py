@@ -1,7 +1,7 @@
-"""Batch transforms: normalise, crop and flip all samples of a batch at once.
+"""Batch transforms: normalize, crop and flip all samples of a batch at once.
 
-Images are held once, as bytes. A training batch is cropped and flipped at random, then scaled and
-normalised; a test batch is only scaled and normalised.
+Images are held once, as uint8. A training batch is cropped and flipped at random, then scaled and
+normalized; a test batch is only scaled and normalized.
 """
 
 from dataclasses import dataclass
@@ -15,24 +15,24 @@ from torch.nn import functional
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
 
-IGNORED = 255  # a pixel of a mask that has no label
-_NO_LABEL = -100  # what torch's cross entropy leaves out
+IGNORED = 255  # marks a pixel of a mask that has no label
+_NO_LABEL = -100  # which torch's cross entropy ignores
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """The transform of a batch; the default leaves samples as they are.
+class BatchTransform:
+    """The transform of a batch; the default only converts the number format.
 
     Attributes:
         mean: of each channel, subtracted from pixels between 0 and 1.
-        std: of each channel, which divides them then.
-        pad: pixels of zeros around a training image, out of which one of its size is cut.
-        window: height and width to which training images are cut at random instead.
+        std: standard deviation of each channel, by which they are then divided.
+        pad: zeros around a training image, out of which its size is cropped at random.
+        window: height and width of a random crop, if not the size of the image.
         flip: whether half of the training images are mirrored.
-        channels_last: whether the channels of a pixel lie side by side in memory, which
-            convolutions on a CPU prefer.
+        channels_last: whether batches have torch's memory format channels_last, in which
+            convolutions on a CPU are faster.
         dtype: the number format of a batch.
-        device: where batches are made.
+        device: the device of a batch.
     """
 
     mean: tuple[float, ...] = ()
@@ -45,11 +45,11 @@ class Look:
     device: torch.device | str = "cpu"
 
     @property
-    def random(self) -> bool:
-        """Whether training batches are changed at random."""
+    def is_random(self) -> bool:
+        """Whether training batches are augmented at random."""
         return bool(self.pad or self.window or self.flip)
 
-    def training(self, x: Tensor, y: Tensor, rng: np.random.Generator) -> Batch:
+    def apply_training(self, x: Tensor, y: Tensor, rng: np.random.Generator) -> Batch:
         """Apply the training transform; masks are cropped and flipped with their images."""
         if self.pad or self.window:
             x, y = self._crop(x, y, rng)
@@ -57,9 +57,9 @@ class Look:
             mirrored = torch.from_numpy(rng.random(len(x)) < 0.5).to(x.device)  # noqa: PLR2004
             x = _mirror(x, mirrored)
             y = _mirror(y, mirrored) if y.dim() > 1 else y
-        return self.plain(x, y)
+        return self.apply_evaluation(x, y)
 
-    def plain(self, x: Tensor, y: Tensor) -> Batch:
+    def apply_evaluation(self, x: Tensor, y: Tensor) -> Batch:
         """Apply the evaluation transform."""
         if x.dtype == torch.uint8:
             x = x.to(self.device, self.dtype).div_(255)
@@ -101,16 +101,17 @@ class Look:
 
 
 @lru_cache
-def _make_constants(look: Look, axes: int) -> tuple[Tensor, Tensor]:
-    """Return mean and deviation of the channels, shaped to broadcast over `axes` more axes."""
+def _make_constants(transform: BatchTransform, axes: int) -> tuple[Tensor, Tensor]:
+    """Return mean and std of the channels, shaped to broadcast over `axes` more axes."""
     shape = (-1, *(1,) * axes)
     mean, std = (
-        torch.tensor(t, dtype=look.dtype, device=look.device) for t in (look.mean, look.std)
+        torch.tensor(t, dtype=transform.dtype, device=transform.device)
+        for t in (transform.mean, transform.std)
     )
     return mean.view(shape), std.view(shape)
 
 
-AS_IT_IS = Look()
+IDENTITY = BatchTransform()
 
 
 def _mirror(images: Tensor, chosen: Tensor) -> Tensor:

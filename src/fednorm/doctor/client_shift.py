@@ -18,7 +18,7 @@ from fednorm.core.moments import Moments, pool
 from fednorm.core.round import broadcast
 from fednorm.core.task import Task
 from fednorm.data import Dataset
-from fednorm.data.federation import Federation, federation
+from fednorm.data.federation import Federation, build_federation
 from fednorm.doctor.costs import REFUSALS, ExaminedModel, describe_error
 from fednorm.doctor.findings import Clients, Distance
 from fednorm.doctor.fixed_batches import FixedBatches, deal_again, draw
@@ -65,7 +65,7 @@ def measure_clients(
 
 
 def _build_federation(experiment: Experiment, data: Dataset) -> Federation:
-    return federation(
+    return build_federation(
         data,
         experiment.partition,
         experiment.plan,

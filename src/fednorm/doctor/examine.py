@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fednorm.data import Dataset, load
+from fednorm.data import Dataset, load_dataset
 from fednorm.doctor.cautions import find_cautions
 from fednorm.doctor.client_shift import measure_clients
 from fednorm.doctor.costs import REFUSALS, ExaminedModel, describe_error, measure_costs
@@ -17,7 +17,7 @@ from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import ModelSource
-from fednorm.models import build as build_model
+from fednorm.models import create_model
 from fednorm.nn.copies import copy_model
 from fednorm.strategies import STRATEGIES
 from fednorm.system import limit_threads
@@ -102,7 +102,7 @@ def _examine(examined: ExaminedModel, data: Dataset, state: State, batches: int 
 
 def _find_layers(model: nn.Module, data: Dataset) -> tuple[Layer, ...]:
     try:
-        return find_layers(model, data.look.plain(data.x[:2], data.y[:2])[0])
+        return find_layers(model, data.transform.apply_evaluation(data.x[:2], data.y[:2])[0])
     except REFUSALS as error:
         raise ConfigError(
             f"the model cannot be run on samples of shape {data.shape}: {describe_error(error)} "
@@ -154,7 +154,7 @@ def load_samples(
 ) -> Dataset:
     """Return the data, or samples of the given shape in its place."""
     seed, dtype = experiment.seeds[0], getattr(torch, experiment.dtype)
-    data = load(experiment.data.name, seed, **experiment.data.fields)
+    data = load_dataset(experiment.data.name, seed, **experiment.data.fields)
     if shape or classes:
         labels = torch.arange(classes or CLASSES)
         generator = torch.Generator().manual_seed(seed)
@@ -168,9 +168,9 @@ def build_network(experiment: Experiment, data: Dataset, source: Any) -> nn.Modu
     entry, model = experiment.model, source
     if not is_source(source):
         seed = experiment.seeds[0]
-        model = build_model(entry.name, data.shape, data.classes, seed, **entry.fields)
+        model = create_model(entry.name, data.shape, data.classes, seed, **entry.fields)
     elif not isinstance(source, nn.Module):
         model = source()
     if not isinstance(model, nn.Module):
         raise TypeError(f"a model must be a torch.nn.Module, but got {type(model).__name__}.")
-    return copy_model(model).to(data.look.device, data.look.dtype)
+    return copy_model(model).to(data.transform.device, data.transform.dtype)

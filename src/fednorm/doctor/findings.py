@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from fednorm.data.sampling import count_participants
 from fednorm.errors import ConfigError
 from fednorm.experiment.config import Experiment
 
@@ -170,7 +171,7 @@ class Examination:
     def taking_part(self) -> tuple[int, int]:
         """How many clients take part in a round, and of how many."""
         trained = self.experiment.clients - self.experiment.unseen_clients
-        return max(1, round(self.experiment.participation * trained)), trained
+        return count_participants(trained, self.experiment.participation), trained
 
     def cost(self, strategy: str) -> Cost | None:
         """Return the cost of a strategy that is registered and takes the model."""

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from fednorm.core.messages import Batches
+from fednorm.core.random_streams import Stream
 from fednorm.core.types import ClientId
 from fednorm.data.dataset import Dataset
 from fednorm.data.federation import Federation
 from fednorm.data.sampling import Plan
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
-TAG = 601
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ class FixedBatches:
 
 def draw_random(data: Dataset, seed: int, clients: int = 2) -> FixedBatches:
     """Return clients with one batch of two random samples each, shaped as those of the data."""
-    generator = torch.Generator().manual_seed(seed + TAG)
+    generator = torch.Generator().manual_seed(seed + Stream.DOCTOR_BATCHES)
 
     def batch() -> Batch:
         x = torch.randn(2, *data.shape, generator=generator)
         y = torch.randint(data.classes, (2, *data.y.shape[1:]), generator=generator)
-        return x.to(data.look.device, data.look.dtype), y.to(data.look.device)
+        return x.to(data.transform.device, data.transform.dtype), y.to(data.transform.device)
 
     return FixedBatches({client: [batch()] for client in range(clients)})
 
@@ -74,7 +74,9 @@ def deal_again(clients: FixedBatches, seed: int) -> FixedBatches:
     """
     dealt = [batch for own in clients.steps.values() for batch in own]
     x, y = torch.cat([x for x, _ in dealt]), torch.cat([y for _, y in dealt])
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed + TAG)).to(y.device)
+    order = torch.randperm(
+        len(y), generator=torch.Generator().manual_seed(seed + Stream.DOCTOR_BATCHES)
+    ).to(y.device)
     batches = iter(torch.split(order, [len(y) for _, y in dealt]))
     return FixedBatches(
         {

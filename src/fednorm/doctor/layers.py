@@ -21,11 +21,10 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fednorm.core.layout import find_kinds
+from fednorm.core.layout import NORM_LAYERS, find_kinds
 from fednorm.core.types import Kind
 from fednorm.doctor.findings import Layer, Place, State
 
-_NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 _CHANNEL = 2  # dimensions of [samples, channels]
 _ACTIVATIONS = tuple(
     getattr(activation, name) for name in activation.__all__ if name != "MultiheadAttention"
@@ -58,7 +57,7 @@ def find_layers(model: nn.Module, x: Tensor) -> tuple[Layer, ...]:
     return tuple(
         _describe_layer(path, module, calls[path], everywhere.count(module))
         for path, module in model.named_modules()
-        if isinstance(module, _NORMS)
+        if isinstance(module, NORM_LAYERS)
     )
 
 

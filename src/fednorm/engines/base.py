@@ -7,9 +7,10 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from fednorm.attacks import Adversary, DataAttack, World
+from fednorm.attacks import Adversary, DataAttack, DataInfo
 from fednorm.core.exchange import Exchange, PendingError, Replay, Solo, answer_exchange
 from fednorm.core.messages import Batches, Broadcast, ClientState, Reply
+from fednorm.core.random_streams import Stream
 from fednorm.core.round import client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
@@ -88,7 +89,6 @@ def train_clients(
         answers[pending_ones[0].site] = answer_exchange(pending_ones, task.statistics_aggregator)
 
 
-TAG = 701
 ATTEMPTS = 5  # at one round, before a run gives up
 
 
@@ -121,7 +121,7 @@ class Faults:
         first = clients.participants(round_)
         if not attempt:
             return first
-        rng = np.random.default_rng([self.seed, round_, attempt, TAG])
+        rng = np.random.default_rng([self.seed, round_, attempt, Stream.RETRY_CLIENTS])
         drawn = rng.permutation(clients.all()).tolist()
         fresh_first = sorted(drawn, key=lambda client: client in before)
         return sorted(fresh_first[: len(first)])
@@ -130,7 +130,7 @@ class Faults:
         """Return who does not vanish."""
         if not self.client_dropout:
             return list(asked)
-        rng = np.random.default_rng([self.seed, round_, attempt, TAG + 1])
+        rng = np.random.default_rng([self.seed, round_, attempt, Stream.CLIENT_DROPOUT])
         stays = rng.random(len(asked)) >= self.client_dropout
         return [client for client, here in zip(asked, stays.tolist(), strict=True) if here]
 
@@ -149,7 +149,7 @@ class PoisonedClients:
 
     clients: ClientSource
     adversary: Adversary
-    world: World
+    world: DataInfo
 
     def all(self) -> list[ClientId]:
         """Return every client."""
@@ -186,7 +186,7 @@ class _PoisonedSteps:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         adversary = self.source.adversary
-        attack, rng = adversary.attack, adversary.generator(self.client, self.round_)
+        attack, rng = adversary.attack, adversary.make_generator(self.client, self.round_)
         assert isinstance(attack, DataAttack), "other attacks leave the data alone"  # noqa: S101
         for x, y in self.steps:
             yield attack.poison(x, y, self.source.world, rng)

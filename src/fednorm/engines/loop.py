@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from fednorm.attacks import apply_attack, find_following
+from fednorm.attacks import apply_attack, find_tracked_layers
 from fednorm.core.messages import (
     Batches,
     Broadcast,
@@ -135,7 +135,7 @@ class _Engine:
         results, answers = self.train(task, received, client_states, batches)
         own = sorted((reply for reply, _ in results), key=lambda reply: reply.client)
         replies = apply_attack(
-            own, adversary, received.round, following=find_following(task, received)
+            own, adversary, received.round, tracked=find_tracked_layers(task, received)
         )
         state = server_round(
             task, state, replies, asked=answering, minimum=self.conditions.min_replies

@@ -9,7 +9,7 @@ from fednorm.algorithms import ALGORITHMS
 from fednorm.attacks import Target
 from fednorm.core.strategy import Strategy
 from fednorm.data import DATASETS
-from fednorm.data.partition import parse
+from fednorm.data.partition import create_partition
 from fednorm.data.sampling import Plan
 from fednorm.experiment.specs import OWN_SETTINGS, Spec, StrategySpec, create_entry
 from fednorm.experiment.threat_model import check_adversity
@@ -157,7 +157,7 @@ class Experiment(BaseModel):
     def _check(self) -> Self:
         self.plan  # noqa: B018 (each of these raises an error that says what is wrong)
         self.make_algorithm()
-        parse(self.partition)
+        create_partition(self.partition)
         if ":" not in self.data.name:
             create_entry("data set", DATASETS, self.data.name, self.data.fields)
         if ":" not in self.model.name:

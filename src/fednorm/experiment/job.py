@@ -88,7 +88,7 @@ def _run_recorded(job: Job, prepared: PreparedRun, on_round: OnRound, target: Pa
     if not job.saving.resume:
         checkpoint.clear_checkpoints(target)
     try:
-        start, messages = saves.start(prepared.data.look.device)
+        start, messages = saves.start(prepared.data.transform.device)
         for message in messages:
             log.warning(message)
 

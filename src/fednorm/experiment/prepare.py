@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import nn
 
-from fednorm.attacks import World
+from fednorm.attacks import DataInfo
 from fednorm.core.messages import Batches, ClientState, upload_bytes
 from fednorm.core.round import broadcast, client_round
 from fednorm.core.task import Task, export
 from fednorm.core.types import ClientId
-from fednorm.data import Dataset, load
-from fednorm.data.federation import Federation, federation
+from fednorm.data import Dataset, load_dataset
+from fednorm.data.federation import Federation, build_federation
 from fednorm.data.sampling import Plan
 from fednorm.engines import loop, processes
 from fednorm.engines.base import NO_FAULTS, ClientSource, Faults, PoisonedClients
@@ -30,7 +30,7 @@ from fednorm.errors import ConfigError, NonFiniteLossError
 from fednorm.experiment import engine, threat_model
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.specs import Spec, StrategySpec
-from fednorm.models import MODELS, build
+from fednorm.models import MODELS, create_model
 from fednorm.nn.copies import copy_model
 from fednorm.nn.forward_probe import note_single_values
 from fednorm.system import has_bfloat16
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fednorm")
 
-IMAGE_AXES = 3
 _SAFE_CHANNELS = 16
 
 ModelSource: TypeAlias = nn.Module | Callable[[], nn.Module]
@@ -59,7 +58,7 @@ class PreparedRun:
     data: Dataset
     ours: bool  # whether the model is one of the library's own
     conditions: Faults = NO_FAULTS
-    world: World | None = None  # what an attack on data knows of them
+    world: DataInfo | None = None  # what an attack on data knows of them
     engine: str = "loop"
     kept: int = 0  # bytes that a client keeps between its rounds
     sent: int = 0  # bytes that a client sends in a round
@@ -139,7 +138,7 @@ def load_data(experiment: Experiment, seed: int) -> Dataset:
 @lru_cache(maxsize=1)
 def _load_data(entry: str, seed: int) -> Dataset:
     chosen = Spec.model_validate_json(entry)
-    return load(chosen.name, seed, **chosen.fields)
+    return load_dataset(chosen.name, seed, **chosen.fields)
 
 
 def clear_data_cache() -> None:
@@ -157,11 +156,11 @@ def build_run(
     data = load_data(experiment, seed).to(device, dtype)
     ours = model is None and experiment.model.name in MODELS
     network = _make_model(experiment, data, seed, model).to(device, dtype)
-    if ours and len(data.shape) == IMAGE_AXES and channels_may_come_last(network):
+    if ours and data.has_images and channels_may_come_last(network):
         # A user's model may flatten with `view`, which this arrangement forbids.
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        data = replace(data, look=replace(data.look, channels_last=True))
-    clients = federation(
+        data = replace(data, transform=replace(data.transform, channels_last=True))
+    clients = build_federation(
         data,
         experiment.partition,
         experiment.plan,
@@ -254,7 +253,7 @@ def _make_model(
     if model is not None:
         return model()
     entry = experiment.model
-    return build(entry.name, data.shape, data.classes, seed, **entry.fields)
+    return create_model(entry.name, data.shape, data.classes, seed, **entry.fields)
 
 
 def _check_batches(prepared: PreparedRun) -> None:

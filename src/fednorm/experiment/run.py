@@ -255,7 +255,7 @@ def measure_attack_success(
     )
     own = (None if client is None else client_states.get(client, start) for client in tested)
     models = (export(task, state, client_state) for client_state in own)
-    scores = [score(m, attack.triggered(data.test_batches(), world), task.loss) for m in models]
+    scores = [score(m, attack.add_trigger(data.test_batches(), world), task.loss) for m in models]
     return fmean(found.accuracy for found in scores if found) if any(scores) else None
 
 

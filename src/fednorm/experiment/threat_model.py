@@ -5,19 +5,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fednorm.aggregators import check, parse
-from fednorm.attacks import ATTACKS, Adversary, Attack, Backdoor, World, choose_byzantine
+from fednorm.aggregators import check_client_count, create_aggregator
+from fednorm.attacks import ATTACKS, Adversary, Attack, Backdoor, DataInfo, choose_byzantine
 from fednorm.core.aggregation import Aggregator
 from fednorm.core.task import Task
 from fednorm.data import Dataset
+from fednorm.data.sampling import count_participants
 from fednorm.engines.base import ClientSource, Faults
 from fednorm.experiment.specs import StrategySpec, create_entry
 
 if TYPE_CHECKING:
     from fednorm.experiment.config import Experiment
-
-
-_IMAGE_AXES = 3
 
 
 def check_adversity(experiment: "Experiment") -> None:
@@ -28,12 +26,12 @@ def check_adversity(experiment: "Experiment") -> None:
             f"fewer than half of the {trained} clients can be Byzantine, but byzantine = {f}; "
             f"choose at most {(trained - 1) // 2}, or more clients."
         )
-    taking_part = max(1, round(experiment.participation * trained))
+    taking_part = count_participants(trained, experiment.participation)
     for key, rule in zip(
         ("aggregator", "statistics_aggregator"), make_aggregators(experiment), strict=True
     ):
         try:
-            check(rule, taking_part)
+            check_client_count(rule, taking_part)
         except ValueError as error:
             raise ValueError(f"{key}, with {taking_part} clients in a round: {error}") from None
     if experiment.min_replies > taking_part:
@@ -56,7 +54,9 @@ def _has_byzantine(entries: Iterable[StrategySpec]) -> bool:
 def make_aggregators(experiment: "Experiment") -> tuple[Aggregator, Aggregator]:
     """Return the aggregators of updates and of statistics."""
     f = experiment.byzantine
-    return parse(experiment.aggregator, f), parse(experiment.statistics_aggregator, f)
+    return create_aggregator(experiment.aggregator, f), create_aggregator(
+        experiment.statistics_aggregator, f
+    )
 
 
 def make_attack(experiment: "Experiment") -> Attack | None:
@@ -86,13 +86,13 @@ def make_faults(experiment: "Experiment", task: Task, clients: ClientSource, see
     )
 
 
-def make_world(found: Faults, data: Dataset) -> World | None:
+def make_world(found: Faults, data: Dataset) -> DataInfo | None:
     """Return what an attack on data knows of them, if it is one; raise if it does not fit them."""
     attack = found.adversary.attack if found.adversary else None
     if attack is None or not attack.on_data:
         return None
     if isinstance(attack, Backdoor):
-        if len(data.shape) != _IMAGE_AXES or data.segmentation:
+        if not data.has_images or data.segmentation:
             raise ValueError(
                 "backdoor needs images with one label each, but samples of "
                 f"{data.name!r} have the shape {data.shape}"
@@ -105,4 +105,7 @@ def make_world(found: Faults, data: Dataset) -> World | None:
             )
     brightest = 1 if data.x.is_floating_point() else 255
     white = torch.full((1, *data.shape), brightest, dtype=data.x.dtype)
-    return World(data.classes, data.look.plain(white, torch.zeros(1, dtype=torch.int64))[0][0])
+    return DataInfo(
+        data.classes,
+        data.transform.apply_evaluation(white, torch.zeros(1, dtype=torch.int64))[0][0],
+    )

@@ -1,4 +1,4 @@
-"""The networks of the papers and small ones to try; a user's own by "package.module:function"."""
+"""The networks of the papers, small ones, and your own as "package.module:function"."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fednorm.models.base import Model
+from fednorm.models.base import ModelConfig
 from fednorm.models.deeplabv3plus import DeepLabV3Plus
 from fednorm.models.fbn_cnn import FbnCnn
 from fednorm.models.lenet import LeNet
@@ -15,9 +15,9 @@ from fednorm.models.resnet import ResNet, ResNet18, ResNet20, ResNet50
 from fednorm.models.small import Cnn, Mlp, TutorialCnn
 from fednorm.registry import call_user_function, create
 
-__all__ = ["MODELS", "Model", "build"]
+__all__ = ["MODELS", "ModelConfig", "create_model", "list_models"]
 
-MODELS: dict[str, type[Model]] = {
+MODELS: dict[str, type[ModelConfig]] = {
     "mlp": Mlp,
     "cnn": Cnn,
     "resnet": ResNet,
@@ -32,30 +32,41 @@ MODELS: dict[str, type[Model]] = {
 }
 
 
-def build(name: str, shape: tuple[int, ...], classes: int, seed: int, **fields: Any) -> nn.Module:
-    """Return a new model whose initial weights come from the seed alone.
+def create_model(
+    name: str, shape: tuple[int, ...], classes: int, seed: int, **fields: Any
+) -> nn.Module:
+    """Create the model `name`; its initial weights depend on `seed` alone.
 
     Args:
-        name: a registered name, or "package.module:function" for a model of your own, which is
+        name: a registered name, or "package.module:function" for your own model: it is
             called with `shape` and `classes` if it takes them.
         shape: the shape of one sample, without the batch.
-        classes: how many classes there are.
-        seed: the same seed gives the same weights; the caller's random state stays as it was.
+        classes: the number of classes.
+        seed: the same seed gives the same weights; the global random state does not change.
         fields: further settings of the model, such as `hidden=(64,)`.
 
-    >>> build("mlp", (2,), classes=3, seed=0, hidden=(4,))(torch.zeros(5, 2)).shape
+    >>> create_model("mlp", (2,), classes=3, seed=0, hidden=(4,))(torch.zeros(5, 2)).shape
     torch.Size([5, 3])
     """
     devices = range(torch.cuda.device_count())
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         if ":" in name:
-            return _build_own(name, {"shape": tuple(shape), "classes": classes}, fields)
+            return _call_user_model(name, {"shape": tuple(shape), "classes": classes}, fields)
         return create("model", MODELS, name, fields).build(tuple(shape), classes)
 
 
-def _build_own(name: str, offered: Mapping[str, Any], fields: Mapping[str, Any]) -> nn.Module:
-    """Call the user's function with shape and classes, if it takes them, and return its network."""
+def list_models() -> list[str]:
+    """Return the names of all models, sorted.
+
+    >>> list_models()[:3]
+    ['cnn', 'deeplabv3plus', 'fbn_cnn']
+    """
+    return sorted(MODELS)
+
+
+def _call_user_model(name: str, offered: Mapping[str, Any], fields: Mapping[str, Any]) -> nn.Module:
+    """Call the user's function, with `offered` arguments if it takes them."""
     model = call_user_function("model", name, offered, fields)
     if not isinstance(model, nn.Module):
         raise TypeError(

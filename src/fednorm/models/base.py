@@ -1,4 +1,4 @@
-"""What a registered model is, and checks of its settings: image shapes, stems, widths."""
+"""The interface of registered models, and checks of their settings."""
 
 from typing import Literal, Protocol, TypeAlias
 
@@ -6,24 +6,24 @@ from torch import nn
 
 Stem: TypeAlias = Literal["auto", "cifar", "imagenet"]
 STEM_HELP = (
-    "'imagenet' is the original, 'cifar' that for small images; 'auto' takes 'cifar' if height or "
-    "width is under 96 pixels"
+    "'imagenet' is the original stem, 'cifar' that for small images; 'auto' is 'cifar' if height "
+    "or width is under 96 pixels"
 )
 _SMALL = 96  # pixels: CIFAR-10 has 32, Tiny-ImageNet 64, ImageNet 224
 
 
-class Model(Protocol):
-    """A frozen dataclass that makes a network for samples of a shape."""
+class ModelConfig(Protocol):
+    """The settings of a model: a frozen dataclass that builds the network."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Return a new network that maps samples to one score (logit) per class."""
+        """Build a network that maps samples to one score (logit) per class."""
         ...
 
 
 def check_image_shape(
     model: str, shape: tuple[int, ...], *, least: int = 1
 ) -> tuple[int, int, int]:
-    """Return (channels, height, width), or raise ValueError if the model cannot take the samples.
+    """Return (channels, height, width); raise ValueError if the model cannot take the shape.
 
     >>> check_image_shape("cnn", (1, 8, 8), least=4)
     (1, 8, 8)
@@ -37,14 +37,14 @@ def check_image_shape(
         ) from None
     if min(height, width) < least:
         raise ValueError(
-            f"{needs} of at least {least}x{least} pixels, because it halves them on the way, but "
+            f"{needs} of at least {least}x{least} pixels, because it halves them, but "
             f"a sample has shape {tuple(shape)}; choose 'mlp', 'resnet' or larger images."
         )
     return channels, height, width
 
 
 def check_choice(owner: str, value: object, known: tuple[str, ...]) -> None:
-    """Raise ValueError unless a setting is one of the known ones.
+    """Raise ValueError unless `value` is one of the known ones.
 
     >>> check_choice("stem of model 'resnet18'", "cifar", ("cifar", "imagenet"))
     """
@@ -54,7 +54,7 @@ def check_choice(owner: str, value: object, known: tuple[str, ...]) -> None:
 
 
 def check_widths(owner: str, widths: object) -> tuple[int, ...]:
-    """Return a list or tuple of layer widths as a tuple of positive whole numbers.
+    """Return layer widths as a tuple; raise ValueError unless all are positive integers.
 
     >>> check_widths("hidden of model 'mlp'", [128, 64])
     (128, 64)
@@ -72,9 +72,9 @@ def check_stem(model: str, stem: object) -> None:
 
 
 def choose_stem(model: str, shape: tuple[int, ...], stem: Stem) -> tuple[int, bool]:
-    """Return the number of channels, and whether the stem is the one for small images.
+    """Return the number of channels, and whether to use the stem for small images.
 
-    Images that would not fill one pixel at the end are refused: CIFAR's stem leaves an eighth of
+    Images smaller than one pixel after the last stage are refused: CIFAR's stem leaves an eighth of
     each side, ImageNet's a 32nd.
 
     >>> choose_stem("resnet18", (3, 64, 64), "auto"), choose_stem("resnet18", (1, 96, 200), "auto")

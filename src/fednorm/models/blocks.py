@@ -1,4 +1,4 @@
-"""Residual blocks, their parts, and how networks are put together of them.
+"""Residual blocks, their parts, and the networks built from them.
 
 Modules are named as in torchvision, so that its state_dicts load.
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 def conv(channels: int, width: int, kernel: int, stride: int = 1, dilation: int = 1) -> nn.Conv2d:
-    """Return a convolution without bias that keeps height and width, apart from its stride."""
+    """Return a convolution without bias, padded to keep height and width at stride 1."""
     padding = dilation * (kernel // 2)
     return nn.Conv2d(channels, width, kernel, stride, padding, dilation, bias=False)
 
@@ -23,7 +23,7 @@ def add_norm(layer: nn.Conv2d, *activation: nn.Module) -> nn.Sequential:
 
 
 def build_projection(channels: int, width: int, stride: int) -> nn.Module:
-    """Return He et al.'s option B of a shortcut that changes the shape: a convolution."""
+    """Return the shortcut that changes the shape, He et al.'s option B: a convolution."""
     return add_norm(conv(channels, width, 1, stride))
 
 
@@ -95,13 +95,13 @@ def build_stages(
     depths: tuple[int, ...],
     expansion: int = 1,
 ) -> dict[str, nn.Module]:
-    """Return "layer1", "layer2" and so on; each after the first halves the image.
+    """Return the stages "layer1", "layer2", …; each after the first halves the image.
 
     Args:
         block: makes a block from its input channels, its width and its stride.
         widths: of the blocks of each stage; the stem has the width of the first.
         depths: blocks in each stage.
-        expansion: channels that leave a block, in widths.
+        expansion: output channels of a block, as a multiple of its width.
     """
     layers: dict[str, nn.Module] = {}
     channels = widths[0]
@@ -114,21 +114,21 @@ def build_stages(
 
 
 def add_classifier(layers: dict[str, nn.Module], features: int, classes: int) -> nn.Sequential:
-    """Return the layers, global average pooling and a linear classifier as one network."""
+    """Join the layers, global average pooling and a linear classifier into a network."""
     head = {
         "avgpool": nn.AdaptiveAvgPool2d(1),
         "flatten": nn.Flatten(),
         "fc": nn.Linear(features, classes),
     }
     model = nn.Sequential(OrderedDict({**layers, **head}))
-    he_initialise(model)
+    initialize_he(model)
     return model
 
 
 def dilate(layers: Iterable[nn.Module]) -> None:
-    """Take the stride out of a stage of 1x1 and 3x3 kernels, given block by block.
+    """Replace the stride of a stage of 1x1 and 3x3 kernels by dilation.
 
-    The blocks after the first see as far as before by dilation.
+    `layers` are its blocks. Those after the first are dilated, so that their receptive field stays.
     """
     dilation = 1
     for layer in layers:
@@ -141,7 +141,7 @@ def dilate(layers: Iterable[nn.Module]) -> None:
         dilation = 2
 
 
-def he_initialise(model: nn.Module) -> None:
+def initialize_he(model: nn.Module) -> None:
     """Draw the convolutions' weights from N(0, 2/fan_out), as He et al. (arXiv:1502.01852)."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):

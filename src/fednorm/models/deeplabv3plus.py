@@ -1,4 +1,4 @@
-"""DeepLabv3+, which gives a class to every pixel; FixBN trains it on Cityscapes.
+"""DeepLabv3+, a network for segmentation; FixBN trains it on Cityscapes.
 
 Chen, Zhu, Papandreou, Schroff and Adam, "Encoder-Decoder with Atrous Separable Convolution for
 Semantic Image Segmentation" (2018), arXiv:1802.02611. Used with both backbones by Zhong et al.
@@ -8,13 +8,14 @@ Encoder: the backbone without its classifier, with dilation instead of the strid
 atrous spatial pyramid pooling (1x1, 3x3 at rates 6, 12 and 18, the mean of the image) to 256
 channels. Decoder: features of a quarter of the image's size in 48 channels join the encoder's, two
 convolutions of 3x3 (256 channels) and one of 1x1 follow, and bilinear upsampling to the input's
-size. Differences: plain convolutions in place of separable ones, no dropout, and both backbones
-have the same decoder. Backbones have torchvision's names: `model.backbone.load_state_dict(weights,
+size. Differences: plain instead of separable convolutions, no dropout, and both backbones have the
+same decoder. Backbones have torchvision's names: `model.backbone.load_state_dict(weights,
 strict=False)` takes those of its ResNet-50, or of its MobileNet-v2's `features`.
 
-BatchNorm of the image's mean (`aspp.pool`) sees one value per sample and channel. In training torch
-refuses it a batch of one sample, and in a batch of two each channel is known but for its sign. On
-images of up to 96 pixels the dilated kernels reach beyond the 6x6 features: they see their centre.
+BatchNorm of the image's mean (`aspp.pool`) sees one value per sample and channel: in training torch
+refuses a batch of one sample, and a batch of two gives each channel +1 and -1 in some order. On
+images of up to 96 pixels the dilated kernels reach beyond the 6x6 features and see only their
+centre.
 """
 
 from collections import OrderedDict
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from fednorm.models.base import check_choice, check_image_shape
-from fednorm.models.blocks import add_norm, conv, dilate, he_initialise
+from fednorm.models.blocks import add_norm, conv, dilate, initialize_he
 from fednorm.models.mobilenet_v2 import build_mobilenet_features
 from fednorm.models.resnet import build_resnet50_trunk
 from fednorm.registry import param
@@ -39,7 +40,7 @@ RATES = (6, 12, 18)
 
 @dataclass(frozen=True, slots=True)
 class Backbone:
-    """Layers in their order, the channels they end in, and where low-level features leave them."""
+    """Layers in order, their output channels, and the layer of low-level features."""
 
     layers: nn.Sequential
     channels: int
@@ -48,7 +49,7 @@ class Backbone:
 
 
 class Pyramid(nn.Module):
-    """Atrous spatial pyramid pooling: several views of the surroundings of each pixel."""
+    """Atrous spatial pyramid pooling: convolutions of several dilations, and the mean."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ class Pyramid(nn.Module):
         self.project = add_norm(conv((len(views) + 1) * WIDTH, WIDTH, 1), nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return all views in one."""
+        """Return all views, projected to one."""
         views = [view(x) for view in self.views]
         mean = self.pool(x).expand_as(views[0])
         joined: Tensor = self.project(torch.cat([*views, mean], 1))
@@ -80,7 +81,7 @@ class DeepLab(nn.Module):
             add_norm(conv(LOW_WIDTH + WIDTH, WIDTH, 3), nn.ReLU()),
             add_norm(conv(WIDTH, WIDTH, 3), nn.ReLU()),
         )
-        he_initialise(self)
+        initialize_he(self)
         self.classifier = nn.Conv2d(WIDTH, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -99,14 +100,14 @@ def _resize(features: Tensor, like: Tensor) -> Tensor:
 
 
 def build_mobilenet(channels: int) -> Backbone:
-    """Return MobileNet-v2 up to its 320 channels; its last stride is that of block 14."""
+    """Build MobileNet-v2 up to its 320 channels; its last stride is in block 14."""
     layers = list(build_mobilenet_features(channels, small=False).children())[:-1]
     dilate(layers[14:])
     return Backbone(nn.Sequential(*layers), 320, low="3", low_channels=24)
 
 
 def build_resnet(channels: int) -> Backbone:
-    """Return ResNet-50 up to its 2048 channels."""
+    """Build ResNet-50 up to its 2048 channels."""
     layers = build_resnet50_trunk(channels, small=False)
     dilate(layers["layer4"].children())
     return Backbone(nn.Sequential(OrderedDict(layers)), 2048, low="layer1", low_channels=256)
@@ -123,7 +124,7 @@ class DeepLabV3Plus:
     """DeepLabv3+ for segmentation: one score per class for every pixel."""
 
     backbone: Literal["mobilenet_v2", "resnet50"] = param(
-        "mobilenet_v2", "the network that it sees with: 'mobilenet_v2' or 'resnet50'"
+        "mobilenet_v2", "the feature extractor: 'mobilenet_v2' or 'resnet50'"
     )
 
     def __post_init__(self) -> None:
@@ -131,6 +132,6 @@ class DeepLabV3Plus:
         check_choice("backbone of model 'deeplabv3plus'", self.backbone, tuple(BACKBONES))
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Return the network for images of at least 16x16 pixels."""
+        """Build the network for images of at least 16x16 pixels."""
         channels, _, _ = check_image_shape("deeplabv3plus", shape, least=16)
         return DeepLab(BACKBONES[self.backbone](channels), classes)

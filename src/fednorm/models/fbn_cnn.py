@@ -18,7 +18,7 @@ from fednorm.registry import param
 class FbnCnn:
     """FBN's CNN: four convolutions (64, 64, 128, 128), each with ReLU and BatchNorm, two linear."""
 
-    dropout: float = param(0.25, "share of the activations dropped after each pooling")
+    dropout: float = param(0.25, "dropout rate after each pooling")
 
     def __post_init__(self) -> None:
         """Check the share."""
@@ -28,7 +28,7 @@ class FbnCnn:
             )
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Return the network for images of at least 4x4 pixels."""
+        """Build the network for images of at least 4x4 pixels."""
         channels, height, width = check_image_shape("fbn_cnn", shape, least=4)
         return nn.Sequential(
             *_build_layer(channels, 64),

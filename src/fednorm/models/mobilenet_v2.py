@@ -2,10 +2,10 @@
 
 Sandler, Howard, Zhu, Zhmoginov and Chen, "MobileNetV2: Inverted Residuals and Linear Bottlenecks"
 (2018), arXiv:1801.04381, Table 2, at width 1. 3 504 872 parameters for 1000 classes, 52 BatchNorm
-layers. Modules are named and initialised as in torchvision, whose state_dicts load.
+layers. Modules are named and initialized as in torchvision, whose state_dicts load.
 
-For small images, the stem "cifar" has stride 1 instead of 2 in two places: in the first convolution
-and in the stage of 24 channels, as in kuangliu/pytorch-cifar. The image is then divided by 8 in
+For small images, the stem "cifar" has stride 1 instead of 2 in the first convolution and in the
+stage of 24 channels, as in kuangliu/pytorch-cifar. The image is then divided by 8 in
 all, not by 32: 32x32 pixels are 4x4 at the end.
 """
 
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from fednorm.models.base import STEM_HELP, Stem, check_stem, choose_stem
-from fednorm.models.blocks import add_norm, conv, he_initialise
+from fednorm.models.blocks import add_norm, conv, initialize_he
 from fednorm.registry import param
 
-# Expansion of a block, channels that leave it, blocks in the stage, stride of the first.
+# Expansion of a block, its output channels, blocks in the stage, stride of the first.
 STAGES = (
     *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
     *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
@@ -48,7 +48,7 @@ class InvertedResidual(nn.Module):
 class MobileNetV2:
     """MobileNet-v2 as in torchvision, with fewer strides for small images."""
 
-    dropout: float = param(0.2, "share of the features dropped before the classifier")
+    dropout: float = param(0.2, "dropout rate before the classifier")
     stem: Stem = param("auto", STEM_HELP)
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class MobileNetV2:
             )
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Return the network for images of at least 8x8 pixels, or 32x32 with ImageNet's stem."""
+        """Build the network for images of at least 8x8 pixels, or 32x32 with ImageNet's stem."""
         channels, small = choose_stem("mobilenet_v2", shape, self.stem)
         linear = nn.Linear(LAST, classes)
         parts: dict[str, nn.Module] = {
@@ -70,14 +70,14 @@ class MobileNetV2:
             "classifier": nn.Sequential(nn.Dropout(self.dropout), linear),
         }
         model = nn.Sequential(OrderedDict(parts))
-        he_initialise(model)
+        initialize_he(model)
         nn.init.normal_(linear.weight, std=0.01)
         nn.init.zeros_(linear.bias)
         return model
 
 
 def build_mobilenet_features(channels: int, *, small: bool) -> nn.Sequential:
-    """Return the layers before the classifier: a convolution, 17 blocks, a convolution."""
+    """Build the layers before the classifier: a convolution, 17 blocks, a convolution."""
     width = 32
     layers: list[nn.Module] = [
         add_norm(conv(channels, width, 3, 1 if small else 2), nn.ReLU6()),

@@ -32,7 +32,7 @@ class ResNet:
     A small residual network, after He et al., "Deep Residual Learning" (2016), arXiv:1512.03385.
 
     BatchNorm sits inside nested blocks and in the downsample path, where its name (`downsample.1`)
-    does not tell what it is: code that looks for layers by name gets this network wrong.
+    does not say what it is: code that finds layers by name gets this network wrong.
     """
 
     widths: tuple[int, ...] = param(
@@ -47,7 +47,7 @@ class ResNet:
         object.__setattr__(self, "widths", widths)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Return the network for images of any size."""
+        """Build the network for images of any size."""
         channels, _, _ = check_image_shape("resnet", shape)
         first = self.widths[0]
         stem = nn.Conv2d(channels, first, 3, padding=1, bias=False)
@@ -67,7 +67,7 @@ class ResNet:
 
 
 class PaddedShortcut(nn.Module):
-    """A shortcut without parameters: pixels are left out by the stride, channels are zeros."""
+    """A shortcut without parameters: strided pixels, and zeros for new channels."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class ResNet20:
     """
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Return the network for images of at least 4x4 pixels."""
+        """Build the network for images of at least 4x4 pixels."""
         channels, _, _ = check_image_shape("resnet20", shape, least=4)
         block = partial(BasicBlock, shortcut=PaddedShortcut)
         stem = build_stem(channels, CIFAR_WIDTHS[0], small=True)
@@ -129,7 +129,7 @@ class ResNet18:
         check_stem("resnet18", self.stem)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Return the network for images of at least 8x8 pixels, or 32x32 with ImageNet's stem."""
+        """Build the network for images of at least 8x8 pixels, or 32x32 with ImageNet's stem."""
         channels, small = choose_stem("resnet18", shape, self.stem)
         stem = build_stem(channels, IMAGENET_WIDTHS[0], small=small)
         stages = build_stages(BasicBlock, IMAGENET_WIDTHS, depths=(2, 2, 2, 2))
@@ -155,14 +155,14 @@ class ResNet50:
         check_stem("resnet50", self.stem)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Return the network for images of at least 8x8 pixels, or 32x32 with ImageNet's stem."""
+        """Build the network for images of at least 8x8 pixels, or 32x32 with ImageNet's stem."""
         channels, small = choose_stem("resnet50", shape, self.stem)
         features = IMAGENET_WIDTHS[-1] * Bottleneck.expansion
         return add_classifier(build_resnet50_trunk(channels, small=small), features, classes)
 
 
 def build_resnet50_trunk(channels: int, *, small: bool) -> dict[str, nn.Module]:
-    """Return the layers of ResNet-50 before its classifier."""
-    # The stages are made first: the order of layers decides which random numbers each one draws.
+    """Build the layers of ResNet-50 before its classifier."""
+    # Build the stages first: the order decides which random numbers each layer draws.
     stages = build_stages(Bottleneck, IMAGENET_WIDTHS, (3, 4, 6, 3), Bottleneck.expansion)
     return build_stem(channels, IMAGENET_WIDTHS[0], small=small) | stages

@@ -1,4 +1,4 @@
-"""Small networks, quick enough for a CPU: a perceptron and two convolutional ones."""
+"""Small networks for a CPU: a perceptron and two convolutional ones."""
 
 import math
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Mlp:
         object.__setattr__(self, "hidden", widths)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Return the network for flattened samples."""
+        """Build the network for flattened samples."""
         layers: list[nn.Module] = [nn.Flatten()]
         width = math.prod(shape)
         for following in self.hidden:
@@ -37,7 +37,7 @@ class Mlp:
 class Cnn:
     """Two blocks of convolution, BatchNorm, ReLU and pooling, then a linear classifier.
 
-    A small convolutional network with BatchNorm, quick enough for 8x8 digits on a CPU.
+    A small convolutional network with BatchNorm, fast enough for 8x8 digits on a CPU.
     """
 
     width: int = param(16, "channels of the first convolution; the second has twice as many")
@@ -48,7 +48,7 @@ class Cnn:
             raise ValueError(f"width of model 'cnn' must be at least 1, but is {self.width}.")
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Return the network for images of at least 4x4 pixels."""
+        """Build the network for images of at least 4x4 pixels."""
         channels, height, width = check_image_shape("cnn", shape, least=4)
         return nn.Sequential(
             *_build_block(channels, self.width),
@@ -91,7 +91,7 @@ class TutorialCnn:
     """The tutorial's network: 32 and 64 channels, each with BatchNorm, ReLU and pooling.
 
     The network of Unbitrium's tutorial 091 ("FL Batch Normalization", class NormalizedCNN) with
-    BatchNorm, and its modules named as there. Height and width may differ and be any from 4 on.
+    BatchNorm, and its modules have the same names. Height and width may differ, from 4 on.
     """
 
     hidden_channels: int = param(32, "channels of the first convolution; the second has twice")
@@ -105,6 +105,6 @@ class TutorialCnn:
             )
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Return the network for images of at least 4x4 pixels."""
+        """Build the network for images of at least 4x4 pixels."""
         image = check_image_shape("tutorial_cnn", shape, least=4)
         return NormalizedCNN(image, self.hidden_channels, classes)

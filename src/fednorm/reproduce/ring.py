@@ -19,16 +19,14 @@ from torch import Tensor, nn
 
 from fednorm.algorithms.dsgd import DSGD
 from fednorm.core.messages import Batches, RunningStats
+from fednorm.core.random_streams import Stream, make_rng
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
-from fednorm.data.dataset import random_generator
 from fednorm.data.datasets.synthetic import Ring
 from fednorm.engines import loop, merged_batch
 from fednorm.engines.merged_batch import MergedClients
 from fednorm.strategies import create_strategy
 from fednorm.system import describe_environment, limit_threads
-
-TAG = 401
 
 REFERENCE, METHODS = "centralized", ("centralized", "naive", "fixbn", "fbn")
 GAMMAS = (0.0, 0.1, 0.3, 0.5, 0.7, 1.0)
@@ -148,7 +146,7 @@ def run_ring(rounds: int = 100, seed: int = 0) -> RingResult:
 
 def draw_points(gamma: float, rounds: int, seed: int) -> Draws:
     """Draw the points: of each client's, a share γ from all classes, the rest from its own."""
-    rng = random_generator(seed, TAG)
+    rng = make_rng(seed, Stream.RING_FIGURE)
     shape = (rounds, CLIENTS, POINTS)
     labels = np.broadcast_to(np.arange(CLIENTS)[:, None], shape).copy()
     mixed = round(gamma * POINTS)

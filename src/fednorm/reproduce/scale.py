@@ -6,7 +6,7 @@ The smallest takes a minute: made-up data in the shape of the real, and two tiny
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from fednorm.data.partition import rename
+from fednorm.data.partition import rename_partition
 from fednorm.errors import ConfigError
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import build_experiment, override_settings
@@ -69,7 +69,7 @@ def _choose_partitions(before: Sequence[str], after: Sequence[Mapping[str, Any]]
     if all do, the name alone is left, of which `build` says what it needs.
     """
     names = [_find_partition(values) for values in after]
-    renamed = [rename(old, new) for old, new in zip(before, names, strict=True)]
+    renamed = [rename_partition(old, new) for old, new in zip(before, names, strict=True)]
     if not any(renamed):
         return names
     return [new or old for old, new in zip(before, renamed, strict=True)]

@@ -12,7 +12,7 @@ Deviation: clients report moments with their count instead of locally updated ru
 For equal batches the result is the paper's Algorithm 2 to rounding; it also holds for unequal
 batches, partial participation, and a client that is lost in mid-round. With E > 1 local steps the
 statistics stay fixed within the round, and step s weighs β(1-β)^(E-s). Attacks on statistics
-falsify the paper's running statistics, translated into moments (`attacks/following.py`).
+falsify the paper's running statistics, translated into moments (`attacks/translation.py`).
 """
 
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""The data sets: each reads its own files; `fednorm.data.DATASETS` names them."""
+"""One file per data set; `fednorm.data.DATASETS` is their registry."""

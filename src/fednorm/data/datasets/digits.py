@@ -1,4 +1,4 @@
-"""Handwritten digits, 8x8 pixels: 1797 samples that come with the library.
+"""Handwritten digits of 8x8 pixels: 1797 samples, included in the library.
 
 Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998; UCI Machine Learning
 Repository, CC BY 4.0), its test part, as distributed with scikit-learn. `digits.npz` holds the
@@ -11,19 +11,19 @@ from importlib.resources import files
 import numpy as np
 import torch
 
-from fednorm.data.dataset import Dataset, random_generator
+from fednorm.core.random_streams import Stream, make_rng
+from fednorm.data.dataset import Dataset
 from fednorm.registry import param
 
 SAMPLES = 1797
 DARKEST = 16
-TAG = 101
 
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """Handwritten digits of 8x8 pixels: real data, small, always at hand."""
+    """Handwritten digits of 8x8 pixels: real, small, needs no download."""
 
-    test: int = param(400, "how many samples are held out for testing; the seed chooses which")
+    test: int = param(400, "number of test samples, which the seed chooses")
 
     def __post_init__(self) -> None:
         """Check that both splits get samples."""
@@ -34,7 +34,7 @@ class Digits:
             )
 
     def load(self, seed: int) -> Dataset:
-        """Return the digits, split by the seed.
+        """Load the digits, split by the seed.
 
         >>> digits = Digits(test=300).load(seed=0)
         >>> digits.shape, len(digits.y), len(digits.y_test)
@@ -47,6 +47,6 @@ class Digits:
             images, labels = stored["images"], stored["labels"]
         x = torch.from_numpy(images).float().div(DARKEST).unsqueeze(1)
         y = torch.from_numpy(labels).long()
-        order = random_generator(seed, TAG).permutation(SAMPLES)
+        order = make_rng(seed, Stream.DIGITS_SPLIT).permutation(SAMPLES)
         held_out, kept = np.sort(order[: self.test]), np.sort(order[self.test :])
         return Dataset("digits", x[kept], y[kept], x[held_out], y[held_out], classes=10)

@@ -1,9 +1,9 @@
-"""FEMNIST: handwritten digits and letters, 28x28 pixels, 62 classes; one client a writer.
+"""FEMNIST: handwritten digits and letters, 28x28 pixels, 62 classes; one client per writer.
 
 Caldas et al., "LEAF: A Benchmark for Federated Settings" (2018), arXiv:1812.01097. LEAF's own
 scripts make the files: `root` holds `train/*.json` and `test/*.json`, or JSON files alone, of which
 the same share of every writer's samples is held out for testing, chosen by the seed. Pixels are
-normalised with mean 0.5 and standard deviation 0.5, whatever they are.
+always normalized with mean 0.5 and standard deviation 0.5.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fednorm.core.random_streams import Stream, make_rng
 from fednorm.data.cache import (
     Arrays,
     DamagedDataError,
@@ -22,13 +23,12 @@ from fednorm.data.cache import (
     load_or_create,
     save,
 )
-from fednorm.data.dataset import Dataset, random_generator
+from fednorm.data.dataset import Dataset
 from fednorm.data.image_dataset import ImageDataset, check_share, make_dataset, split
 from fednorm.data.progress_bar import show_progress
 from fednorm.data.sources import MissingDataError
 from fednorm.registry import param
 
-TAG = 107
 CLASSES, SIDE = 62, 28
 
 
@@ -39,7 +39,7 @@ class Femnist(ImageDataset):
     name: ClassVar[str] = "femnist"
     sources: ClassVar[tuple[str, ...]] = ("your copy, made by LEAF: root",)
 
-    test_share: float = param(0.2, "share of each writer held out, if the files have no test part")
+    test_share: float = param(0.2, "share of each writer held out, if there is no test part")
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -47,19 +47,23 @@ class Femnist(ImageDataset):
         check_share(self.name, self.test_share)
 
     def load(self, seed: int) -> Dataset:
-        """Return the samples of all writers."""
+        """Load the samples of all writers."""
         files = self._find_files()
         arrays = load_or_create(
             get_decoded_home() / self.name / _compute_key(files),
             lambda folder: _write(folder, files),
         )
         if "x_test" not in arrays:
-            arrays = split(arrays, arrays["groups"], self.test_share, random_generator(seed, TAG))
-        look = self.make_look((0.5,), (0.5,), SIDE)
-        return make_dataset(self.name, self.subsample(arrays, seed), classes=CLASSES, look=look)
+            arrays = split(
+                arrays, arrays["groups"], self.test_share, make_rng(seed, Stream.FEMNIST_SPLIT)
+            )
+        transform = self.make_transform((0.5,), (0.5,), SIDE)
+        return make_dataset(
+            self.name, self.subsample(arrays, seed), classes=CLASSES, transform=transform
+        )
 
     def _find_files(self) -> dict[str, list[Path]]:
-        """Return the files of each part: "" for training, or for all, and "_test"."""
+        """Return the files of each split: "" for training (or all) and "_test"."""
         looked = [r / below for r in list_roots(self.root) for below in ("", self.name, "data")]
         for folder in looked:
             parts = {"": folder / "train", "_test": folder / "test"}
@@ -90,14 +94,14 @@ def _write(folder: Path, files: dict[str, list[Path]]) -> None:
         for end, paths in files.items():
             parts = []
             for path in paths:
-                parts.append(read(path))
+                parts.append(read_leaf_file(path))
                 advance(1)
             joined = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
             save(folder, {f"{key}{end}": array for key, array in joined.items()})
 
 
-def read(path: Path) -> Arrays:
-    """Return the samples of one of LEAF's files, writer by writer."""
+def read_leaf_file(path: Path) -> Arrays:
+    """Read the samples of one of LEAF's files, writer by writer."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         own = [(user, content["user_data"][user]) for user in content["users"]]

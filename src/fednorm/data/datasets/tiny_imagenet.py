@@ -43,7 +43,7 @@ class TinyImageNet(ImageFileDataset):
     sources: ClassVar[tuple[str, ...]] = ("cs231n.stanford.edu",)
 
     def list_files(self, seed: int) -> SplitFiles:
-        """Return the pictures of the folders `train` and `val`."""
+        """Return the images of the folders `train` and `val`."""
         del seed
         root = self._find_folder()
         names = list_folders(root / "train")
@@ -51,7 +51,7 @@ class TinyImageNet(ImageFileDataset):
         return SplitFiles(train, scan_annotations(root / "val", names), len(names))
 
     def make_decoder(self) -> Decoder:
-        """Take pictures as large as they are."""
+        """Keep the size of the images."""
         return center_crop(None)
 
     def _find_folder(self) -> Path:
@@ -62,9 +62,9 @@ class TinyImageNet(ImageFileDataset):
         return find_root(self.name, None, MARKERS, (FOLDER,))
 
     def _unpack(self, missing: MissingDataError) -> None:
-        """Unpack the zip beside other data sets; what was interrupted is not used."""
+        """Unpack the zip into the folder of all data sets, completely or not at all."""
         get_home().mkdir(parents=True, exist_ok=True)
-        lock = FileLock(get_home() / f".{self.name}.lock")  # runs side by side need the same data
+        lock = FileLock(get_home() / f".{self.name}.lock")  # concurrent runs need the same data
         with lock, tempfile.TemporaryDirectory(dir=get_home()) as scratch:
             if (get_home() / FOLDER).exists():
                 return
@@ -90,7 +90,7 @@ class TinyImageNet(ImageFileDataset):
 
 
 def scan_annotations(folder: Path, names: list[str]) -> ImageFiles:
-    """Return the validation pictures with the classes that a text file lists."""
+    """List the validation images with the classes of a text file."""
     lines = (folder / "val_annotations.txt").read_text(encoding="utf-8").splitlines()
     pairs = [line.split("\t")[:2] for line in lines if line.strip()]
     label = {name: number for number, name in enumerate(names)}

@@ -1,4 +1,4 @@
-"""How samples are divided among clients: the partitions by name."""
+"""Partitions: divide samples among clients."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fednorm.core.random_streams import Stream, make_rng
 from fednorm.data.partition.base import (
     Indices,
     Partition,
@@ -28,11 +29,12 @@ __all__ = [
     "PARTITIONS",
     "Indices",
     "Partition",
+    "create_partition",
+    "list_partitions",
     "match_groups",
     "match_test",
-    "parse",
     "partition",
-    "rename",
+    "rename_partition",
 ]
 
 PARTITIONS: dict[str, type[Partition]] = {
@@ -45,8 +47,6 @@ PARTITIONS: dict[str, type[Partition]] = {
     "feature_shift": FeatureShift,
 }
 
-TAG = 201
-
 
 def partition(
     name: str,
@@ -57,12 +57,12 @@ def partition(
     groups: Sequence[Any] | NDArray[Any] | None = None,
     **fields: Any,
 ) -> list[Indices]:
-    """Return each client's sample numbers; every sample is used exactly once.
+    """Divide samples among clients; return each client's indices.
 
     Args:
-        name: a partition as `parse` reads it, such as "gamma=0", "iid", or "gamma" with its field.
+        name: a partition such as "gamma=0" or "iid", as `create_partition` reads it.
         labels: the class of every sample.
-        clients: how many clients.
+        clients: the number of clients.
         seed: the same seed gives the same partition everywhere.
         groups: the natural group of every sample, for "natural".
         fields: further settings of the partition, such as `min_samples=10`.
@@ -70,21 +70,23 @@ def partition(
     >>> [part.tolist() for part in partition("gamma=0", [1, 0, 1, 0], clients=2, seed=0)]
     [[1, 3], [0, 2]]
     """
-    rule = parse(name, **fields)
+    rule = create_partition(name, **fields)
     array = to_labels(labels)
     members = None if groups is None else np.asarray(groups)
     check_request(name, len(array), clients, members)
-    parts = rule.split(array, clients, np.random.default_rng([seed, TAG]), members)
+    parts = rule.split(array, clients, make_rng(seed, Stream.PARTITION), members)
     check_parts(name, parts, len(array))
     return parts
 
 
-def parse(text: str, **fields: Any) -> Partition:
-    """Return the partition that a text such as "dirichlet=0.1" names.
+def create_partition(text: str, **fields: Any) -> Partition:
+    """Create the partition that `text` names, such as "dirichlet=0.1".
 
-    >>> parse("gamma=0.5")
+    `fields` are further settings.
+
+    >>> create_partition("gamma=0.5")
     Gamma(gamma=0.5)
-    >>> parse("feature_shift=noise", strength=2.0)
+    >>> create_partition("feature_shift=noise", strength=2.0)
     FeatureShift(kind='noise', strength=2.0)
     """
     name, equals, value = text.strip().partition("=")
@@ -103,17 +105,30 @@ def parse(text: str, **fields: Any) -> Partition:
     return create("partition", PARTITIONS, name, fields)
 
 
-def rename(text: str, name: str) -> str | None:
-    """Return a partition under another name; named alone, it keeps the value of the text.
+def list_partitions() -> list[str]:
+    """Return the names of all partitions, sorted.
 
-    None if it needs a value that the text does not have.
-
-    >>> rename("dirichlet=0.1", "dirichlet_unbalanced"), rename("dirichlet=0.1", "gamma=0")
-    ('dirichlet_unbalanced=0.1', 'gamma=0')
-    >>> rename("dirichlet=0.1", "iid"), rename("dirichlet=0.1", "gamma")
-    ('iid', None)
+    >>> list_partitions()[:3]
+    ['dirichlet', 'dirichlet_unbalanced', 'feature_shift']
     """
-    new = PARTITIONS.get(name.strip())  # an unknown name, or one with its value, is for `parse`
+    return sorted(PARTITIONS)
+
+
+def rename_partition(text: str, name: str) -> str | None:
+    """Replace the partition's name in `text`; a `name` without a value keeps that of `text`.
+
+    Return None if the new partition needs a value that `text` does not have.
+
+    >>> rename_partition("dirichlet=0.1", "dirichlet_unbalanced")
+    'dirichlet_unbalanced=0.1'
+    >>> rename_partition("dirichlet=0.1", "gamma=0")
+    'gamma=0'
+    >>> rename_partition("dirichlet=0.1", "gamma") is None
+    True
+    """
+    new = PARTITIONS.get(
+        name.strip()
+    )  # an unknown name, or one with its value, is for `create_partition`
     if new is None or new.argument is None or _find_field(new).default is not dataclasses.MISSING:
         return name
     before, _, value = text.partition("=")
@@ -130,7 +145,7 @@ def _find_field(rule: type[Partition]) -> dataclasses.Field[Any]:
 
 
 def _read_field(name: str, argument: str, value: str | None) -> dict[str, Any]:
-    """Return the field that the text sets: none if it has no value and needs none."""
+    """Return the field that the text sets; empty if it needs no value and has none."""
     field = _find_field(PARTITIONS[name])
     if value is None and field.default is not dataclasses.MISSING:
         return {}

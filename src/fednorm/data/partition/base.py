@@ -1,4 +1,4 @@
-"""What a partition is, its checks, and the dealing of samples that partitions share."""
+"""The interface of partitions, their checks, and helpers that deal samples to clients."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
@@ -22,11 +22,11 @@ class Partition(Protocol):
         rng: np.random.Generator,
         groups: NDArray[Any] | None,
     ) -> list[Indices]:
-        """Return each client's sample numbers, sorted; every sample has exactly one client."""
+        """Return each client's sorted indices; every sample has exactly one client."""
         ...
 
     def transform(self, x: Tensor, client: int, clients: int, seed: int) -> Tensor:
-        """Return how a client sees samples; unless the partition says otherwise, as they are."""
+        """Return the samples as `client` sees them; the default does not change them."""
         del client, clients, seed
         return x
 
@@ -55,7 +55,7 @@ def sort_by_label(indices: Indices, labels: Indices) -> Indices:
 
 
 def shuffle_by_label(labels: Indices, rng: np.random.Generator) -> list[Indices]:
-    """Return the shuffled sample numbers of each label that occurs, in the labels' order."""
+    """Return the shuffled indices of each label that occurs, ordered by label."""
     _, sizes = np.unique(labels, return_counts=True)
     return cut(sort_by_label(rng.permutation(len(labels)), labels), sizes)
 
@@ -86,7 +86,7 @@ def to_labels(labels: Tensor | Sequence[int] | NDArray[Any]) -> Indices:
 
 
 def check_request(name: str, samples: int, clients: int, groups: NDArray[Any] | None) -> None:
-    """Check that the samples can be divided among the clients at all."""
+    """Check that the samples can be divided among the clients."""
     if clients < 1:
         raise ValueError(f"partition {name!r} needs at least 1 client, but got {clients}.")
     if clients > samples:

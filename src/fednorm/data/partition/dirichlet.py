@@ -28,7 +28,7 @@ class Dirichlet(Partition):
     Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated
     Visual Classification" (2019), arXiv:1909.06335. Each client draws its class mix from a
     Dirichlet distribution. Samples are drawn without replacement; where a class has run out, the
-    mix is renormalised over the classes that are left. alpha is the concentration of each class (a
+    mix is renormalized over the remaining classes. alpha is the concentration of each class (a
     Dirichlet of alpha, alpha, ...), not its sum over the classes.
     """
 
@@ -43,7 +43,7 @@ class Dirichlet(Partition):
     def split(
         self, labels: Indices, clients: int, rng: np.random.Generator, groups: NDArray[Any] | None
     ) -> list[Indices]:
-        """Draw every client's class counts in turn from what is left, then deal them."""
+        """Draw every client's class counts from the remaining samples, then deal them."""
         del groups
         pools = shuffle_by_label(labels, rng)
         stock = np.array([len(pool) for pool in pools])
@@ -71,7 +71,7 @@ class DirichletUnbalanced(Partition):
     argument: ClassVar[str | None] = "alpha"
 
     alpha: float = param(help="concentration above 0: small is heterogeneous, large nearly iid")
-    min_samples: int = param(1, "the least that every client must have")
+    min_samples: int = param(1, "minimum number of samples of every client")
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -106,10 +106,10 @@ class DirichletUnbalanced(Partition):
 def draw_counts(
     size: int, log_mix: NDArray[Any], stock: Indices, rng: np.random.Generator
 ) -> Indices:
-    """Draw how many of `size` samples come from each class, at most its stock.
+    """Draw the number of samples of each class, `size` in all, at most its stock.
 
     A draw beyond a class's stock is rejected and drawn again from the classes still in stock: the
-    same distribution as drawing the samples one by one. Each pass ends it or empties a class.
+    same distribution as drawing sample by sample. Each pass is the last one or empties a class.
     """
     counts = np.zeros_like(stock)
     while missing := size - int(counts.sum()):
@@ -122,7 +122,7 @@ def draw_counts(
 def draw_log_dirichlet(
     alpha: float, shape: tuple[int, ...], rng: np.random.Generator
 ) -> NDArray[Any]:
-    """Return logarithms of unnormalised symmetric Dirichlet weights; `softmax` normalises them.
+    """Draw logarithms of unnormalized symmetric Dirichlet weights, for `softmax`.
 
     A gamma variate of shape alpha is one of shape alpha + 1 times U^(1/alpha). Its logarithm stays
     finite however small alpha is, where the variate itself would underflow and leave 0 / 0.

@@ -1,8 +1,8 @@
-"""The same labels everywhere, but every client sees its samples in its own way.
+"""Labels are iid, but every client sees its samples transformed differently.
 
 `shift` is the additive one of Unbitrium's tutorial 091, 0.5 (2i/n - 1) for client i of n. The
 others are spread over p from -1 (first client) to 1 (last client): `brightness` multiplies by 2^p,
-`contrast` multiplies the deviation from the sample's mean by 2^p, `rotation` turns by 30 p degrees,
+`contrast` multiplies the difference to the sample's mean by 2^p, `rotation` turns by 30 p degrees,
 `noise` adds normal noise of standard deviation 0.25 (1 + p). `strength` multiplies the shift, p,
 the angle or the standard deviation.
 """
@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from fednorm.core.random_streams import Stream
 from fednorm.data.partition.base import Indices, Partition
 from fednorm.data.partition.iid import Iid
 from fednorm.registry import param, unknown
 
-IMAGE_AXES = 4
 DEGREES = 30.0
-TAG = 202
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class ClientPosition:
 
     @property
     def spread(self) -> float:
-        """From -1 for the first client to 1 for the last one; 0 for an only client."""
+        """From -1 for the first client to 1 for the last one; 0 for a single client."""
         return 2 * self.client / (self.clients - 1) - 1 if self.clients > 1 else 0.0
 
 
@@ -47,19 +46,19 @@ def add_shift(x: Tensor, position: ClientPosition, strength: float) -> Tensor:
 
 
 def scale_brightness(x: Tensor, position: ClientPosition, strength: float) -> Tensor:
-    """Make the whole sample brighter or darker."""
+    """Scale the whole sample."""
     return x * 2 ** (strength * position.spread)
 
 
 def scale_contrast(x: Tensor, position: ClientPosition, strength: float) -> Tensor:
-    """Stretch the sample around its own mean."""
+    """Scale the sample around its mean."""
     mean = x.mean(dim=tuple(range(1, x.dim())), keepdim=True)
     return mean + (x - mean) * 2 ** (strength * position.spread)
 
 
 def rotate(x: Tensor, position: ClientPosition, strength: float) -> Tensor:
-    """Turn images counter-clockwise about their centre; what comes in from outside is 0."""
-    if x.dim() != IMAGE_AXES:
+    """Rotate images counter-clockwise about their centre; new pixels are 0."""
+    if x.dim() != 4:  # noqa: PLR2004 (as listed below)
         raise ValueError(
             "feature shift 'rotation' needs images of shape (samples, channels, height, width), "
             f"but got {tuple(x.shape)}; choose another kind of shift for this data."
@@ -75,7 +74,7 @@ def rotate(x: Tensor, position: ClientPosition, strength: float) -> Tensor:
 
 def add_noise(x: Tensor, position: ClientPosition, strength: float) -> Tensor:
     """Add noise drawn for this client, the same on every device."""
-    entropy = np.random.SeedSequence([position.seed, position.client, TAG])
+    entropy = np.random.SeedSequence([position.seed, position.client, Stream.FEATURE_NOISE])
     generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
     drawn = torch.randn(x.shape, generator=generator).to(x)
     return x + drawn * (strength * 0.25 * (1 + position.spread))
@@ -97,7 +96,7 @@ class FeatureShift(Partition):
     argument: ClassVar[str | None] = "kind"
 
     kind: str = param("shift", f"what differs between clients: {', '.join(KINDS)}")
-    strength: float = param(1.0, "how much it differs; 0 is not at all")
+    strength: float = param(1.0, "strength of the difference; 0 is none")
 
     def __post_init__(self) -> None:
         """Check the kind and the strength."""

@@ -1,7 +1,7 @@
-"""γ-similarity: a share γ of the data is alike on all clients, the rest sorted by label.
+"""γ-similarity: a share γ of the data is iid over the clients, the rest sorted by label.
 
 Karimireddy et al., "SCAFFOLD" (2020), arXiv:1910.06378, section 7; the heterogeneity of FBN's
-experiments. γ = 1 is iid; γ = 0 gives each client one stretch of the labels.
+experiments. γ = 1 is iid; γ = 0 gives each client one interval of the sorted labels.
 """
 
 from dataclasses import dataclass
@@ -36,10 +36,10 @@ class Gamma(Partition):
         """Deal the random share, then cut the sorted rest into consecutive chunks."""
         del groups
         order = rng.permutation(len(labels))
-        alike = round(self.gamma * len(labels))
+        mixed = round(self.gamma * len(labels))
         # The random share's larger pieces come last, the rest's first, so the sums stay even.
-        dealt = cut(order[:alike], divide_evenly(alike, clients)[::-1])
-        rest = sort_by_label(order[alike:], labels)
+        dealt = cut(order[:mixed], divide_evenly(mixed, clients)[::-1])
+        rest = sort_by_label(order[mixed:], labels)
         chunks = cut(rest, divide_evenly(len(rest), clients))
         return [
             np.sort(np.concatenate([one, other])) for one, other in zip(dealt, chunks, strict=True)

@@ -1,4 +1,4 @@
-"""Every client draws from the same distribution."""
+"""iid: every client draws from the same distribution."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Clients as the data came: one per writer, city, hospital or source."""
+"""Natural clients of a data set: one per writer, city, hospital or source."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ class Natural(Partition):
     def split(
         self, labels: Indices, clients: int, rng: np.random.Generator, groups: NDArray[Any] | None
     ) -> list[Indices]:
-        """Give each client whole groups: nothing is drawn."""
+        """Give each client whole groups, without randomness."""
         del labels, rng
         if groups is None:
             raise ValueError(
@@ -34,7 +34,7 @@ class Natural(Partition):
 
 
 def deal_groups(sizes: NDArray[Any], clients: int) -> Indices:
-    """Return each group's client: in order if there is one each, else largest to smallest client.
+    """Return each group's client: in order, or the largest group to the smallest client.
 
     >>> deal_groups(np.array([5, 1, 3, 3]), 2).tolist()
     [0, 0, 1, 1]

@@ -1,4 +1,4 @@
-"""Each client holds only some of the classes.
+"""Shards: each client holds only some of the classes.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (2017),
 arXiv:1602.05629, section 3, and FixBN's experiments, where a client has a fifth of the classes.
@@ -49,7 +49,7 @@ class Shards(Partition):
         return deal(pools, counts)
 
     def _classes_per_client(self, classes: int, clients: int) -> int:
-        """Return how many classes a client holds, if that leaves no class without a client."""
+        """Return the classes per client; raise if a class would have no client."""
         held = max(1, round(self.fraction * classes))
         if clients * held < classes:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Test splits that follow a partition: each client is tested on its own mix of the data."""
+"""Test splits that follow a partition: test each client on its mix of the data."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from fednorm.data.partition.base import Indices, deal, shuffle_by_label, to_labe
 
 
 def apportion(total: int, weights: NDArray[Any], rng: np.random.Generator) -> Indices:
-    """Divide `total` in proportion to weights into whole numbers; equal remainders are drawn.
+    """Divide `total` in proportion to `weights`; draw among equal remainders.
 
     >>> apportion(10, np.array([1, 1, 3]), np.random.default_rng(0)).tolist()
     [2, 2, 6]
@@ -31,7 +31,7 @@ def match_test(
     test_labels: Tensor | Sequence[int] | NDArray[Any],
     rng: np.random.Generator,
 ) -> list[Indices]:
-    """Deal test samples so that each client's test labels are mixed as its training labels are.
+    """Deal test samples in proportion to each client's training labels.
 
     The test samples of a class go to the clients in proportion to their training samples of that
     class; a class without training samples goes to the clients in proportion to their size. Every

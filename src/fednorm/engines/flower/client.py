@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, 
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor, nn
 
-from fednorm.algorithms import algorithm
+from fednorm.algorithms import create_algorithm
 from fednorm.algorithms.base import parameter_groups as groups_of
 from fednorm.core.algorithm import LocalResult
 from fednorm.core.calibration import client_calibration
@@ -245,7 +245,7 @@ def _build_task(message: Message, model: nn.Module) -> tuple[Task, Broadcast]:
     received = wire.read_broadcast(message.content, str(said["weights"]))
     task = getattr(model, _TASK, None)
     if not isinstance(task, Task) or task.strategy != chosen:
-        task = Task.build(model, chosen, algorithm("fedavg"), rounds=received.rounds)
+        task = Task.build(model, chosen, create_algorithm("fedavg"), rounds=received.rounds)
         setattr(task.model, _TASK, task)
         steps = _StepCounter()
         task.model.register_forward_pre_hook(steps.begin)

@@ -17,8 +17,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from torch import nn
 
-from fednorm.aggregators import parse
-from fednorm.algorithms import algorithm
+from fednorm.aggregators import create_aggregator
+from fednorm.algorithms import create_algorithm
 from fednorm.core.calibration import CalibrationReply, server_calibration
 from fednorm.core.messages import Reply, ServerState
 from fednorm.core.round import broadcast, reply_schema, server_round
@@ -76,7 +76,10 @@ class NormStrategy(Strategy):
             )
         self.given, self.server = copy_model(model), server
         self.around = server or FedAvg(**arguments)  # decides on all that is not normalization
-        self.rules = parse(aggregator, byzantine), parse(statistics_aggregator, byzantine)
+        self.rules = (
+            create_aggregator(aggregator, byzantine),
+            create_aggregator(statistics_aggregator, byzantine),
+        )
         self.task = self._build_task(self.given, None)
         self.state = self.task.initial_state
         self.tested = self.state  # its statistics may be measured anew for an evaluation
@@ -92,7 +95,7 @@ class NormStrategy(Strategy):
         return Task.build(
             model,
             self.norm,
-            algorithm("fedavg"),
+            create_algorithm("fedavg"),
             rounds=rounds,
             aggregator=self.rules[0],
             statistics_aggregator=self.rules[1],

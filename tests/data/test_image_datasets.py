@@ -1,4 +1,4 @@
-"""Data sets of picture files, in the layouts that they come in."""
+"""Data sets of image files, in the layouts that they come in."""
 
 import hashlib
 import shutil
@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from fednorm.data import load
+from fednorm.data import load_dataset
 from fednorm.data.cache import DamagedDataError
 from fednorm.data.datasets import tiny_imagenet
 from fednorm.data.datasets.cityscapes import LABELS, Cityscapes
-from fednorm.data.federation import federation
+from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
 from fednorm.data.sources import MissingDataError
 from fednorm.errors import UnknownNameError
@@ -27,8 +27,8 @@ def as_tensor(pixels):
 
 @pytest.fixture
 def domains(tmp_path, draw):
-    """Two domains of three classes; the first has ten pictures a class, the second five."""
-    root = tmp_path / "pictures"
+    """Two domains of three classes; the first has ten images a class, the second five."""
+    root = tmp_path / "images"
     for domain, count in (("photo", 10), ("sketch", 5)):
         for label in ("cat", "dog", "eel"):
             for number in range(count):
@@ -40,7 +40,7 @@ def domains(tmp_path, draw):
 
 
 def test_a_folder_of_domains(domains):
-    data = load("folder", 0, root=str(domains), size=8)
+    data = load_dataset("folder", 0, root=str(domains), size=8)
     assert data.shape == (3, 8, 8)
     assert data.classes == 3
     assert (len(data.y), len(data.y_test)) == (36, 9)
@@ -48,13 +48,13 @@ def test_a_folder_of_domains(domains):
     for domain, train, test in (("photo", 8, 2), ("sketch", 4, 1)):
         assert data.y[data.groups == domain].bincount().tolist() == [train] * 3
         assert data.y_test[data.groups_test == domain].bincount().tolist() == [test] * 3
-    assert not torch.equal(data.x, load("folder", 1, root=str(domains), size=8).x)
-    assert data.look.mean == data.look.std == (0.5, 0.5, 0.5)
+    assert not torch.equal(data.x, load_dataset("folder", 1, root=str(domains), size=8).x)
+    assert data.transform.mean == data.transform.std == (0.5, 0.5, 0.5)
 
 
 def test_clients_are_the_domains(domains):
-    data = load("folder", 0, root=str(domains), size=8)
-    parts = federation(data, "natural", Plan(4), clients=2, seed=0)
+    data = load_dataset("folder", 0, root=str(domains), size=8)
+    parts = build_federation(data, "natural", Plan(4), clients=2, seed=0)
     assert [set(data.groups[part]) for part in parts.parts] == [{"photo"}, {"sketch"}]
     assert [set(data.groups_test[part]) for part in parts.test_parts] == [{"photo"}, {"sketch"}]
 
@@ -65,7 +65,9 @@ def test_a_folder_without_domains(tmp_path, draw):
         for name in ("b", "a")
         for number in range(4)
     }
-    data = load("folder", 0, root=str(tmp_path / "p"), size=None, channels=1, test_share=0.25)
+    data = load_dataset(
+        "folder", 0, root=str(tmp_path / "p"), size=None, channels=1, test_share=0.25
+    )
     assert data.groups is None
     assert data.shape == (1, 8, 8)
     assert (data.y.tolist(), data.y_test.tolist()) == ([0] * 3 + [1] * 3, [0, 1])
@@ -79,29 +81,29 @@ def test_a_folder_with_its_own_test_part(tmp_path, draw, test):
     first = draw(root / "train" / "ant" / "0.png", seed=1)
     draw(root / "train" / "bee" / "0.png", seed=2)
     last = draw(root / test / "bee" / "1.png", seed=3)
-    data = load("folder", 5, root=str(root), size=None)
+    data = load_dataset("folder", 5, root=str(root), size=None)
     assert torch.equal(data.x[0], as_tensor(first))
     assert torch.equal(data.x_test[0], as_tensor(last))
     assert (data.y.tolist(), data.y_test.tolist()) == ([0, 1], [1])
     draw(root / test / "bees" / "1.png", seed=3)
-    with pytest.raises(UnknownNameError, match="class folder of the test pictures 'bees'; did you"):
-        load("folder", 5, root=str(root))
+    with pytest.raises(UnknownNameError, match="class folder of the test images 'bees'; did you"):
+        load_dataset("folder", 5, root=str(root))
 
 
-def test_a_folder_that_is_none(tmp_path):
+def test_a_missing_or_empty_folder_is_refused(tmp_path):
     (tmp_path / "empty" / "a").mkdir(parents=True)
-    with pytest.raises(MissingDataError, match="needs pictures in CLASS/ or DOMAIN/CLASS/"):
-        load("folder", 0, root=str(tmp_path / "empty"))
+    with pytest.raises(MissingDataError, match="needs images in CLASS/ or DOMAIN/CLASS/"):
+        load_dataset("folder", 0, root=str(tmp_path / "empty"))
     with pytest.raises(ValueError, match="'folder' needs a value for root"):
-        load("folder", 0)
+        load_dataset("folder", 0)
     with pytest.raises(ValueError, match="test_share between 0 and 1, but got 1"):
-        load("folder", 0, root=".", test_share=1.0)
+        load_dataset("folder", 0, root=".", test_share=1.0)
     with pytest.raises(ValueError, match="channels of 1 or 3, not 4"):
-        load("folder", 0, root=".", channels=4)
+        load_dataset("folder", 0, root=".", channels=4)
 
 
-def test_so_many_pictures_of_a_folder(domains):
-    data = load("folder", 0, root=str(domains), size=8, train=6, test=3)
+def test_a_subset_of_a_folder(domains):
+    data = load_dataset("folder", 0, root=str(domains), size=8, train=6, test=3)
     assert data.y.bincount().tolist() == [2, 2, 2]
     assert data.y_test.bincount().tolist() == [1, 1, 1]
     assert len(data.groups) == 6
@@ -113,21 +115,21 @@ def test_imagenet(tmp_path, draw):
         for number in range(3):
             draw(root / "train" / label / f"{label}_{number}.JPEG", size=(30, 40), seed=number)
         draw(root / "val" / label / "ILSVRC2012_val_1.JPEG", size=(50, 20))
-    data = load("imagenet", 0, root=str(tmp_path), size=16)
+    data = load_dataset("imagenet", 0, root=str(tmp_path), size=16)
     assert data.shape == (3, 16, 16)
     assert data.y.tolist() == [0, 0, 0, 1, 1, 1]
     assert data.y_test.tolist() == [0, 1]
-    assert data.look.mean == (0.485, 0.456, 0.406)
-    assert load("imagenet", 0, root=str(root), size=16, train=4).y.tolist() == [0, 0, 1, 1]
+    assert data.transform.mean == (0.485, 0.456, 0.406)
+    assert load_dataset("imagenet", 0, root=str(root), size=16, train=4).y.tolist() == [0, 0, 1, 1]
     (root / "val" / "n01" / "ILSVRC2012_val_1.JPEG").rename(root / "val" / "flat.JPEG")
     (root / "val" / "n01").rmdir()
-    with pytest.raises(ValueError, match=r"one folder a class in .*val, named as the 2 in"):
-        load("imagenet", 0, root=str(root))
+    with pytest.raises(ValueError, match=r"one folder per class in .*val, named as the 2 in"):
+        load_dataset("imagenet", 0, root=str(root))
 
 
-def test_imagenet_that_is_not_here_tells_where_it_was_looked_for(tmp_path):
+def test_the_error_of_a_missing_imagenet_names_the_folders_searched(tmp_path):
     with pytest.raises(MissingDataError, match=f"needs a folder with train and val.*{tmp_path}"):
-        load("imagenet", 0)
+        load_dataset("imagenet", 0)
 
 
 @pytest.fixture
@@ -160,15 +162,15 @@ def zipped(root):
 
 
 def test_tiny_imagenet_from_a_folder(tiny):
-    assert_is_tiny(load("tiny_imagenet", 0, root=str(tiny.parent)))
-    assert_is_tiny(load("tiny_imagenet", 0, root=str(tiny)))
+    assert_is_tiny(load_dataset("tiny_imagenet", 0, root=str(tiny.parent)))
+    assert_is_tiny(load_dataset("tiny_imagenet", 0, root=str(tiny)))
 
 
 def test_tiny_imagenet_from_a_zip(tiny, home):
     path = zipped(tiny)
-    assert_is_tiny(load("tiny_imagenet", 0, root=str(path.parent)))
+    assert_is_tiny(load_dataset("tiny_imagenet", 0, root=str(path.parent)))
     path.unlink()
-    assert_is_tiny(load("tiny_imagenet", 0))
+    assert_is_tiny(load_dataset("tiny_imagenet", 0))
     assert (home / "tiny-imagenet-200" / "train").is_dir()
 
 
@@ -176,31 +178,31 @@ def test_a_damaged_zip_is_named(tiny):
     path = zipped(tiny)
     path.write_bytes(path.read_bytes()[:-50])
     with pytest.raises(DamagedDataError, match=f"{path} is damaged"):
-        load("tiny_imagenet", 0, root=str(path.parent))
+        load_dataset("tiny_imagenet", 0, root=str(path.parent))
 
 
 def test_a_folder_that_only_looks_like_imagenet_needs_a_root(tmp_path, draw):
     draw(tmp_path / "work" / "data" / "train" / "a" / "0.JPEG")
     draw(tmp_path / "work" / "data" / "val" / "a" / "0.JPEG")
     with pytest.raises(MissingDataError, match="'imagenet' needs a folder"):
-        load("imagenet", 0)
-    assert load("imagenet", 0, root="data").classes == 1
+        load_dataset("imagenet", 0)
+    assert load_dataset("imagenet", 0, root="data").classes == 1
 
 
 def test_tiny_imagenet_is_downloaded(tiny, home, monkeypatch):
     path = zipped(tiny)
     monkeypatch.setattr(tiny_imagenet, "URL", path.as_uri())
     with pytest.raises(MissingDataError, match=r"Tried file:.*MD5 is .* but must be"):
-        load("tiny_imagenet", 0)
+        load_dataset("tiny_imagenet", 0)
     assert not [path for path in home.iterdir() if path.suffix != ".lock"]
     md5 = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
     monkeypatch.setattr(tiny_imagenet, "MD5", md5)
-    assert_is_tiny(load("tiny_imagenet", 0))
+    assert_is_tiny(load_dataset("tiny_imagenet", 0))
 
 
 @pytest.fixture
 def streets(tmp_path, draw):
-    """Three cities to train on and two to test on, two pictures each."""
+    """Three cities to train on and two to test on, two images each."""
     root = tmp_path / "cityscapes"
     rng = np.random.default_rng(0)
     for split, cities in (("train", ("aachen", "bochum", "ulm")), ("val", ("lindau", "munster"))):
@@ -217,7 +219,7 @@ def streets(tmp_path, draw):
 
 
 def test_cityscapes_has_a_class_for_every_pixel(streets):
-    data = load("cityscapes", 0, root=str(streets), size=[16, 32])
+    data = load_dataset("cityscapes", 0, root=str(streets), size=[16, 32])
     assert data.segmentation
     assert data.classes == 19
     assert data.x.shape == (6, 3, 16, 32)
@@ -237,13 +239,15 @@ def test_cityscapes_resizes_masks_without_mixing_classes(streets):
     rows = np.repeat(np.array([[7], [33]], np.uint8), 8, axis=0).repeat(32, axis=1)
     for path in streets.glob("gtFine/*/*/*"):
         Image.fromarray(rows).save(path)
-    data = load("cityscapes", 0, root=str(streets.parent), size=(5, 8))
+    data = load_dataset("cityscapes", 0, root=str(streets.parent), size=(5, 8))
     assert data.y.shape == (6, 5, 8)
     assert data.y.unique().tolist() == [0, 18]  # road and bicycle, and nothing between
 
 
 def test_cityscapes_is_cropped_for_training(streets):
-    data = load("cityscapes", 0, root=str(streets), size=(16, 32), crop=[8, 12], augment="flip")
+    data = load_dataset(
+        "cityscapes", 0, root=str(streets), size=(16, 32), crop=[8, 12], augment="flip"
+    )
     x, y = data.training_batch(np.arange(4), np.random.default_rng(0))
     assert (x.shape, y.shape) == ((4, 3, 8, 12), (4, 8, 12))
     with pytest.raises(ValueError, match="a crop within it"):
@@ -251,10 +255,10 @@ def test_cityscapes_is_cropped_for_training(streets):
 
 
 def test_clients_are_the_cities(streets):
-    data = load("cityscapes", 0, root=str(streets), size=(8, 16), test=2)
-    parts = federation(data, "natural", Plan(2), clients=3, seed=0)
+    data = load_dataset("cityscapes", 0, root=str(streets), size=(8, 16), test=2)
+    parts = build_federation(data, "natural", Plan(2), clients=3, seed=0)
     assert [set(data.groups[part]) for part in parts.parts] == [{"aachen"}, {"bochum"}, {"ulm"}]
-    # Other cities are tested than trained on: nobody's own, so each client gets its classes.
+    # Test cities differ from training cities: each client is tested on its classes.
     assert data.groups_test is None
     assert sorted(np.concatenate(parts.test_parts).tolist()) == [0, 1]
 
@@ -263,4 +267,4 @@ def test_cityscapes_without_a_mask_names_it(streets):
     missing = next(streets.glob("gtFine/val/munster/*"))
     missing.unlink()
     with pytest.raises(MissingDataError, match=f"needs its labels at {missing}"):
-        load("cityscapes", 0, root=str(streets))
+        load_dataset("cityscapes", 0, root=str(streets))

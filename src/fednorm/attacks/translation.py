@@ -1,22 +1,22 @@
-"""Lies about running statistics, told in the moments that clients send.
+"""Translate corrupted running statistics into the moments that clients send.
 
 In Algorithm 2 of FBN (Guerraoui et al., 2024, arXiv:2405.14670) client i sends the running
 statistics r_i = (1-β)r + βμ_i and v_i = (1-β)v + βσ_i², and its section 5 attacks those. Here
-clients send the moments (μ_i, σ_i²) and the server lets r and v follow them by a rate A, which is β
-after one batch and 1-(1-β)^E after E. A liar knows r, v and β from the broadcast: it falsifies the
-r_i and v_i that it would have sent, and sends the moments from which the server gets them:
+clients send the moments (μ_i, σ_i²) and the server moves r and v towards them at a rate A, which is
+β after one batch and 1-(1-β)^E after E. A Byzantine client knows r, v and β from the broadcast. It
+corrupts the r_i and v_i that it would have sent, and sends the moments that give the server these:
 
     μ = r + (false r_i - r)/A        σ² = v + (false v_i - v)/A, or 0 if that is negative
 
 The mean of the r_i is then the server's new r, and v is that of Algorithm 2 as well, which adds
-(1/A) times the mean of (r_i - r)². Both hold with any weights of the clients. A rule that goes with
-its values if all are shifted and scaled alike (median, trimmed mean, Krum, geometric median,
-nearest-neighbour mixing) makes of these moments what it makes of running statistics.
+(1/A) times the mean of (r_i - r)². Both hold for any weights of the clients. A rule that commutes
+with shifting and scaling all values (median, trimmed mean, Krum, geometric median,
+nearest-neighbour mixing) gives the same result on these moments as on running statistics.
 
-A false v_i below (1-A)v, which no batch can have caused, is out of reach: the server rejects
-negative variances. 0 leads to the smallest v that an accepted report with that mean can cause. The
-factor N/(N-1) of an unbiased variance is left out, since a client does not know N: it cancels in
-attacks that keep the true variance or combine the honest clients' ones.
+A false v_i below (1-A)v, which no batch can cause, is out of reach: the server rejects negative
+variances. 0 leads to the smallest v that an accepted report with that mean can cause. The factor
+N/(N-1) of an unbiased variance is left out, since a client does not know N: it cancels in attacks
+that keep the true variance or combine those of honest clients.
 """
 
 from collections.abc import Callable
@@ -32,16 +32,16 @@ from fednorm.core.task import Task
 
 
 @dataclass(frozen=True, slots=True)
-class Following:
-    """A layer's shared running statistics before a round, and how they follow its moments."""
+class TrackedLayer:
+    """A layer's shared running statistics before a round, and their momentum."""
 
     before: RunningStats
     momentum: float | None
 
-    def translation(self, batches: int) -> "Translation | None":
-        """Return the translation for a round that ends at this counter.
+    def find_translation(self, batches: int) -> "Translation | None":
+        """Return the translation for a round that ends at the counter `batches`.
 
-        There is none if the server's statistics do not move, whatever is sent.
+        Return None if the server's statistics do not change, whatever is sent.
         """
         rate = find_rate(self.before, batches, self.momentum)
         return Translation(self.before, rate) if rate > 0 else None
@@ -49,17 +49,17 @@ class Following:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """Between a client's moments and the running statistics that they make of the shared ones."""
+    """Converts a client's moments to running statistics, and back."""
 
     before: RunningStats
     rate: float
 
     def to_running(self, moments: Moments) -> Moments:
-        """Return the running statistics of a client with these moments, exact enough to go back."""
+        """Return the running statistics of a client with `moments`, in float64."""
         return self._change(moments, lambda old, new: torch.lerp(old, new, self.rate))
 
     def to_moments(self, running: Moments) -> Moments:
-        """Return the moments, with a variance of at least 0, of which these would be made."""
+        """Return the moments that give `running`; variances are at least 0."""
         moments = self._change(running, lambda old, new: old + (new - old) / self.rate)
         return replace(moments, var=moments.var.clamp_min(0))
 
@@ -75,16 +75,16 @@ def _exact(tensor: Tensor) -> Tensor:
     return tensor.to("cpu", torch.float64)
 
 
-def find_following(task: Task, received: Broadcast) -> dict[str, Following]:
-    """Return the layers of which clients send moments that the server's statistics follow.
+def find_tracked_layers(task: Task, received: Broadcast) -> dict[str, TrackedLayer]:
+    """Return the layers whose running statistics the server updates from clients' moments.
 
-    With `statistics="average"` there are none: clients send running statistics themselves. Nor are
-    there any of what a strategy measures apart from training, which clients send as it is.
+    With `statistics="average"` there are none: clients send running statistics themselves. Neither
+    are there any in a strategy that measures statistics apart from training.
     """
     if task.strategy.statistics != "pool" or task.strategy.measures:
         return {}
     layers = task.layout.sharing
     return {
-        path: Following(running, layers[path].momentum)
+        path: TrackedLayer(running, layers[path].momentum)
         for path, running in received.running.items()
     }

@@ -1,4 +1,4 @@
-"""The text that names an aggregator, and what is said of a wrong one."""
+"""The text that names an aggregator, and the errors of an invalid one."""
 
 import copy
 import pickle
@@ -6,7 +6,13 @@ import pickle
 import pytest
 import torch
 
-from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS, TooFewClientsError, check, parse
+from fednorm.aggregators import (
+    AGGREGATORS,
+    PRE_AGGREGATORS,
+    TooFewClientsError,
+    check_client_count,
+    create_aggregator,
+)
 from fednorm.core.aggregation import weighted_mean
 from fednorm.errors import UnknownNameError
 
@@ -21,12 +27,12 @@ TEXTS = [
 
 
 def test_the_mean_alone_is_the_weighted_mean_itself():
-    assert parse(" mean ", f=3) is weighted_mean
+    assert create_aggregator(" mean ", f=3) is weighted_mean
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_an_aggregator_can_be_copied_sent_and_compared(text):
-    aggregate = parse(text, f=1)
+    aggregate = create_aggregator(text, f=1)
     assert pickle.loads(pickle.dumps(aggregate)) == aggregate  # noqa: S301 (our own bytes)
     assert copy.deepcopy(aggregate) == aggregate
     values, weights = torch.randn(7, 3, 2), torch.ones(7)
@@ -36,7 +42,9 @@ def test_an_aggregator_can_be_copied_sent_and_compared(text):
 
 
 def test_fields_and_the_default_number_of_byzantine_clients():
-    assert parse("nnm(f=1) > trimmed_mean", f=2) == parse(" nnm( f = 1 )>trimmed_mean(f=2)", f=0)
+    assert create_aggregator("nnm(f=1) > trimmed_mean", f=2) == create_aggregator(
+        " nnm( f = 1 )>trimmed_mean(f=2)", f=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,6 +53,11 @@ def test_fields_and_the_default_number_of_byzantine_clients():
         ("medain", UnknownNameError, "unknown aggregator 'medain'; did you mean 'median'"),
         ("nmm > median", UnknownNameError, "unknown pre-aggregation 'nmm'; did you mean 'nnm'"),
         ("median > nnm", UnknownNameError, "unknown pre-aggregation 'median'"),
+        (
+            "centred_clipping(radius=2)",
+            UnknownNameError,
+            "aggregator 'centred_clipping' is now called 'centered_clipping'",
+        ),
         ("median(g=1)", UnknownNameError, "unknown field of aggregator 'median' 'g'"),
         ("median(1)", ValueError, r"median got '1', which is not a field.*'median\(f=2\)'"),
         ("median(f=1, f=2)", ValueError, "median got 'f=2'"),
@@ -55,27 +68,27 @@ def test_fields_and_the_default_number_of_byzantine_clients():
         ("nnm >", ValueError, "aggregator '' is not a name"),
     ],
 )
-def test_a_wrong_text_is_answered_plainly(text, error, message):
+def test_an_invalid_text_is_explained(text, error, message):
     with pytest.raises(error, match=message):
-        parse(text, f=1)
+        create_aggregator(text, f=1)
 
 
 @pytest.mark.parametrize("text", ["median", "trimmed_mean", "nnm > mean"])
 def test_f_is_less_than_half_of_the_clients(text):
-    aggregate = parse(text, f=2)
-    check(aggregate, 5)
+    aggregate = create_aggregator(text, f=2)
+    check_client_count(aggregate, 5)
     with pytest.raises(TooFewClientsError, match=r"f=2 .* at least 5 vectors, but it gets 4;"):
-        check(aggregate, 4)
+        check_client_count(aggregate, 4)
     with pytest.raises(TooFewClientsError, match=r"f=2 .* at least 5 vectors, but it gets 4;"):
         aggregate(torch.zeros(4, 3), torch.ones(4))
 
 
-def test_the_mean_needs_nobody():
-    check(weighted_mean, 1)
+def test_the_mean_needs_no_minimum_of_clients():
+    check_client_count(weighted_mean, 1)
 
 
-def test_the_error_survives_the_way_from_another_process():
+def test_the_error_can_be_pickled():
     with pytest.raises(TooFewClientsError) as caught:
-        check(parse("median", f=1), 2)
+        check_client_count(create_aggregator("median", f=1), 2)
     again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 (our own bytes)
     assert str(again) == str(caught.value)
