@@ -11,7 +11,7 @@ from typing import Self
 from torch import Tensor
 
 from fednorm.core.moments import Moments
-from fednorm.core.types import ClientId, Tensors
+from fednorm.core.types import ClientId, Tensors, nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,21 +144,17 @@ class Batches:
 _INTEGER = 8  # bytes of a count or a counter on the wire
 
 
-def _count_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
 def report_bytes(stats: Mapping[str, LayerStats]) -> int:
     """Return the payload of reported statistics in bytes."""
     moments = [moments for report in stats.values() for moments in report.calls]
     numbers = len(moments) + 2 * len(stats)  # counts, counters and samples
-    return _count_bytes(t for m in moments for t in (m.mean, m.var)) + _INTEGER * numbers
+    return nbytes(t for m in moments for t in (m.mean, m.var)) + _INTEGER * numbers
 
 
 def upload_bytes(reply: Reply) -> int:
     """Return the payload of a reply in bytes, without the envelope of any transport."""
     tensors = [*reply.update.values(), *reply.buffers.values(), *reply.momentum.values()]
-    return _count_bytes(tensors) + report_bytes(reply.stats) + _INTEGER
+    return nbytes(tensors) + report_bytes(reply.stats) + _INTEGER
 
 
 def download_bytes(broadcast: Broadcast) -> int:
@@ -170,5 +166,5 @@ def download_bytes(broadcast: Broadcast) -> int:
         *broadcast.momentum.values(),
         *broadcast.strategy_state.values(),
     ]
-    stats = _count_bytes(t for r in running for t in (r.mean, r.var)) + _INTEGER * len(running)
-    return _count_bytes(tensors) + stats + _INTEGER
+    stats = nbytes(t for r in running for t in (r.mean, r.var)) + _INTEGER * len(running)
+    return nbytes(tensors) + stats + _INTEGER

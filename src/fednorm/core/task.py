@@ -181,12 +181,25 @@ def export(task: Task, state: ServerState, client_state: ClientState | None = No
 
 
 @contextmanager
-def isolated_rng(seed: int, model: nn.Module) -> Iterator[None]:
-    """Give dropout and its like a generator of their own; the caller's is left untouched."""
-    device = next(model.parameters()).device
+def isolated_rng(
+    seed: int | None = None, at: nn.Module | torch.device | None = None
+) -> Iterator[None]:
+    """Isolate random draws: the generators are the caller's again afterwards.
+
+    With a `seed` draws start from it. `at` is the device, or a model on it, whose generator is
+    isolated as well as the CPU's; by default all are.
+    """
+    if at is None:
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            if seed is not None:
+                torch.manual_seed(seed)
+            yield
+        return
+    device = next(at.parameters()).device if isinstance(at, nn.Module) else at
     devices = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(devices, device_type=device.type):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed costs more than a small step
-        if devices:
-            torch.get_device_module(device).manual_seed(seed)
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed takes as long as a step
+            if devices:
+                torch.get_device_module(device).manual_seed(seed)
         yield

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
+from fednorm.core.task import isolated_rng
 from fednorm.models.base import ModelConfig
 from fednorm.models.deeplabv3plus import DeepLabV3Plus
 from fednorm.models.fbn_cnn import FbnCnn
@@ -45,12 +45,11 @@ def create_model(
         seed: the same seed gives the same weights; the global random state does not change.
         fields: further settings of the model, such as `hidden=(64,)`.
 
+    >>> import torch
     >>> create_model("mlp", (2,), classes=3, seed=0, hidden=(4,))(torch.zeros(5, 2)).shape
     torch.Size([5, 3])
     """
-    devices = range(torch.cuda.device_count())
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+    with isolated_rng(seed):
         if ":" in name:
             return _call_user_model(name, {"shape": tuple(shape), "classes": classes}, fields)
         return create("model", MODELS, name, fields).build(tuple(shape), classes)
