@@ -5,6 +5,7 @@ and how reported statistics merge. Everything else is written once, in `round.py
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -44,6 +45,25 @@ class Conversion:
     model: nn.Module
     replaced: tuple[Replacement, ...]
     skipped: tuple[SkippedLayer, ...] = ()
+
+    def describe(self) -> list[str]:
+        """Return short sentences that say what was replaced, what that lost, and what was skipped.
+
+        >>> two = (Replacement(p, "BatchNorm2d", "Removed", "γ and β are dropped") for p in "ab")
+        >>> Conversion(nn.Identity(), tuple(two)).describe()
+        ['2 layers BatchNorm2d → Removed', '2 layers: γ and β are dropped']
+        """
+        kinds = Counter(f"{one.before} → {one.after}" for one in self.replaced)
+        notes = Counter(one.note for one in self.replaced if one.note)
+        return [
+            *(f"{_count_layers(count)} {kind}" for kind, count in kinds.items()),
+            *(f"{_count_layers(count)}: {note}" for note, count in notes.items()),
+            *(f"skipped {one.path!r} ({one.type}): {one.reason}" for one in self.skipped),
+        ]
+
+
+def _count_layers(count: int) -> str:
+    return f"{count} layer{'' if count == 1 else 's'}"
 
 
 def _refuse(_layer: NormLayer, _x: Tensor) -> Tensor:

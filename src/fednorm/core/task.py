@@ -47,6 +47,7 @@ class Task:
     precision: Precision
     layout: Layout
     replaced: tuple[Replacement, ...]
+    conversion_notes: tuple[str, ...]  # what was replaced, dropped and skipped, in words
     initial_state: ServerState
     initial_client_state: ClientState  # of a client that has not trained yet
     rates: Mapping[str, float]  # of parameters, as in `Work`
@@ -83,6 +84,7 @@ class Task:
             precision=precision,
             layout=tensors,
             replaced=conversion.replaced,
+            conversion_notes=tuple(conversion.describe()),
             initial_state=read_state(tensors),
             initial_client_state=ClientState(tensors=snapshot(tensors.personal)),
             rates=_by_name(conversion.model, strategy.rates(conversion.model)),

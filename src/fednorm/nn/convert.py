@@ -161,7 +161,6 @@ def to_sample_norm(model: nn.Module, groups: int | None, *, round_down: bool = F
         round_down: where `groups` does not divide a layer's channels, take the largest smaller
             number that does, instead of refusing; the report says so.
     """
-    fitted: dict[str, str] = {}
 
     def make(path: str, layer: _BatchNorm) -> nn.Module:
         channels = layer.num_features
@@ -173,16 +172,23 @@ def to_sample_norm(model: nn.Module, groups: int | None, *, round_down: bool = F
                     "choose a number of groups that divides them, or round_down=True for the "
                     "largest smaller one that does."
                 )
-            fits = max(n for n in range(1, count) if channels % n == 0)
-            fitted[path] = f"{fits} groups, as {count} do not divide {channels} channels"
-            count = fits
+            count = max(n for n in range(1, count) if channels % n == 0)
         norm = SampleNorm(count, channels, layer.eps, layer.affine)
         norm.weight, norm.bias = layer.weight, layer.bias
         return norm
 
     conversion = replace(model, make)
-    replaced = [with_fields(r, note=r.note or fitted.get(r.path, "")) for r in conversion.replaced]
+    replaced = (_name_sample_norm(conversion.model, r, groups) for r in conversion.replaced)
     return with_fields(conversion, replaced=tuple(replaced))
+
+
+def _name_sample_norm(model: nn.Module, made: Replacement, groups: int | None) -> Replacement:
+    norm = model.get_submodule(made.path)
+    count, channels = norm.num_groups, norm.num_channels
+    if groups is None or groups == 1:
+        return with_fields(made, after="InstanceNorm" if groups is None else "LayerNorm")
+    rounded = "" if count == groups else f"{groups} groups do not divide {channels} channels"
+    return with_fields(made, after=f"GroupNorm({count} groups)", note=made.note or rounded)
 
 
 class Removed(nn.Identity):
