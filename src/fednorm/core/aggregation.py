@@ -1,4 +1,4 @@
-"""The interface of an aggregator, and the weighted mean that everything starts from."""
+"""The interface of aggregators, and the weighted mean, which is the default."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ from fednorm.core.types import Tensors
 class Aggregator(ABC):
     """Combines the clients' values of one tensor: `[clients, *shape]` becomes `[*shape]`."""
 
-    # Whether clients are trusted in what they say of their own weight. If not, the aggregator is
-    # robust: it ignores their weights, and counts and counters are doubted too.
+    # Whether the weights that clients report are trusted. If not, the aggregator is robust: it
+    # ignores them, and reported counts and counters are not trusted either.
     uses_weights: ClassVar[bool] = False
 
     @abstractmethod
@@ -41,7 +41,7 @@ class WeightedMean(Aggregator):
     uses_weights: ClassVar[bool] = True
 
     def __call__(self, values: Tensor, weights: Tensor) -> Tensor:
-        """Return the mean over clients, each weighing as much as its weight says."""
+        """Return the mean over clients, weighted by `weights`."""
         if len(values) == 1:
             return values[0]
         share = (weights / weights.sum()).to(values)
@@ -64,9 +64,9 @@ def has_quorum(aggregate: Aggregator, n: int) -> bool:
 def combine_tensors(
     parts: Sequence[Tensors], examples: Sequence[int], aggregate: Aggregator
 ) -> dict[str, Tensor]:
-    """Combine the clients' tensors by name; one that some clients lack, over those that have it.
+    """Combine the clients' tensors by name, each over the clients that sent it.
 
-    A robust rule leaves out what too few clients sent.
+    A robust rule leaves out tensors that too few clients sent.
     """
     if len(parts) == 1 and aggregate.uses_weights:
         return dict(parts[0])

@@ -10,7 +10,7 @@ from fednorm.core.exchange import Exchange, Solo
 from fednorm.core.messages import LayerStats, RunningStats
 
 Statistics: TypeAlias = Literal["average", "pool"]
-Calibration: TypeAlias = Literal["never", "evaluation"]  # before what
+Calibration: TypeAlias = Literal["never", "evaluation"]  # before what it takes place
 
 
 @dataclass(slots=True)
@@ -18,8 +18,8 @@ class RoundContext:
     """What all layers of a model share during one round of one client."""
 
     exchange: Exchange = field(default_factory=Solo)
-    step: int = -1  # which mini-batch of the round, counted from 0; -1 where nobody counts
-    samples: int = 0  # of that mini-batch; 0 where only the layers know, by the rows that they see
+    step: int = -1  # which mini-batch of the round, counted from 0; -1 outside of training
+    samples: int = 0  # of that mini-batch; 0 if unknown: layers then count the rows they see
     examples: int = 0  # the client's weight in averages
     client_sizes: tuple[int, ...] = ()  # as in `Batches`
 
@@ -61,7 +61,7 @@ class NormLayer(nn.Module):
         raise NotImplementedError
 
     def report(self, statistics: Statistics) -> LayerStats | None:
-        """Return what this round showed, or None if the rule recorded nothing."""
+        """Return the statistics of this round, or None if the rule recorded nothing."""
         raise NotImplementedError
 
     def read_running(self) -> RunningStats | None:

@@ -1,4 +1,4 @@
-"""One round: what a client does and what the server does. All that an engine calls."""
+"""One round: the client's part and the server's part. Engines call nothing else."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -57,7 +57,7 @@ def client_round(
 ) -> tuple[Reply, ClientState]:
     """Train one client for one round; a pure function of its arguments.
 
-    `exchange` answers strategies that talk in the middle of a round; without it the client is
+    `exchange` answers strategies that exchange means within a round; without it the client is
     alone. Raises NonFiniteLossError when training diverges.
     """
     measured = _measure(task, received, client_state, batches) if task.strategy.measures else None
@@ -67,7 +67,7 @@ def client_round(
     counted = replace(batches, steps=_CountedSteps(task.algorithm, batches, context))
     with isolated_rng(batches.seed, task.model):
         trained = task.algorithm.local(_make_work(task, received, client_state, counted))
-    context.step = -1  # what the model is called for later belongs to no step
+    context.step = -1  # later calls of the model belong to no step
     if not math.isfinite(trained.loss):
         raise NonFiniteLossError(batches.client, received.round, trained.loss)
     kept = ClientState(tensors=snapshot(task.layout.personal), optimizer=trained.optimizer)
@@ -78,14 +78,14 @@ def client_round(
 def _measure(
     task: Task, received: Broadcast, client_state: ClientState, batches: Batches
 ) -> Mapping[str, LayerStats]:
-    """Return what the layers see of all the client's data, before it trains."""
+    """Return the layers' statistics of all the client's data, before it trains."""
     own = replace(batches, steps=batches.all_steps)
     return client_calibration(task, received, client_state, own, task.strategy.measure_rule()).stats
 
 
 @dataclass(frozen=True, slots=True)
 class _CountedSteps:
-    """The batches of a round, telling the layers which step this is and what it weighs."""
+    """The batches of a round; iterating tells the layers the step and its weight."""
 
     algorithm: Algorithm
     batches: Batches
@@ -134,7 +134,7 @@ def _select_learning(
 
 @dataclass(frozen=True, slots=True)
 class _MixedPrecision:
-    """A model that multiplies in bfloat16; its weights, statistics and outputs do not change."""
+    """A model that multiplies in bfloat16; weights, statistics and outputs keep their format."""
 
     model: nn.Module
 
@@ -171,14 +171,14 @@ def server_round(
     """Merge the replies of one round into the next state; a pure function of its arguments.
 
     Clients that did not answer are simply absent, and a faulty reply is rejected by name: the
-    statistics are exact for those that remain. With `asked`, nobody else may answer. Raises
+    statistics are exact for those that remain. With `asked`, only those clients may answer. Raises
     NoUsableReplyError if fewer than `minimum` good replies remain, or fewer than a robust rule
     needs.
     """
     good, rejected = validate_replies(replies, reply_schema(task, state, asked))
     if not task.statistics_aggregator.uses_weights:
         good, rejected = reject_incomplete(good, rejected)
-    if asked is not None:  # what others send says nothing of those that were asked
+    if asked is not None:  # replies of other clients do not count
         faulty = len((list_clients(rejected) & set(asked)) - list_clients(good))
         task = replace(
             task,

@@ -1,10 +1,10 @@
-"""What both sides of a round agree on before the first one: model, strategy, algorithm.
+"""The task that clients and server agree on before the first round: model, strategy, algorithm.
 
 A module that the user put into evaluation mode, in a model that is in training mode, is frozen: it
 stays in evaluation mode while the others train. A frozen BatchNorm layer normalises with its
 running statistics, which do not change, and reports nothing; γ and β learn unless `requires_grad`
-is off, as in torch. A frozen dropout layer drops nothing. Of a model that is in evaluation mode
-itself nothing is frozen: it is one that was tested, and trains as after `model.train()`.
+is off, as in torch. A frozen dropout layer drops nothing. In a model that is in evaluation mode
+itself nothing is frozen: it was tested before, and trains as after `model.train()`.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -34,7 +34,7 @@ _Value = TypeVar("_Value")
 class Task:
     """A converted model under a strategy and an algorithm.
 
-    The model is a workspace: every round overwrites its tensors in place with what it is given.
+    The model is a workspace: every round overwrites its tensors in place.
     """
 
     model: nn.Module
@@ -50,8 +50,8 @@ class Task:
     conversion_notes: tuple[str, ...]  # what was replaced, dropped and skipped, in words
     initial_state: ServerState
     initial_client_state: ClientState  # of a client that has not trained yet
-    rates: Mapping[str, float]  # of parameters, as in `Work`
-    clips: Mapping[str, Clip]  # as well
+    rates: Mapping[str, float]  # of parameters, as in `LocalWork`
+    clips: Mapping[str, Clip]  # as in `LocalWork`
     frozen: frozenset[str] = frozenset()  # modules that never are in training mode, by path
 
     @classmethod
@@ -69,7 +69,7 @@ class Task:
     ) -> "Task":
         """Convert a copy of `model` for `strategy` and read the initial state off it.
 
-        What is in evaluation mode in a model that is in training mode stays so: it is frozen.
+        Modules in evaluation mode, in a model in training mode, stay so: they are frozen.
         """
         conversion = strategy.convert(model)
         tensors = find_layout(conversion.model, strategy.role)
@@ -116,7 +116,7 @@ def _by_name(model: nn.Module, values: Mapping[nn.Parameter, _Value]) -> dict[st
 
 
 def snapshot(tensors: Tensors) -> dict[str, Tensor]:
-    """Return copies that later training does not change."""
+    """Return detached copies, which later training does not change."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
@@ -160,7 +160,7 @@ def load_state(task: Task, received: ServerState | Broadcast, client_state: Clie
 
 
 def start_training(task: Task) -> None:
-    """Put the workspace into training mode, except for what the user froze."""
+    """Put the workspace into training mode, except modules that the user froze."""
     if not task.model.training:
         task.model.train()
     keep_frozen(task.model, task.frozen)
@@ -176,7 +176,7 @@ def keep_frozen(model: nn.Module, frozen: Collection[str]) -> None:
 def export(task: Task, state: ServerState, client_state: ClientState | None = None) -> nn.Module:
     """Return the workspace model as it stands after a round, for evaluation or for saving.
 
-    With a client's memory it is that client's personal model.
+    With a client's state it is that client's personal model.
     """
     load_state(task, state, client_state or ClientState())
     return task.model.eval()

@@ -1,4 +1,4 @@
-"""The vocabulary of the library: tensors by name, who a client is, what a tensor is for."""
+"""The vocabulary of the library: tensors by name, client ids, and what a tensor is for."""
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum

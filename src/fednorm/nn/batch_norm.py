@@ -20,11 +20,11 @@ from fednorm.core.moments import Moments
 
 @dataclass(slots=True)
 class CallRecord:
-    """What a layer has seen in one of its calls of a step, over the steps of a round."""
+    """What a layer has seen in one call per step, over the steps of a round."""
 
     moments: Moments
     var: Tensor  # the mean of the batches' own variances, as running statistics follow them
-    samples: float  # that the moments are of, in the same weights
+    samples: float  # behind the moments, in the same weights
     mass: float  # how much of the running statistics these batches would replace
 
 
@@ -72,7 +72,7 @@ class LayerRecorder:
         log.samples += new * (samples - log.samples)
 
     def accumulate(self, moments: Moments, *, rows: int) -> None:
-        """Add a batch to what a pass without training has seen; every value weighs the same."""
+        """Add a batch to those of a pass without training; every value weighs the same."""
         self.calibrated += 1
         samples = float(self.context.samples or rows)
         if not self.logs:
@@ -99,8 +99,8 @@ class LayerRecorder:
     def report(self, batches: int) -> LayerStats:
         """Return the moments of each call, with the layer's counter after the round.
 
-        Where steps call the layer unequally often, no call stands for all of them: they are put
-        together, each with its weight.
+        Where steps call the layer unequally often, calls do not correspond: they are merged, each
+        with its weight.
         """
         first, *more = (log.moments for log in self.logs)
         samples = self.logs[0].samples or 1.0
@@ -174,16 +174,16 @@ class FedBatchNorm(NormLayer, _BatchNorm):
         return self.momentum
 
     def record_batch(self, batch: Tensor, moments: Moments | None = None) -> None:
-        """Add a batch to the moments of this round; `moments` stand in the place of its own."""
+        """Add a batch to the moments of this round; `moments` replace its own."""
         moments, call = moments or Moments.of(batch.detach()), self.recorder.next_call()
         self.recorder.add(moments, self.count_batch(), rows=len(batch), call=call)
 
     def accumulate(self, batch: Tensor) -> None:
-        """Add a batch to the moments of a survey; here every value weighs the same."""
+        """Add a batch to the moments of a calibration pass; every value weighs the same."""
         self.recorder.accumulate(Moments.of(batch.detach()), rows=len(batch))
 
     def average_batch(self, batch: Tensor) -> None:
-        """Average a batch's statistics with those before it; here every batch weighs the same."""
+        """Average a batch's statistics with those before it; every batch weighs the same."""
         self.recorder.average(Moments.of(batch.detach()), rows=len(batch))
 
     def read_running(self) -> RunningStats | None:
@@ -202,7 +202,7 @@ class FedBatchNorm(NormLayer, _BatchNorm):
             batches.fill_(running.num_batches)
 
     def report(self, statistics: Statistics) -> LayerStats | None:
-        """Return what this round showed, or None if the rule recorded nothing."""
+        """Return the statistics of this round, or None if the rule recorded nothing."""
         log = self.recorder
         if not log.seen and not log.calibrated:
             return None

@@ -1,7 +1,7 @@
 """Replace the BatchNorm layers in a copy of a model, and report each replacement.
 
-A layer becomes FedBatchNorm, which follows a rule (`federate`); SampleNorm, which is GroupNorm,
-LayerNorm or InstanceNorm (`to_sample_norm`); or a copy of its input (`remove`).
+A layer becomes FedBatchNorm, which follows a rule (`to_fed_batch_norm`); SampleNorm, which is
+GroupNorm, LayerNorm or InstanceNorm (`to_sample_norm`); or a copy of its input (`remove`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -157,7 +157,7 @@ def to_sample_norm(model: nn.Module, groups: int | None, *, round_down: bool = F
 
     Args:
         model: the model.
-        groups: groups of channels; None stands for one group per channel.
+        groups: groups of channels; None is one group per channel.
         round_down: where `groups` does not divide a layer's channels, take the largest smaller
             number that does, instead of refusing; the report says so.
     """
@@ -204,5 +204,5 @@ class Removed(nn.Identity):
 
 
 def remove(model: nn.Module) -> Conversion:
-    """Take every BatchNorm layer out, with its γ and β."""
+    """Remove every BatchNorm layer, with its γ and β."""
     return replace(model, lambda _path, _layer: Removed())

@@ -1,7 +1,7 @@
 """Switchable normalization: BatchNorm layers that mix instance, layer and batch statistics.
 
 Means are mixed with one softmax of three learnable weights, variances with another. In evaluation
-the running statistics stand for the batch's. A part that looks at a single value has variance 0
+the running statistics replace the batch's. A part that looks at a single value has variance 0
 and would erase it, so it is left out and the softmax runs over the others: the instance part where
 a channel of a sample is one value (every 2-D input), and the layer part where a whole sample is.
 
@@ -82,19 +82,19 @@ class SwitchableNorm(FedBatchNorm):
 
 
 class SwitchNorm1d(SwitchableNorm, FedBatchNorm1d):
-    """In the place of BatchNorm1d."""
+    """Switchable normalization of BatchNorm1d's inputs."""
 
 
 class SwitchNorm2d(SwitchableNorm, FedBatchNorm2d):
-    """In the place of BatchNorm2d."""
+    """Switchable normalization of BatchNorm2d's inputs."""
 
 
 class SwitchNorm3d(SwitchableNorm, FedBatchNorm3d):
-    """In the place of BatchNorm3d."""
+    """Switchable normalization of BatchNorm3d's inputs."""
 
 
 class SwitchSyncNorm(SwitchableNorm, FedSyncBatchNorm):
-    """In the place of SyncBatchNorm."""
+    """Switchable normalization of SyncBatchNorm's inputs."""
 
 
 _SWITCHED: dict[type[_BatchNorm], type[SwitchableNorm]] = {

@@ -151,7 +151,7 @@ def _standardized_type(path: str, layer: _ConvNd) -> type[StandardizedConv]:
         if isinstance(layer, plain) and _computes_like(layer, plain):
             return standardized
     raise ConversionError(
-        f"{named} is a convolution with a forward pass or a parametrization of its own, which a "
+        f"{named} is a convolution with a custom forward pass or a parametrization, which a "
         "conversion would lose; use one of torch's convolutions there."
     )
 

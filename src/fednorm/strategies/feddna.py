@@ -18,8 +18,8 @@ where clients are Gaussians in each channel, their divergence is the mean over c
 the clients' shares of all values. Given w, the best Gaussian has the pooled moments; given that,
 w_i is proportional to n_i · exp(-strength · KL(client i ‖ pooled)). The two steps alternate from
 w = n, and neither can raise the sum. A client far from the others weighs less than its share, and
-one that is several deviations away in most channels nothing at all; `strength=0` is `naive` with
-`statistics="pool"`.
+one that is several standard deviations away in most channels nothing at all; `strength=0` is
+`naive` with `statistics="pool"`.
 """
 
 from collections.abc import Sequence

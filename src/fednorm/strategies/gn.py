@@ -1,4 +1,4 @@
-"""GroupNorm in the place of BatchNorm.
+"""GroupNorm instead of BatchNorm.
 
 Wu and He, "Group Normalization", ECCV 2018, arXiv:1803.08494; proposed for federated learning by
 Hsieh et al., "The Non-IID Data Quagmire of Decentralized Machine Learning", 2020, arXiv:1910.00189.
@@ -21,7 +21,7 @@ from fednorm.strategies.base import require_batch_norm
 
 @dataclass(frozen=True)
 class GN(Strategy):
-    """GroupNorm in the place of BatchNorm."""
+    """GroupNorm instead of BatchNorm."""
 
     groups: int = param(2, "groups of channels; must divide the channels of every layer")
     round_down: bool = param(

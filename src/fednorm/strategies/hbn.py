@@ -12,10 +12,10 @@ Server: pools the moments by the law of total variance, and lets the shared stat
 small momentum; clients use them from the next round on.
 
 Test: all clients send their data through the final model in the same way and report the mixed
-statistics, with which their layers normalised. Pooled, these stand in the place of the shared ones
-for the test alone: the shared ones follow slowly and do not belong to the model, and those of the
-inputs do not belong to layers that were given something else in training. Evaluation uses nothing
-of a client's own, so there is a global model.
+statistics, with which their layers normalised. Pooled, these replace the shared ones for the test
+alone: the shared ones follow slowly and do not belong to the model, and those of the inputs do not
+belong to layers that were given something else in training. Evaluation uses nothing of a client's
+own, so there is a global model.
 
 Deviations from the authors' code, which measures one batch of 64 samples and reports the mixed
 statistics in training as well: here it is all data of a client and its inputs, which learns faster.

@@ -34,7 +34,7 @@ from fednorm.strategies.base import BatchNormStrategy, require_batch_norm
 
 @dataclass(frozen=True)
 class HeteroFL(BatchNormStrategy):
-    """BatchNorm that tracks nothing in training; one survey of the clients before evaluation."""
+    """BatchNorm that tracks nothing in training; clients are calibrated before evaluation."""
 
     calibration: ClassVar[Calibration] = "evaluation"
     mergeable_batches: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""InstanceNorm in the place of BatchNorm.
+"""InstanceNorm instead of BatchNorm.
 
 Ulyanov, Vedaldi and Lempitsky, "Instance Normalization: The Missing Ingredient for Fast
 Stylization", 2016, arXiv:1607.08022.
@@ -20,7 +20,7 @@ from fednorm.strategies.base import require_batch_norm
 
 @dataclass(frozen=True)
 class IN(Strategy):
-    """InstanceNorm (one group per channel) in the place of BatchNorm."""
+    """InstanceNorm (one group per channel) instead of BatchNorm."""
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy with one group per channel."""

@@ -1,4 +1,4 @@
-"""LayerNorm in the place of BatchNorm.
+"""LayerNorm instead of BatchNorm.
 
 Ba, Kiros and Hinton, "Layer Normalization", 2016, arXiv:1607.06450.
 
@@ -19,7 +19,7 @@ from fednorm.strategies.base import require_batch_norm
 
 @dataclass(frozen=True)
 class LN(Strategy):
-    """LayerNorm (GroupNorm with one group) in the place of BatchNorm."""
+    """LayerNorm (GroupNorm with one group) instead of BatchNorm."""
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy with one group per layer."""

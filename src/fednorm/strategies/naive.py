@@ -7,7 +7,7 @@ Guerraoui et al., 2024.
 Client: ordinary BatchNorm on its own batches.
 
 Server: averages weights, γ, β and the running statistics. The average of the variances lacks the
-variance between clients, on purpose: that is the method. `statistics="pool"` mends this part, but
+variance between clients, on purpose: that is the method. `statistics="pool"` fixes this part, but
 not the normalisation by local batches.
 """
 

@@ -7,7 +7,7 @@ Client: keeps the running statistics of its BatchNorm layers for itself; the res
 
 Server: averages the rest. There is no global model: every client's own is tested, on its own test
 split or, with `evaluate = "global"`, on all test samples. A client that has not trained yet is
-tested with the mean of the layers of those that have (`newcomers = "average"`).
+tested with the mean of the layers of those that have (`unseen_init = "average"`).
 """
 
 from collections.abc import Mapping
