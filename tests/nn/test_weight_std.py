@@ -191,11 +191,11 @@ class Renamed(nn.Conv2d):
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (Gated(2, 2, 3), r"'0\.0' \(Gated\) is a convolution with a forward pass"),
-        (Doubled(2, 2, 3), r"'0\.0' \(Doubled\) is a convolution with a forward pass"),
+        (Gated(2, 2, 3), r"'0\.0' \(Gated\) is a convolution with a custom forward pass"),
+        (Doubled(2, 2, 3), r"'0\.0' \(Doubled\) is a convolution with a custom forward pass"),
         (
             parametrizations.weight_norm(nn.Conv2d(2, 2, 3)),
-            r"'0\.0' .* a parametrization of its own",
+            r"'0\.0' .* a parametrization, which a conversion",
         ),
         (standardize(nn.Conv2d(2, 2, 3), **GN_WS).model, r"'0\.0' \(StandardizedConv2d\)"),
         (nn.LazyConv2d(2, 3), r"'0\.0' \(LazyConv2d\) has no shape yet"),

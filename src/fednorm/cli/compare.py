@@ -29,7 +29,8 @@ from fednorm.experiment.job import CheckpointPolicy
 from fednorm.experiment.load import build_experiment, expand_sweep, override_settings, read_toml
 from fednorm.experiment.results import Comparison
 from fednorm.experiment.run_folder import clear_folder
-from fednorm.report import build_table, write_comparison
+from fednorm.report.tables import build_table
+from fednorm.report.write import write_comparison
 
 
 def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)

@@ -20,6 +20,7 @@ from fednorm.data import DATASETS
 from fednorm.data.partition import PARTITIONS
 from fednorm.models import MODELS
 from fednorm.registry import find, unknown
+from fednorm.report.format import Column, make_table
 from fednorm.strategies import STRATEGIES
 
 KINDS: Mapping[str, Mapping[str, type]] = {
@@ -60,12 +61,9 @@ def _explain(cls: type) -> str:
 
 def list_entries(name: str) -> Table:
     """Return one line for each entry of a kind."""
-    table = Table(title=name, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("what it is")
-    for entry, cls in KINDS[name].items():
-        table.add_row(entry, _summarize(cls))
-    return table
+    columns = [Column("name"), Column("what it is", wraps=True)]
+    rows = ([entry, _summarize(cls)] for entry, cls in KINDS[name].items())
+    return make_table(columns, rows, title=name, ruled=False)
 
 
 def describe_entry(kind_name: str, name: str) -> Group:
@@ -83,14 +81,13 @@ def _tabulate_parameters(cls: Any) -> Table | Text:
     fields = dataclasses.fields(cls)
     if not fields:
         return Text("No parameters.")
-    table = Table(title="Parameters", title_justify="left", box=None, pad_edge=False)
-    for column in ("name", "default", "meaning"):
-        table.add_column(column, no_wrap=column == "name")
+    rows = []
     for field in fields:
         needed = field.default is dataclasses.MISSING
         default = "(needed)" if needed else "none" if field.default is None else str(field.default)
-        table.add_row(field.name, default, field.metadata.get("help", ""))
-    return table
+        rows.append([field.name, default, field.metadata.get("help", "")])
+    columns = [Column("name"), Column("default", wraps=True), Column("meaning", wraps=True)]
+    return make_table(columns, rows, title="Parameters", ruled=False)
 
 
 def list_(

@@ -25,7 +25,9 @@ from fednorm.experiment.config import Experiment
 from fednorm.experiment.interrupt import between_rounds
 from fednorm.experiment.run import OnRound
 from fednorm.experiment.run_folder import clear_folder
-from fednorm.report import build_story_table, write_story
+from fednorm.report.format import Column, make_table
+from fednorm.report.tables import build_story_table
+from fednorm.report.write import write_story
 from fednorm.reproduce import SCALES, FigureRequest, Scale, find_figure, list_figures
 from fednorm.reproduce import reproduce as run_figure
 from fednorm.reproduce.ring import run_ring
@@ -111,15 +113,12 @@ def _show_panel(title: str, experiment: Experiment) -> Iterator[OnRound]:
 
 
 def _list_known() -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("name", "what", "question"):
-        table.add_column(column, no_wrap=column == "name")
     known = list_figures()
     if not known:
         raise ConfigError("there are no configs; install fednorm from its source tree or a wheel.")
-    for name, figure in known.items():
-        table.add_row(name, figure.title, figure.question)
-    return table
+    columns = [Column("name"), Column("what", wraps=True), Column("question", wraps=True)]
+    rows = ([name, figure.title, figure.question] for name, figure in known.items())
+    return make_table(columns, rows, ruled=False)
 
 
 def ring(

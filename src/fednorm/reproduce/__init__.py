@@ -1,4 +1,4 @@
-"""Published tables and figures, run again: one TOML each, in `configs/`."""
+"""Reproduce published tables and figures, each described by a TOML in `configs/`."""
 
 from fednorm.reproduce.figure import Figure, PanelSpec, find_figure, list_figures
 from fednorm.reproduce.run_figure import FigureRequest, reproduce
