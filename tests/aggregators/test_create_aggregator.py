@@ -5,9 +5,9 @@ import pickle
 import pytest
 import torch
 
-from fednorm.aggregators import TooFewClientsError, check_client_count, create_aggregator
+from fednorm.aggregators import check_client_count, create_aggregator
 from fednorm.core.aggregation import weighted_mean
-from fednorm.errors import UnknownNameError
+from fednorm.errors import TooFewClientsError, UnknownNameError
 
 
 def test_the_mean_alone_is_the_weighted_mean_itself():

@@ -16,7 +16,10 @@ BAD = [
     ({"data": "digit"}, "unknown data set 'digit'; did you mean 'digits'"),
     ({"algorithm": "fedvg"}, "unknown algorithm 'fedvg'; did you mean 'fedavg'"),
     ({"roundz": 3}, "unknown key 'roundz'; did you mean 'rounds'"),
-    ({"strategies": [{"name": "fbn", "momentm": 0.1}]}, "'momentm'; did you mean 'momentum'"),
+    (
+        {"strategies": [{"name": "fbn", "stats_momentm": 0.1}]},
+        "'stats_momentm'; did you mean 'stats_momentum'",
+    ),
     ({"algorithm": {"name": "dsgd", "rl": 0.1}}, "unknown field of algorithm 'dsgd' 'rl'"),
     ({"strategy": {"groupz": 2}}, "strategy.groupz is a field of none"),
     ({"clients": 5000}, "cannot give each of 5000 clients a sample"),
@@ -88,13 +91,13 @@ def test_the_resolved_config_can_be_run_again(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text(to_toml(experiment))
     assert build_experiment(read_toml(path)) == experiment
-    assert experiment.make_strategy(experiment.strategies[0]).momentum is None
+    assert experiment.make_strategy(experiment.strategies[0]).stats_momentum is None
 
 
 def test_fields_for_all_strategies_reach_those_that_have_them():
     experiment = build_experiment({"strategy": {"stats_momentum": 0.3, "groups": 4}})
     made = {e.title: experiment.make_strategy(e) for e in experiment.strategies}
-    assert made["fbn"].momentum == made["naive"].momentum == 0.3
+    assert made["fbn"].stats_momentum == made["naive"].stats_momentum == 0.3
     assert made["gn"].groups == 4
 
 

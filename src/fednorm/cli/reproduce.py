@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -19,19 +19,14 @@ from fednorm.cli.options import (
     option_help,
     prefetch,
 )
-from fednorm.cli.run_progress import show_progress
 from fednorm.errors import ConfigError
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.interrupt import between_rounds
-from fednorm.experiment.run import OnRound
-from fednorm.experiment.run_folder import clear_folder
 from fednorm.report.format import Column, make_table
-from fednorm.report.tables import build_story_table
-from fednorm.report.write import write_story
-from fednorm.reproduce import SCALES, FigureRequest, Scale, find_figure, list_figures
-from fednorm.reproduce import reproduce as run_figure
-from fednorm.reproduce.ring import run_ring
-from fednorm.reproduce.ring_plots import build_ring_table, write_ring
+from fednorm.reproduce.scale import SCALES, Scale
+
+if TYPE_CHECKING:
+    from fednorm.experiment.run import OnRound
+    from fednorm.reproduce import FigureRequest
 
 
 def reproduce(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
@@ -50,12 +45,12 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
     workers: Workers = None,
     fresh: Fresh = False,
     listed: Annotated[
-        bool, typer.Option("--list", help="list what can be reproduced, and stop")
+        bool, typer.Option("--list", help="list the tables and figures, and stop")
     ] = False,
 ) -> None:
-    """Run a published table or figure and put our numbers beside the published ones.
+    """Run a published table or figure and compare our numbers with the published ones.
 
-    Called again, it goes on where it stopped: finished runs are not repeated.
+    Called again, it continues where it stopped: finished runs are not repeated.
 
     For example:
 
@@ -70,6 +65,9 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
     if listed or name is None:
         console.print(_list_known())
         return
+    from fednorm.experiment.run_folder import clear_folder
+    from fednorm.reproduce import FigureRequest, find_figure
+
     figure = find_figure(name)
     folder = out or Path("results") / f"{Path(name).stem}-{scale}"
     if figure.ring is not None:
@@ -84,8 +82,12 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
     _run(request, folder, workers)
 
 
-def _run(request: FigureRequest, folder: Path, workers: int | None) -> None:
+def _run(request: "FigureRequest", folder: Path, workers: int | None) -> None:
     """Run all panels; the report grows with each of them."""
+    from fednorm.report.tables import build_story_table
+    from fednorm.report.write import write_story
+    from fednorm.reproduce import reproduce as run_figure
+
     experiments = [experiment for _, experiment in request.experiments]
     for experiment in {e.data.model_dump_json(): e for e in experiments}.values():
         prefetch(experiment)
@@ -101,18 +103,23 @@ def _run(request: FigureRequest, folder: Path, workers: int | None) -> None:
     console.print(f"Report: {report}", soft_wrap=True)
     runs = [run for panel in story.panels for run in panel.comparison.runs]
     if any(run.status == "interrupted" for run in runs):
-        errors.print("Interrupted; what was finished is kept, and the same command goes on.")
+        errors.print("Interrupted; finished runs are kept, and the same command continues.")
         raise typer.Exit(INTERRUPTED)
 
 
 @contextmanager
-def _show_panel(title: str, experiment: Experiment) -> Iterator[OnRound]:
+def _show_panel(title: str, experiment: Experiment) -> Iterator["OnRound"]:
+    from fednorm.cli.run_progress import show_progress
+    from fednorm.experiment.interrupt import between_rounds
+
     console.print(title, style="bold", markup=False)
     with show_progress(experiment, console) as show_round, between_rounds(show_round) as on_round:
         yield on_round
 
 
 def _list_known() -> Table:
+    from fednorm.reproduce import list_figures
+
     known = list_figures()
     if not known:
         raise ConfigError("there are no configs; install fednorm from its source tree or a wheel.")
@@ -132,6 +139,9 @@ def ring(
 
     Ten clients, one class each; how far from centralized BatchNorm does each method normalise?
     """
+    from fednorm.reproduce.ring import run_ring
+    from fednorm.reproduce.ring_plots import build_ring_table, write_ring
+
     result = run_ring(rounds, seed)
     paths = write_ring(result, out)
     console.print(build_ring_table(result))

@@ -71,7 +71,11 @@ class RejectedReply:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """The server's state after a round."""
+    """The server's state after a round.
+
+    >>> ServerState(round=3, weights={}, buffers={}, running={}).round
+    3
+    """
 
     round: int
     weights: Tensors  # shared parameters
@@ -86,7 +90,16 @@ class ServerState:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Server to client."""
+    """Server to client.
+
+    >>> import fednorm
+    >>> from torch import nn
+    >>> task = fednorm.Task.build(
+    ...     nn.BatchNorm1d(2), fednorm.create_strategy("fbn"), fednorm.create_algorithm("dsgd")
+    ... )
+    >>> fednorm.broadcast(task, task.initial_state).round
+    1
+    """
 
     round: int  # counted from 1
     rounds: int | None  # the planned number of rounds, if it is known
@@ -99,7 +112,11 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Client to server."""
+    """Client to server.
+
+    >>> Reply(client=0, examples=20, update={}, buffers={}, stats={}).examples
+    20
+    """
 
     client: ClientId
     examples: int  # the client's weight in averages
@@ -112,7 +129,11 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class ClientState:
-    """What a client keeps between its rounds."""
+    """What a client keeps between its rounds.
+
+    >>> ClientState().tensors  # of a client that has not trained
+    {}
+    """
 
     tensors: Tensors = field(default_factory=dict)  # personal parameters and statistics
     optimizer: Tensors = field(default_factory=dict)  # momentum by parameter name
@@ -123,6 +144,11 @@ class Batches:
     """One client's mini-batches of one round.
 
     `steps` may be iterated more than once: a round with exchanges is replayed.
+
+    >>> import torch
+    >>> steps = [(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))]
+    >>> Batches(client=0, steps=steps, examples=4).examples
+    4
     """
 
     client: ClientId

@@ -20,7 +20,11 @@ _SHORT = (torch.bfloat16, torch.float16)  # too coarse for statistics
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Count, mean and biased variance of the values that each channel has seen."""
+    """Count, mean and biased variance of the values that each channel has seen.
+
+    >>> Moments.of(torch.tensor([[1.0], [3.0]])).merge(Moments.of(torch.tensor([[5.0]]))).mean
+    tensor([3.])
+    """
 
     count: float
     mean: Tensor

@@ -36,7 +36,15 @@ from fednorm.errors import NonFiniteLossError, NoUsableReplyError
 
 
 def broadcast(task: Task, state: ServerState) -> Broadcast:
-    """Return what the server sends to the clients of its next round."""
+    """Return the message of the server to the clients of its next round.
+
+    >>> import fednorm
+    >>> task = Task.build(
+    ...     nn.BatchNorm1d(2), fednorm.create_strategy("fbn"), fednorm.create_algorithm("dsgd")
+    ... )
+    >>> broadcast(task, task.initial_state).round
+    1
+    """
     return Broadcast(
         round=state.round + 1,
         rounds=task.rounds,
@@ -59,6 +67,16 @@ def client_round(
 
     `exchange` answers strategies that exchange means within a round; without it the client is
     alone. Raises NonFiniteLossError when training diverges.
+
+    >>> import fednorm
+    >>> task = Task.build(
+    ...     nn.BatchNorm1d(2), fednorm.create_strategy("fbn"), fednorm.create_algorithm("dsgd")
+    ... )
+    >>> batches = Batches(0, [(torch.eye(2), torch.tensor([0, 1]))], examples=2)
+    >>> sent = broadcast(task, task.initial_state)
+    >>> reply, client_state = client_round(task, sent, ClientState(), batches)
+    >>> sorted(reply.update), list(reply.stats)
+    (['bias', 'weight'], [''])
     """
     measured = _measure(task, received, client_state, batches) if task.strategy.measures else None
     load_state(task, received, client_state)
@@ -171,9 +189,19 @@ def server_round(
     """Merge the replies of one round into the next state; a pure function of its arguments.
 
     Clients that did not answer are simply absent, and a faulty reply is rejected by name: the
-    statistics are exact for those that remain. With `asked`, only those clients may answer. Raises
+    statistics are exact for those that remain. With `asked`, no other client may answer. Raises
     NoUsableReplyError if fewer than `minimum` good replies remain, or fewer than a robust rule
     needs.
+
+    >>> import fednorm
+    >>> task = Task.build(
+    ...     nn.BatchNorm1d(2), fednorm.create_strategy("fbn"), fednorm.create_algorithm("dsgd")
+    ... )
+    >>> batches = [Batches(i, [(torch.eye(2), torch.tensor([0, 1]))], examples=2) for i in (0, 1)]
+    >>> sent = broadcast(task, task.initial_state)
+    >>> replies = [client_round(task, sent, ClientState(), own)[0] for own in batches]
+    >>> server_round(task, task.initial_state, replies).round
+    1
     """
     good, rejected = validate_replies(replies, reply_schema(task, state, asked))
     if not task.statistics_aggregator.uses_weights:

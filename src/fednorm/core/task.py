@@ -35,6 +35,12 @@ class Task:
     """A converted model under a strategy and an algorithm.
 
     The model is a workspace: every round overwrites its tensors in place.
+
+    >>> import fednorm
+    >>> model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    >>> strategy, algorithm = fednorm.create_strategy("fbn"), fednorm.create_algorithm("dsgd")
+    >>> sorted(Task.build(model, strategy, algorithm).initial_state.weights)
+    ['0.bias', '0.weight', '1.bias', '1.weight']
     """
 
     model: nn.Module
@@ -177,6 +183,13 @@ def export(task: Task, state: ServerState, client_state: ClientState | None = No
     """Return the workspace model as it stands after a round, for evaluation or for saving.
 
     With a client's state it is that client's personal model.
+
+    >>> import fednorm
+    >>> task = Task.build(
+    ...     nn.BatchNorm1d(2), fednorm.create_strategy("fbn"), fednorm.create_algorithm("dsgd")
+    ... )
+    >>> export(task, task.initial_state).training
+    False
     """
     load_state(task, state, client_state or ClientState())
     return task.model.eval()

@@ -1,4 +1,8 @@
-"""Examine a model for federated learning: `fednorm doctor`."""
+"""Examine a model for federated learning: `fednorm doctor`.
+
+>>> examine("mlp", shape=(4,), classes=3).model.classes
+3
+"""
 
 from fednorm.doctor.examine import examine, read_shape
 from fednorm.doctor.findings import DoctorReport, save

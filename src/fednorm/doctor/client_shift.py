@@ -67,7 +67,7 @@ def measure_clients(
 def _build_federation(experiment: Experiment, data: Dataset) -> Federation:
     return build_federation(
         data,
-        experiment.partition,
+        experiment.partition_rule,
         experiment.plan,
         clients=experiment.clients,
         seed=experiment.seeds[0],

@@ -36,12 +36,24 @@ def _give(strategy: str | None, *reasons: str) -> Recommendation:
 
 def recommend_without_batch_norm(exam: Examination) -> Recommendation | None:
     """Recommend `none` without BatchNorm: there is nothing to choose."""
-    return None if exam.batch_norms else _give("none", describe_no_batch_norm(exam))
+    if exam.batch_norms:
+        return None
+    return _give(
+        "none",
+        f"0 of {len(exam.layers)} normalization layers are BatchNorm, so there is nothing to "
+        f"fix; {describe_refusals(exam)}",
+    )
 
 
 def recommend_without_data(exam: Examination) -> Recommendation | None:
     """Recommend nothing without data."""
-    return None if exam.clients else _give(None, describe_missing_data(exam))
+    if exam.clients:
+        return None
+    return _give(
+        None,
+        f"the choice depends on how far the clients are apart in the {len(exam.batch_norms)} "
+        "BatchNorm layers, which is not known without --data and --partition.",
+    )
 
 
 def recommend_naive(exam: Examination) -> Recommendation | None:
@@ -59,14 +71,16 @@ def recommend_personal_layers(exam: Examination) -> Recommendation | None:
     """Recommend `fedbn` if each client is tested on its own data and often takes part."""
     taking_part, trained = exam.taking_part
     tested = exam.experiment.evaluate == "clients"
-    if not tested or taking_part / trained < LEAST_SHARE or _has_single_batches(exam):
-        return None
-    if exam.find_cost("fedbn") is None:
+    share, cost = taking_part / trained, exam.find_cost("fedbn")
+    if not tested or share < LEAST_SHARE or _has_single_batches(exam) or cost is None:
         return None
     return _give(
         "fedbn",
         *describe_naive(exam),
-        describe_personal_layers(exam),
+        f"every client is tested on its own data (evaluate = clients), and {taking_part} of "
+        f"{trained} take part in a round ({format_share(share)}, at least "
+        f"{format_share(LEAST_SHARE)}); "
+        f"{format_number(cost.personal_bytes)} B stay on each client.",
         describe_cost(exam, "fedbn"),
     )
 
@@ -159,22 +173,6 @@ def find_deviation(exam: Examination, strategy: str, statistics: str) -> float |
     return found.deviation if found else None
 
 
-def describe_no_batch_norm(exam: Examination) -> str:
-    """Say that there is nothing to fix."""
-    return (
-        f"0 of {len(exam.layers)} normalization layers are BatchNorm, so there is nothing to "
-        f"fix; {len(exam.refusing)} of {len(exam.costs)} strategies refuse the model."
-    )
-
-
-def describe_missing_data(exam: Examination) -> str:
-    """Say that data are missing."""
-    return (
-        f"the choice depends on how far the clients are apart in the {len(exam.batch_norms)} "
-        "BatchNorm layers, which is not known without --data and --partition."
-    )
-
-
 def describe_refusals(exam: Examination) -> str:
     """Say how many strategies refuse the model."""
     return f"{len(exam.refusing)} of {len(exam.costs)} strategies refuse the model."
@@ -207,18 +205,6 @@ def describe_naive(exam: Examination) -> list[str]:
 
 def _compare(value: float | None, limit: float) -> str:
     return "under" if (value or 0.0) < limit else "not under"
-
-
-def describe_personal_layers(exam: Examination) -> str:
-    """Say why personal layers fit."""
-    taking_part, trained = exam.taking_part
-    cost = exam.find_cost("fedbn")
-    kept = cost.personal_bytes if cost else None
-    return (
-        f"every client is tested on its own data (evaluate = clients), and {taking_part} of "
-        f"{trained} take part in a round ({format_share(taking_part / trained)}, at least "
-        f"{format_share(LEAST_SHARE)}); {format_number(kept)} B stay on each client."
-    )
 
 
 def describe_surveyed(exam: Examination) -> str:

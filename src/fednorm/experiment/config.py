@@ -1,21 +1,35 @@
 """The schema of an experiment: one description for the command line, TOML files and Python."""
 
 import dataclasses
-from typing import Annotated, Any, Literal, Self
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
+from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import ALGORITHMS
-from fednorm.attacks import Target
-from fednorm.core.strategy import Strategy
+from fednorm.attacks import ATTACKS, Target
 from fednorm.data import DATASETS
 from fednorm.data.partition import create_partition
-from fednorm.data.sampling import Plan
 from fednorm.experiment.specs import OWN_SETTINGS, Spec, StrategySpec, create_entry
-from fednorm.experiment.threat_model import check_adversity
 from fednorm.models import MODELS
-from fednorm.registry import find
+from fednorm.registry import RENAMED, unknown
 from fednorm.strategies import STRATEGIES
+
+if TYPE_CHECKING:  # torch is imported when an experiment is checked, not when its keys are listed
+    from fednorm.attacks import Attack
+    from fednorm.core.aggregation import Aggregator
+    from fednorm.core.strategy import Strategy
+    from fednorm.data.partition import Partition
+    from fednorm.data.sampling import Plan
 
 
 def _split_list(value: Any) -> Any:
@@ -40,7 +54,7 @@ def _parse_seeds(value: Any) -> Any:
 class Experiment(BaseModel):
     """What is run. The defaults are the demonstration: 8×8 digits, one digit per client."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     strategies: Annotated[list[StrategySpec], BeforeValidator(_split_list)] = Field(
         default=["centralized", "naive", "fixbn", "fbn", "gn"],
@@ -155,13 +169,15 @@ class Experiment(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        from fednorm.experiment.threat_model import check_adversity  # noqa: PLC0415 (needs torch)
+
         self.plan  # noqa: B018 (each of these raises an error that says what is wrong)
         self.make_algorithm()
-        create_partition(self.partition)
+        self.partition_rule  # noqa: B018 (as above)
         if ":" not in self.data.name:
-            create_entry("data set", DATASETS, self.data.name, self.data.fields)
+            create_entry(DATASETS, self.data.name, self.data.fields)
         if ":" not in self.model.name:
-            create_entry("model", MODELS, self.model.name, self.model.fields)
+            create_entry(MODELS, self.model.name, self.model.fields)
         check_adversity(self)
         for entry in self.strategies:
             self.make_strategy(entry)
@@ -182,6 +198,8 @@ class Experiment(BaseModel):
     def _check_strategy_fields(self) -> None:
         known = {f for e in self.strategies for f in list_entry_fields(e)}
         for key in self.strategy:
+            if key in RENAMED and RENAMED[key] in known:
+                raise unknown("strategy field", key, known)
             if key not in known:
                 raise ValueError(
                     f"strategy.{key} is a field of none of the chosen strategies; "
@@ -192,22 +210,36 @@ class Experiment(BaseModel):
         """Return the experiment as one entry runs it, with the keys that it sets for itself.
 
         Without Byzantine clients there is no attack. The reference on one machine has no clients
-        that could lie or vanish: it is what honest clients would reach.
+        that could be Byzantine or drop out: it is what honest clients would reach.
         """
         own = _list_honest_settings() if entry.centralized else entry.settings
-        if all(getattr(self, key) == value for key, value in own.items()):
+        own = {name: _check_setting(name, value) for name, value in own.items()}
+        if all(getattr(self, name) == value for name, value in own.items()):
             return self
+        key = entry.model_dump_json()
+        if key not in self._variants:
+            self._variants[key] = self._make_variant(entry, own)
+        return self._variants[key]
+
+    def _make_variant(self, entry: StrategySpec, own: dict[str, Any]) -> "Experiment":
+        from fednorm.experiment.threat_model import check_adversity  # noqa: PLC0415 (needs torch)
+
         if not own.get("byzantine", self.byzantine):
             own = {**own, "attack": None}
-        alone = {"name": entry.name, "label": entry.label, **entry.fields}
+        alone = StrategySpec(name=entry.name, label=entry.label, **entry.fields)
         common = {k: v for k, v in self.strategy.items() if k in list_entry_fields(entry)}
-        values = {**self.model_dump(), **own, "strategy": common, "strategies": [alone]}
-        return type(self).model_validate(values)
+        variant = self.model_copy(update={**own, "strategy": common, "strategies": [alone]})
+        for parsed in ("aggregators", "attack_rule", "_variants"):
+            variant.__dict__.pop(parsed, None)  # what these keys change is parsed again
+        check_adversity(variant)
+        return variant
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> "Plan":
         """How much a client trains in a round."""
-        algorithm = find("algorithm", ALGORITHMS, self.algorithm.name)
+        from fednorm.data.sampling import Plan  # noqa: PLC0415 (needs torch)
+
+        algorithm = ALGORITHMS.find(self.algorithm.name)
         if algorithm.single_step and (self.local_epochs or (self.local_steps or 1) > 1):
             raise ValueError(
                 f"algorithm {self.algorithm.name!r} takes one step per round, but "
@@ -222,18 +254,70 @@ class Experiment(BaseModel):
         """Rounds between evaluations."""
         return self.eval_every or max(1, self.rounds // 60)
 
-    def make_algorithm(self, strategy: Strategy | None = None) -> Any:
-        """Return the training algorithm, warmed up as the strategy asks unless it is said here."""
-        made = create_entry("algorithm", ALGORITHMS, self.algorithm.name, self.algorithm.fields)
+    # Texts and tables are parsed once; an experiment never changes.
+
+    @cached_property
+    def partition_rule(self) -> "Partition":
+        """How data is divided among clients."""
+        return create_partition(self.partition)
+
+    @cached_property
+    def aggregators(self) -> "tuple[Aggregator, Aggregator]":
+        """The aggregators of updates and of statistics."""
+        f = self.byzantine
+        return create_aggregator(self.aggregator, f), create_aggregator(
+            self.statistics_aggregator, f
+        )
+
+    @cached_property
+    def attack_rule(self) -> "Attack | None":
+        """What Byzantine clients do, if there is an attack."""
+        return create_entry(ATTACKS, self.attack.name, self.attack.fields) if self.attack else None
+
+    @cached_property
+    def _plain_algorithm(self) -> Any:
+        return create_entry(ALGORITHMS, self.algorithm.name, self.algorithm.fields)
+
+    @cached_property
+    def _strategies(self) -> "dict[str, Strategy]":
+        return {}
+
+    @cached_property
+    def _variants(self) -> "dict[str, Experiment]":
+        return {}
+
+    def make_algorithm(self, strategy: "Strategy | None" = None) -> Any:
+        """Return the training algorithm; a strategy's warm-up counts unless the user sets one."""
+        made = self._plain_algorithm
         if strategy is None or made.warmup is not None:
             return made
         return dataclasses.replace(made, warmup=strategy.warmup)
 
-    def make_strategy(self, entry: StrategySpec) -> Strategy:
+    def make_strategy(self, entry: StrategySpec) -> "Strategy":
         """Return the strategy of an entry."""
-        common = {k: None if v == "none" else v for k, v in self.strategy.items()}
-        fields = {k: v for k, v in common.items() if k in list_entry_fields(entry)} | entry.fields
-        return create_entry("strategy", STRATEGIES, entry.strategy, fields)
+        key = entry.model_dump_json()
+        if key not in self._strategies:
+            common = {k: None if v == "none" else v for k, v in self.strategy.items()}
+            known = list_entry_fields(entry)
+            fields = {k: v for k, v in common.items() if k in known} | entry.fields
+            self._strategies[key] = create_entry(STRATEGIES, entry.strategy, fields)
+        return self._strategies[key]
+
+
+@cache
+def _adapt_setting(key: str) -> TypeAdapter[Any]:
+    info = Experiment.model_fields[key]
+    annotated: Any = Annotated[info.annotation, info]
+    return TypeAdapter(annotated)
+
+
+def _check_setting(key: str, value: Any) -> Any:
+    """Return the value of a key that an entry sets for itself, checked as the schema says."""
+    try:
+        return _adapt_setting(key).validate_python(value)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].lower()
+        raise ValueError(f"{key} = {value!r} is not valid: {reason}.") from None
 
 
 def _list_honest_settings() -> dict[str, Any]:
@@ -243,5 +327,5 @@ def _list_honest_settings() -> dict[str, Any]:
 
 def list_entry_fields(entry: StrategySpec) -> set[str]:
     """Return the fields that the strategy of an entry has."""
-    cls = find("strategy", STRATEGIES, entry.strategy)
+    cls = STRATEGIES.find(entry.strategy)
     return {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # all are

@@ -162,7 +162,7 @@ def build_run(
         data = replace(data, transform=replace(data.transform, channels_last=True))
     clients = build_federation(
         data,
-        experiment.partition,
+        experiment.partition_rule,
         experiment.plan,
         clients=experiment.clients,
         seed=seed,
@@ -170,7 +170,7 @@ def build_run(
         unseen=experiment.unseen_clients,
     )
     strategy = experiment.make_strategy(entry)
-    aggregate, aggregate_statistics = threat_model.make_aggregators(experiment)
+    aggregate, aggregate_statistics = experiment.aggregators
     if experiment.precision == "bf16" and device.type == "cpu" and not has_bfloat16():
         _warn_of_slow_bfloat16()
     task = Task.build(

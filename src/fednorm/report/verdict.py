@@ -25,8 +25,8 @@ def list_caveats(comparison: Comparison) -> list[str]:
     summaries = comparison.summaries()
     sentences = (
         *(_tell_diverged(summary) for summary in summaries),
-        _tell_stopped(comparison.runs),
-        _tell_interrupted(comparison.runs),
+        _tell_ended(comparison.runs, "stopped", " for lack of valid replies"),
+        _tell_ended(comparison.runs, "interrupted"),
         _tell_one_seed(comparison.runs),
         _tell_personal(comparison),
     )
@@ -115,20 +115,10 @@ def _tell_diverged(summary: Summary) -> str:
     return f"{summary.strategy} diverged with {len(diverged)} of {total} seeds; its mean {covers}."
 
 
-def _tell_stopped(runs: Sequence[RunResult]) -> str:
-    count = sum(run.status == "stopped" for run in runs)
-    if not count:
-        return ""
+def _tell_ended(runs: Sequence[RunResult], status: str, why: str = "") -> str:
+    count = sum(run.status == status for run in runs)
     were = "1 run was" if count == 1 else f"{count} runs were"
-    return f"{were} stopped for lack of valid replies; the last evaluation counts."
-
-
-def _tell_interrupted(runs: Sequence[RunResult]) -> str:
-    count = sum(run.status == "interrupted" for run in runs)
-    if not count:
-        return ""
-    were = "1 run was" if count == 1 else f"{count} runs were"
-    return f"{were} interrupted; the last evaluation counts."
+    return f"{were} {status}{why}; the last evaluation counts." if count else ""
 
 
 def _tell_one_seed(runs: Sequence[RunResult]) -> str:

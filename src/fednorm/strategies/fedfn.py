@@ -22,6 +22,7 @@ from torch.nn import functional
 from fednorm.core.strategy import Conversion, Replacement, Strategy
 from fednorm.nn.convert import ConversionError
 from fednorm.registry import param
+from fednorm.strategies import create_strategy
 
 
 class DirectionLinear(nn.Linear):
@@ -53,8 +54,6 @@ class FedFN(Strategy):
 
     @cached_property
     def _base(self) -> Strategy:
-        from fednorm.strategies import create_strategy  # noqa: PLC0415 (the registry holds this class)
-
         options = {k: None if v == "none" else v for k, v in self.options.items()}
         return create_strategy(self.base, **options)
 

@@ -42,13 +42,13 @@ def _stay_frozen(module: nn.Module, _given: object) -> None:
 
 def describe_strategy(chosen: Strategy) -> str:
     """Return a strategy as text that the other side can read."""
-    names = [name for name, cls in STRATEGIES.items() if cls is type(chosen)]
-    if not names:
+    name = STRATEGIES.name_of(type(chosen))
+    if name is None:
         raise ValueError(
             f"clients make the strategy by its name, but {type(chosen).__name__} has none; "
             "add it to fednorm.strategies.STRATEGIES on all machines."
         )
-    return json.dumps({"name": names[0], **dataclasses.asdict(chosen)})  # type: ignore[call-overload]  # a dataclass
+    return json.dumps({"name": name, **dataclasses.asdict(chosen)})  # type: ignore[call-overload]  # a dataclass
 
 
 def unpack(

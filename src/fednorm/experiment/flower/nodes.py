@@ -23,7 +23,6 @@ from fednorm.engines.flower.node_app import Build, Site, client_app
 from fednorm.engines.flower.remote_clients import RemoteClients
 from fednorm.engines.loop import RoundResult, Start
 from fednorm.errors import ConfigError
-from fednorm.experiment import threat_model
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.specs import StrategySpec
 
@@ -89,7 +88,7 @@ def make_remote(experiment: Experiment, entry: StrategySpec, seed: int, task: Ta
     """Return the clients of a run in Flower's simulation runtime; refuse what it cannot do."""
     if experiment.diagnose:
         raise ValueError("engine 'flower' cannot diagnose, which needs all clients at the server.")
-    attack = threat_model.make_attack(experiment.for_entry(entry))
+    attack = experiment.for_entry(entry).attack_rule
     if attack and attack.on_data:
         raise ValueError(
             "engine 'flower' leaves data as its nodes hold them, so that an attack on data cannot "
