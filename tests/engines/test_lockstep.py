@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from fednorm import create_strategy
+from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import create_algorithm
 from fednorm.core.task import Task
 from fednorm.data import load_dataset
@@ -124,7 +125,7 @@ def test_fits_only_where_it_is_exact():
     assert not merged_batch.fits(task_of("naive", STEP), _digits(participation=0.5))
     assert merged_batch.fits(task_of("naive", create_algorithm("dsgd")), _digits(participation=0.5))
     robust = Task.build(
-        model, create_strategy("fbn"), STEP, aggregator=lambda v, _w: v.median(0).values
+        model, create_strategy("fbn"), STEP, aggregator=create_aggregator("median", f=0)
     )
     assert not merged_batch.fits(robust, _digits())
     dropping = create_model("fbn_cnn", (1, 8, 8), 10, 0)

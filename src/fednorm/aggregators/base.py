@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fednorm.aggregators.columns import Scratch
 from fednorm.aggregators.rows import Vectors, as_rows, materialize, reduce_columns, sum_vectors
+from fednorm.core.aggregation import Aggregator
 from fednorm.errors import TooFewClientsError
 from fednorm.registry import param
 
@@ -67,7 +68,7 @@ class PreAggregator(Stage):
 
 
 @dataclass(frozen=True)
-class Rule(Stage):
+class Rule(Stage, Aggregator):
     """Reduces many vectors to one; ignores the weights that clients report."""
 
     def combine(self, vectors: Vectors) -> Tensor:
@@ -129,7 +130,7 @@ def check_stages(stages: tuple[PreAggregator, ...], rule: Rule, n: int) -> None:
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class Pipeline(Aggregator):
     """Any number of pre-aggregations, then one rule."""
 
     stages: tuple[PreAggregator, ...]

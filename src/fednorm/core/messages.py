@@ -1,6 +1,6 @@
-"""What travels and what stays: the values that a round takes and returns.
+"""The values that a round takes and returns: what is sent and what stays on a client.
 
-Everything here is a frozen value. Engines own dictionaries and files; rounds own nothing.
+All are frozen. Engines own dictionaries and files; rounds own nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from typing import Self
 from torch import Tensor
 
 from fednorm.core.moments import Moments
-from fednorm.core.types import ClientId, Tensors
+from fednorm.core.types import ClientId, Tensors, nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +25,20 @@ class RunningStats:
 
 @dataclass(frozen=True, slots=True)
 class LayerStats:
-    """What a client says of one layer after a round.
+    """What a client reports of one layer after a round.
 
     With `statistics="pool"` these are the moments of the layer's input during the round; with
-    `statistics="average"` they are the client's own running statistics. `batches` is the layer's
-    counter after the round: an integer, carried as the maximum.
+    `statistics="average"` they are the client's own running statistics. `num_batches` is the
+    layer's counter after the round: an integer, merged by the maximum.
 
-    A client says of how many samples the values are. The server multiplies the values per sample by
-    the weight of the client's update: statistics and weights are averages over one population.
+    A client reports how many samples the values come from. The server multiplies the values per
+    sample by the weight of the client's update: statistics and weights are averages over one
+    population.
     """
 
     moments: Moments
     num_batches: int
-    samples: float = 1.0  # that the moments are of
+    samples: float = 1.0  # behind the moments
     more: tuple[Moments, ...] = ()  # of further calls, if a step uses the layer more than once
 
     @property
@@ -51,7 +52,7 @@ class LayerStats:
         return reduce(Moments.merge, (moments.scale(share) for moments in self.calls))
 
     def with_weight(self, examples: float) -> Self:
-        """Return the report of a client whose update weighs so many examples."""
+        """Return the report of a client whose update weighs `examples`."""
         first, *more = (
             replace(moments, weight=examples * moments.count / self.samples)
             for moments in self.calls
@@ -70,7 +71,7 @@ class RejectedReply:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """All that the server knows after a round.
+    """The server's state after a round.
 
     >>> ServerState(round=3, weights={}, buffers={}, running={}).round
     3
@@ -101,7 +102,7 @@ class Broadcast:
     """
 
     round: int  # counted from 1
-    rounds: int | None  # how many there will be, if that is known
+    rounds: int | None  # the planned number of rounds, if it is known
     weights: Tensors
     buffers: Tensors
     running: Mapping[str, RunningStats]
@@ -128,7 +129,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class ClientState:
-    """What stays with a client between its rounds.
+    """What a client keeps between its rounds.
 
     >>> ClientState().tensors  # of a client that has not trained
     {}
@@ -152,14 +153,14 @@ class Batches:
 
     client: ClientId
     steps: Iterable[tuple[Tensor, Tensor]]
-    examples: int  # how many the client holds in all
-    seed: int = 0  # for what is random inside the model, such as dropout
-    # Where several clients stand in one batch: how much is whose. Those with as much as each other
-    # stand interleaved: the first sample of each, then the second, …
+    examples: int  # that the client holds in all
+    seed: int = 0  # of random draws inside the model, such as dropout
+    # Of merged clients: the samples of each in the batch. Parts of equal size are interleaved: the
+    # first sample of each client, then the second, …
     client_sizes: tuple[int, ...] = ()
     # All of the client's data once, for strategies that measure it before they train.
     all_data: Iterable[tuple[Tensor, Tensor]] | None = None
-    batch_sizes: tuple[int, ...] = ()  # of the batches, where that is known before they are made
+    batch_sizes: tuple[int, ...] = ()  # if they are known before the batches are made
 
     @property
     def all_steps(self) -> Iterable[tuple[Tensor, Tensor]]:
@@ -170,21 +171,17 @@ class Batches:
 _INTEGER = 8  # bytes of a count or a counter on the wire
 
 
-def _count_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
 def report_bytes(stats: Mapping[str, LayerStats]) -> int:
     """Return the payload of reported statistics in bytes."""
     moments = [moments for report in stats.values() for moments in report.calls]
     numbers = len(moments) + 2 * len(stats)  # counts, counters and samples
-    return _count_bytes(t for m in moments for t in (m.mean, m.var)) + _INTEGER * numbers
+    return nbytes(t for m in moments for t in (m.mean, m.var)) + _INTEGER * numbers
 
 
 def upload_bytes(reply: Reply) -> int:
     """Return the payload of a reply in bytes, without the envelope of any transport."""
     tensors = [*reply.update.values(), *reply.buffers.values(), *reply.momentum.values()]
-    return _count_bytes(tensors) + report_bytes(reply.stats) + _INTEGER
+    return nbytes(tensors) + report_bytes(reply.stats) + _INTEGER
 
 
 def download_bytes(broadcast: Broadcast) -> int:
@@ -196,5 +193,5 @@ def download_bytes(broadcast: Broadcast) -> int:
         *broadcast.momentum.values(),
         *broadcast.strategy_state.values(),
     ]
-    stats = _count_bytes(t for r in running for t in (r.mean, r.var)) + _INTEGER * len(running)
-    return _count_bytes(tensors) + stats + _INTEGER
+    stats = nbytes(t for r in running for t in (r.mean, r.var)) + _INTEGER * len(running)
+    return nbytes(tensors) + stats + _INTEGER

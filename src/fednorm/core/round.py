@@ -1,4 +1,4 @@
-"""One round: what a client does and what the server does. All that an engine calls."""
+"""One round: the client's part and the server's part. Engines call nothing else."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -7,17 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fednorm.core.aggregation import (
-    Aggregator,
-    combine_tensors,
-    has_quorum,
-    is_robust,
-    reduce_byzantine_budget,
-)
+from fednorm.core.aggregation import Aggregator, combine_tensors, has_quorum
 from fednorm.core.algorithm import Algorithm, LocalResult, LocalWork
 from fednorm.core.calibration import client_calibration
 from fednorm.core.exchange import Exchange, Solo
 from fednorm.core.layer import RoundContext
+from fednorm.core.merge import MergeInput
 from fednorm.core.messages import (
     Batches,
     Broadcast,
@@ -27,7 +22,6 @@ from fednorm.core.messages import (
     RunningStats,
     ServerState,
 )
-from fednorm.core.strategy import MergeInput
 from fednorm.core.task import (
     Task,
     isolated_rng,
@@ -71,7 +65,7 @@ def client_round(
 ) -> tuple[Reply, ClientState]:
     """Train one client for one round; a pure function of its arguments.
 
-    `exchange` answers strategies that talk in the middle of a round; without it the client is
+    `exchange` answers strategies that exchange means within a round; without it the client is
     alone. Raises NonFiniteLossError when training diverges.
 
     >>> import fednorm
@@ -91,7 +85,7 @@ def client_round(
     counted = replace(batches, steps=_CountedSteps(task.algorithm, batches, context))
     with isolated_rng(batches.seed, task.model):
         trained = task.algorithm.local(_make_work(task, received, client_state, counted))
-    context.step = -1  # what the model is called for later belongs to no step
+    context.step = -1  # later calls of the model belong to no step
     if not math.isfinite(trained.loss):
         raise NonFiniteLossError(batches.client, received.round, trained.loss)
     kept = ClientState(tensors=snapshot(task.layout.personal), optimizer=trained.optimizer)
@@ -102,14 +96,14 @@ def client_round(
 def _measure(
     task: Task, received: Broadcast, client_state: ClientState, batches: Batches
 ) -> Mapping[str, LayerStats]:
-    """Return what the layers see of all the client's data, before it trains."""
+    """Return the layers' statistics of all the client's data, before it trains."""
     own = replace(batches, steps=batches.all_steps)
     return client_calibration(task, received, client_state, own, task.strategy.measure_rule()).stats
 
 
 @dataclass(frozen=True, slots=True)
 class _CountedSteps:
-    """The batches of a round, telling the layers which step this is and what it weighs."""
+    """The batches of a round; iterating tells the layers the step and its weight."""
 
     algorithm: Algorithm
     batches: Batches
@@ -158,7 +152,7 @@ def _select_learning(
 
 @dataclass(frozen=True, slots=True)
 class _MixedPrecision:
-    """A model that multiplies in bfloat16; its weights, statistics and outputs do not change."""
+    """A model that multiplies in bfloat16; weights, statistics and outputs keep their format."""
 
     model: nn.Module
 
@@ -210,14 +204,14 @@ def server_round(
     1
     """
     good, rejected = validate_replies(replies, reply_schema(task, state, asked))
-    if is_robust(task.statistics_aggregator):
+    if not task.statistics_aggregator.uses_weights:
         good, rejected = reject_incomplete(good, rejected)
-    if asked is not None:  # what others send says nothing of those that were asked
+    if asked is not None:  # replies of other clients do not count
         faulty = len((list_clients(rejected) & set(asked)) - list_clients(good))
         task = replace(
             task,
-            aggregator=reduce_byzantine_budget(task.aggregator, faulty),
-            statistics_aggregator=reduce_byzantine_budget(task.statistics_aggregator, faulty),
+            aggregator=task.aggregator.without(faulty),
+            statistics_aggregator=task.statistics_aggregator.without(faulty),
         )
     rules = (task.aggregator, task.statistics_aggregator)
     if len(good) < max(1, minimum) or not all(has_quorum(rule, len(good)) for rule in rules):

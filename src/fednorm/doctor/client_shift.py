@@ -16,7 +16,7 @@ from fednorm.core.calibration import client_calibration
 from fednorm.core.messages import ClientState
 from fednorm.core.moments import Moments, pool
 from fednorm.core.round import broadcast
-from fednorm.core.task import Task
+from fednorm.core.task import Task, isolated_rng
 from fednorm.data import Dataset
 from fednorm.data.federation import Federation, build_federation
 from fednorm.doctor.costs import REFUSALS, ExaminedModel, describe_error
@@ -80,8 +80,7 @@ def _measure(examined: ExaminedModel, clients: ClientShift, drawn: FixedBatches)
     seed = examined.experiment.seeds[0]
     quiet = replace(examined, model=disable_dropout(examined.model))
     alike = deal_again(drawn, seed)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)  # for randomness outside dropout layers
+    with isolated_rng(seed):  # for randomness outside dropout layers
         task = Task.build(quiet.model, Naive(), GRADIENT)
         return replace(
             clients,

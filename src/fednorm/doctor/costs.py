@@ -1,12 +1,12 @@
 """What one round of every strategy costs a client, measured by running it on random data."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from torch import Tensor, nn
+from torch import nn
 
 from fednorm.core.round import broadcast
 from fednorm.core.task import Task
+from fednorm.core.types import nbytes
 from fednorm.doctor.findings import Cost
 from fednorm.doctor.fixed_batches import FixedBatches
 from fednorm.engines.evaluation import is_personal
@@ -73,16 +73,12 @@ def _read_cost(name: str, task: Task, result: RoundResult, clients: FixedBatches
         measures=task.strategy.measures,
         survey_bytes_up=asked.bytes_up if asked else None,
         survey_bytes_down=asked.bytes_down if asked else None,
-        personal_bytes=_count_bytes(kept.tensors.values()),
-        momentum_bytes=_count_bytes(kept.optimizer.values()),
+        personal_bytes=nbytes(kept.tensors.values()),
+        momentum_bytes=nbytes(kept.optimizer.values()),
         global_model=not is_personal(task),
         needs_rounds=_needs_rounds(task),
         needs_batch_statistics=task.strategy.needs_batch_statistics,
     )
-
-
-def _count_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _needs_rounds(task: Task) -> bool:

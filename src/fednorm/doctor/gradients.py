@@ -22,7 +22,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fednorm.algorithms.dsgd import DSGD
 from fednorm.core.aggregation import weighted_mean
-from fednorm.core.layer import RoundContext
+from fednorm.core.layer import NormRule, RoundContext
 from fednorm.core.messages import ClientState, LayerStats, RunningStats
 from fednorm.core.moments import pool
 from fednorm.core.task import Task, load_state, start_training
@@ -34,7 +34,6 @@ from fednorm.engines.base import ClientSource
 from fednorm.engines.loop import rounds
 from fednorm.engines.masks import share_masks
 from fednorm.engines.merged_batch import MergedClients
-from fednorm.nn import rules
 from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.dual_norm import BackwardMeans
 from fednorm.strategies.naive import Naive
@@ -124,10 +123,11 @@ def converge_statistics(task: Task, clients: FixedBatches) -> Task:
     state = task.initial_state
     load_state(task, state, ClientState())
     start_training(task)
+    rule = NormRule("batch", tracks=False, reports="moments", normalize=record_both_passes)
     reports: dict[str, list[LayerStats]] = {path: [] for path in task.layout.sharing}
     for x, y in MergedClients(clients).batches(0, 1).steps:
         for path, layer in task.layout.norms.items():
-            layer.start_round(record_both_passes, RoundContext(), path)
+            layer.start_round(rule, RoundContext(), path)
         loss = task.loss(task.model(x), y)
         torch.autograd.grad(loss, list(task.layout.shared.values()), allow_unused=True)
         for path, layer in task.layout.sharing.items():
@@ -143,7 +143,7 @@ def converge_statistics(task: Task, clients: FixedBatches) -> Task:
 def record_both_passes(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the batch's own statistics; record the moments, forward and backward."""
     layer.record_batch(x)
-    y = rules.batch_stats_untracked(layer, x)
+    y = layer.normalize_by_batch(x)
     means = getattr(layer, "backward_means", None)
     if isinstance(means, BackwardMeans) and y.requires_grad:
         normalised = functional.batch_norm(x.detach(), None, None, training=True, eps=layer.eps)

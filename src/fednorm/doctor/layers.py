@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fednorm.core.layout import NORM_LAYERS, find_kinds
+from fednorm.core.task import isolated_rng
 from fednorm.core.types import Kind
 from fednorm.doctor.findings import Layer, Place, State
 
@@ -71,7 +72,7 @@ def measure_state(model: nn.Module) -> State:
         if id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        sizes[kind_of[key]] += tensor.numel() * tensor.element_size()
+        sizes[kind_of[key]] += tensor.nbytes
         if kind_of[key] is Kind.STATISTIC:
             statistics.append(key)
     return State(
@@ -107,7 +108,7 @@ def trace_calls(model: nn.Module, x: Tensor) -> dict[str, list[Call]]:
     """Return the calls of every module in one forward pass, by the module's first path."""
     model = copy.deepcopy(model).eval()
     trace = _Trace()
-    with _install_hooks(model, trace), torch.no_grad(), torch.random.fork_rng(), _Operations(trace):
+    with _install_hooks(model, trace), torch.no_grad(), isolated_rng(), _Operations(trace):
         model(x)
     return {path: trace.calls.get(module, []) for path, module in model.named_modules()}
 

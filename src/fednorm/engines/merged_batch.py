@@ -30,7 +30,6 @@ from fednorm.engines.base import NO_FAULTS, ClientSource, Faults
 from fednorm.engines.loop import RoundResult, Start
 from fednorm.engines.loop import rounds as rounds_in_turn
 from fednorm.errors import NonFiniteLossError
-from fednorm.nn import rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ def fits(task: Task, clients: Federation, conditions: Faults = NO_FAULTS) -> boo
         task.strategy.mergeable_batches
         and conditions.faultless
         and isinstance(task.algorithm, DSGD)
-        and all(aggregator is weighted_mean for aggregator in aggregators)
+        and all(aggregator.uses_weights for aggregator in aggregators)
         and not task.layout.personal
         and not task.clips  # a mean of clipped gradients is not the clipped mean
         and not task.layout.buffers  # each client would change them by itself
@@ -148,7 +147,8 @@ def _statistics_fit(task: Task) -> bool:
     """Moments of the whole are pooled moments; an average needs each client's own."""
     if task.strategy.statistics == "pool" or not task.layout.sharing:
         return True
-    return task.strategy.rule(broadcast(task, task.initial_state)) is rules.batch_stats
+    rule = task.strategy.rule(broadcast(task, task.initial_state))
+    return rule.normalize_with == "batch" and rule.tracks
 
 
 class InterleavedClients(MergedClients):

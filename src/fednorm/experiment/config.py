@@ -27,9 +27,9 @@ from fednorm.strategies import STRATEGIES
 if TYPE_CHECKING:  # torch is imported when an experiment is checked, not when its keys are listed
     from fednorm.attacks import Attack
     from fednorm.core.aggregation import Aggregator
+    from fednorm.core.strategy import Strategy
     from fednorm.data.partition import Partition
     from fednorm.data.sampling import Plan
-    from fednorm.strategies.base import Strategy
 
 
 def _split_list(value: Any) -> Any:

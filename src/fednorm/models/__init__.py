@@ -49,11 +49,9 @@ def create_model(
     >>> create_model("mlp", (2,), classes=3, seed=0, hidden=(4,))[-1]
     Linear(in_features=4, out_features=3, bias=True)
     """
-    import torch  # noqa: PLC0415 (the names of models are listed without torch)
+    from fednorm.core.task import isolated_rng  # noqa: PLC0415 (models are listed without torch)
 
-    devices = range(torch.cuda.device_count())
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+    with isolated_rng(seed):
         if ":" in name:
             return _call_user_model(name, {"shape": tuple(shape), "classes": classes}, fields)
         return MODELS.create(name, fields).build(tuple(shape), classes)

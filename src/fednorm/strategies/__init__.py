@@ -8,7 +8,7 @@ from fednorm.registry import Registry
 if TYPE_CHECKING:
     from torch import nn
 
-    from fednorm.strategies.base import Strategy
+    from fednorm.core.strategy import Strategy
 
 __all__ = ["STRATEGIES", "convert", "create_strategy", "list_strategies"]
 

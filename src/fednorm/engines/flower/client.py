@@ -23,12 +23,12 @@ from fednorm.core.calibration import client_calibration
 from fednorm.core.layer import RoundContext
 from fednorm.core.messages import Batches, Broadcast, ClientState, LayerStats
 from fednorm.core.round import make_reply, start_round
+from fednorm.core.strategy import Strategy
 from fednorm.core.task import Task, load_state, snapshot
 from fednorm.core.types import Clip
 from fednorm.engines.flower import wire
 from fednorm.engines.flower.arrays import to_array_record
 from fednorm.strategies import STRATEGIES, create_strategy
-from fednorm.strategies.base import Strategy
 
 # Attributes of a converted model: what it was made for, and what its layers follow and have seen.
 _TASK, _SESSION, _MEASURED = "fednorm_task", "fednorm_session", "fednorm_measured"
