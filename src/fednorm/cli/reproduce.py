@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fednorm.reproduce import FigureRequest
 
 
-def reproduce(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
+def reproduce(  # noqa: PLR0913, PLR0917 (each option is one choice)
     name: Annotated[str | None, typer.Argument(help="a table or figure that --list shows")] = None,
     scale: Annotated[
         Scale, typer.Option(help="; ".join(f"{key}: {text}" for key, text in SCALES.items()))
