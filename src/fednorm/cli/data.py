@@ -5,15 +5,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.filesize import decimal
-from rich.markup import escape
-from rich.table import Table
 
 from fednorm.cli.options import console
 from fednorm.data import DATASETS
 from fednorm.errors import ConfigError
 from fednorm.experiment.load import override_settings
 from fednorm.experiment.specs import Spec, create_entry
+from fednorm.report.format import Column, format_bytes, make_table
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -70,20 +68,18 @@ def list_() -> None:
     from fednorm.data.cache import get_decoded_home
     from fednorm.data.image_dataset import ImageDataset
 
-    table = Table(box=None, pad_edge=False)
-    for column in ("name", "here", "size"):
-        table.add_column(column, no_wrap=True)
-    for column in ("where", "comes from"):
-        table.add_column(column, overflow="fold")
+    rows = []
     for name, cls in DATASETS.items():
+        place = get_decoded_home() / name
         if not issubclass(cls, ImageDataset):
-            table.add_row(name, "yes", "", "", "comes with fednorm")
-        elif size := _size(get_decoded_home() / name):
-            place = escape(str(get_decoded_home() / name))
-            table.add_row(name, "yes", decimal(size), place, ", ".join(cls.sources))
+            rows.append([name, "yes", "", "", "comes with fednorm"])
+        elif size := _size(place):
+            rows.append([name, "yes", format_bytes(size), str(place), ", ".join(cls.sources)])
         else:
-            table.add_row(name, "no", "", "", ", ".join(cls.sources))
-    console.print(table)
+            rows.append([name, "no", "", "", ", ".join(cls.sources)])
+    columns = [Column("name"), Column("here"), Column("size")]
+    columns += [Column("where", wraps=True), Column("comes from", wraps=True)]
+    console.print(make_table(columns, rows, ruled=False))
 
 
 def _size(folder: Path) -> int:

@@ -17,6 +17,7 @@ from fednorm.data import DATASETS
 from fednorm.data.partition import PARTITIONS
 from fednorm.models import MODELS
 from fednorm.registry import Registry, unknown
+from fednorm.report.format import Column, make_table
 from fednorm.strategies import STRATEGIES
 
 if TYPE_CHECKING:
@@ -58,12 +59,9 @@ def locate_entry(kind: str, name: str) -> tuple[str, str]:
 
 def list_entries(kind: str) -> Table:
     """Return one line for each entry of a kind."""
-    table = Table(title=kind, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("description")
-    for name in chain(*KINDS[kind]):
-        table.add_row(name, read_docstring(*locate_entry(kind, name))[0])
-    return table
+    columns = [Column("name"), Column("description", wraps=True)]
+    rows = ([name, read_docstring(*locate_entry(kind, name))[0]] for name in chain(*KINDS[kind]))
+    return make_table(columns, rows, title=kind, ruled=False)
 
 
 def describe_entry(kind: str, name: str) -> "Group":
@@ -80,13 +78,12 @@ def describe_entry(kind: str, name: str) -> "Group":
 def _tabulate_parameters(fields: list[FieldDocs]) -> Table | Text:
     if not fields:
         return Text("No parameters.")
-    table = Table(title="Parameters", title_justify="left", box=None, pad_edge=False)
-    for column in ("name", "default", "meaning"):
-        table.add_column(column, no_wrap=column == "name")
+    rows = []
     for field in fields:
-        default = {None: "(needed)", "None": "none"}.get(field.default, field.default)
-        table.add_row(field.name, default, field.help)
-    return table
+        default = {"": "(needed)", "None": "none"}.get(field.default or "", field.default or "")
+        rows.append([field.name, default, field.help])
+    columns = [Column("name"), Column("default", wraps=True), Column("meaning", wraps=True)]
+    return make_table(columns, rows, title="Parameters", ruled=False)
 
 
 def list_(

@@ -15,7 +15,7 @@ from fednorm.engines.loop import RoundResult, rounds
 from fednorm.errors import FednormError
 from fednorm.experiment.config import Experiment
 
-# How a model and a strategy that do not fit each other say so.
+# Exceptions by which a strategy refuses a model.
 REFUSALS = (FednormError, ValueError, TypeError, RuntimeError, IndexError, ArithmeticError)
 
 
@@ -25,7 +25,7 @@ class ExaminedModel:
 
     model: nn.Module
     experiment: Experiment
-    named: bool = True  # whether the model is the experiment's
+    named: bool = True  # whether the experiment names the model
 
 
 def describe_error(error: Exception) -> str:
@@ -34,7 +34,7 @@ def describe_error(error: Exception) -> str:
 
 
 def build_task(examined: ExaminedModel, name: str) -> Task:
-    """Return the task that a run of the experiment with the named strategy would have."""
+    """Build the task of a run of the experiment with the named strategy."""
     experiment = examined.experiment
     (entry,) = (e for e in experiment.strategies if e.name == name)
     strategy = experiment.make_strategy(entry)
@@ -86,7 +86,7 @@ def _count_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _needs_rounds(task: Task) -> bool:
-    """Return whether the strategy cannot begin a round without knowing how many there will be."""
+    """Return whether the strategy must know the number of rounds in advance."""
     try:
         task.strategy.rule(broadcast(replace(task, rounds=None), task.initial_state))
     except ValueError:
