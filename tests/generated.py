@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from fednorm.aggregators import TooFewClientsError, check_client_count, create_aggregator
+from fednorm.aggregators import check_client_count, create_aggregator
+from fednorm.errors import TooFewClientsError
 
 
 def aggregate(text, values, f):

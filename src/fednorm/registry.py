@@ -115,7 +115,10 @@ class Registry(MutableMapping[str, type[T]], Generic[T]):
         ]
         if missing:
             raise ConfigError(f"{self.kind} {name!r} needs a value for {', '.join(missing)}.")
-        return cls(**fields)
+        try:
+            return cls(**fields)
+        except TypeError as error:  # a value of a type that a check of the class does not expect
+            raise ConfigError(f"{self.kind} {name!r} with {dict(fields)}: {error}.") from error
 
 
 def param(default: Any = dataclasses.MISSING, help: str = "") -> Any:  # noqa: A002 (reads as argparse does)
@@ -198,7 +201,7 @@ def find_function(kind: str, name: str) -> Callable[..., Any]:
     """Import the module and return its function."""
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name or module_name.startswith("."):
-        raise ValueError(f"a {kind} of your own is 'package.module:function', but got {name!r}.")
+        raise ConfigError(f"your own {kind} is 'package.module:function', but got {name!r}.")
     importlib.invalidate_caches()  # the file may be newer than the last look at the directory
     try:
         module = importlib.import_module(module_name)
@@ -206,7 +209,7 @@ def find_function(kind: str, name: str) -> Callable[..., Any]:
         # An import that fails inside the user's module is theirs to see as it is.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
-        raise ValueError(
+        raise ConfigError(
             f"{kind} {name!r} needs module {module_name!r}, but there is none in {Path.cwd()} or "
             "among the installed packages; check its name or the directory you are in."
         ) from error

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from fednorm.aggregators import (
     AGGREGATORS,
     PRE_AGGREGATORS,
-    TooFewClientsError,
     check_client_count,
     create_aggregator,
 )
 from fednorm.cli import app
+from fednorm.errors import TooFewClientsError
 from generated import aggregate, crowds, least_vectors, only_honest
 
 STAGES = AGGREGATORS | PRE_AGGREGATORS

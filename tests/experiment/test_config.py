@@ -125,3 +125,37 @@ def test_seeds_are_a_number_or_a_list():
     assert build_experiment({"seeds": 2}).seeds == [0, 1]
     assert build_experiment({"seeds": "2"}).seeds == [0, 1]
     assert build_experiment({"seeds": "7,9"}).seeds == [7, 9]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"aggregator": "centered_clipping(radius=much)"}, "aggregator 'centered_clipping' with"),
+        ({"engine": ["loop"]}, "engine = \\['loop'\\] is not valid"),
+        ({"seeds": "many"}, "seeds are a number or a list such as 0,7, not 'many'"),
+        ({"data": 5}, "5 is not a name, nor a table with a name and fields"),
+        ({"data": {"test": 5}}, "{'test': 5} needs a name"),
+        ({"strategies": [{"name": "fbn", "byzantine": "x"}]}, "byzantine = 'x' is not valid"),
+        ({"strategies": [{"name": "fbn", "min_replies": 0}]}, "min_replies = 0 is not valid"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_a_config_error(values, message):
+    with pytest.raises(ConfigError, match=message):
+        build_experiment(values)
+
+
+def test_texts_are_parsed_once():
+    entries = ["naive", {"name": "fbn", "byzantine": 2, "statistics_aggregator": "median"}]
+    experiment = build_experiment({"strategies": entries, "strategy": {"stats_momentum": 0.3}})
+    plain, robust = experiment.strategies
+    assert experiment.for_entry(plain) is experiment
+    variant = experiment.for_entry(robust)
+    assert experiment.for_entry(robust) is variant
+    assert variant.for_entry(variant.strategies[0]) is variant
+    assert variant.partition_rule is experiment.partition_rule
+    assert variant.make_algorithm() is experiment.make_algorithm()
+    assert variant.make_strategy(robust) is experiment.make_strategy(robust)
+    assert experiment.aggregators is experiment.aggregators
+    assert variant.aggregators != experiment.aggregators
+    assert (variant.byzantine, experiment.byzantine) == (2, 0)
+    assert build_experiment(variant.model_dump()) == variant

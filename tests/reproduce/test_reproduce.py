@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from fednorm.cli import app
 from fednorm.errors import ConfigError, UnknownNameError
-from fednorm.reproduce import FigureRequest, find_figure, reproduce, scale_figure
-from fednorm.reproduce.scale import describe_cuts, merge_tables
+from fednorm.reproduce.figure import find_figure
+from fednorm.reproduce.run_figure import FigureRequest, reproduce
+from fednorm.reproduce.scale import describe_cuts, merge_tables, scale_figure
 
 OWN = """
 title = "Mine, Figure 1"

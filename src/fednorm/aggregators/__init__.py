@@ -14,13 +14,11 @@ from fednorm.registry import Registry, export_lazily
 if TYPE_CHECKING:
     from fednorm.aggregators.base import Pipeline, PreAggregator, Rule
     from fednorm.core.aggregation import Aggregator
-    from fednorm.errors import TooFewClientsError
 
 __all__ = [
     "AGGREGATORS",
     "PRE_AGGREGATORS",
     "Pipeline",
-    "TooFewClientsError",
     "check_client_count",
     "create_aggregator",
     "list_aggregators",
@@ -51,10 +49,7 @@ PRE_AGGREGATORS: "Registry[PreAggregator]" = Registry(
     },
 )
 
-__getattr__ = export_lazily(
-    __name__,
-    {"fednorm.aggregators.base": "Pipeline", "fednorm.errors": "TooFewClientsError"},
-)
+__getattr__ = export_lazily(__name__, {"fednorm.aggregators.base": "Pipeline"})
 
 _STAGE = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*")
 

@@ -1,4 +1,4 @@
-"""The command line: reads options, calls the library, prints. No logic of its own.
+"""The command line: reads options, calls the library, prints; it holds no logic.
 
 Commands import torch and all that needs it when they run, so that help, lists and shell completion
 answer at once.

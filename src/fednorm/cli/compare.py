@@ -60,7 +60,7 @@ _OPTIONS = (
 
 
 @take_settings(_OPTIONS, {"seeds": "how many seeds, or a list such as 0,7 [default: 3]"})
-def compare(  # noqa: PLR0913 (each option is a choice of its own)
+def compare(  # noqa: PLR0913 (each option is one choice)
     given: dict[str, Any],
     *,
     data_dir: Annotated[
@@ -115,7 +115,7 @@ def compare(  # noqa: PLR0913 (each option is a choice of its own)
     _run(values, out, workers, _make_policy(checkpoint_every, resume=resume), fresh=fresh)
 
 
-def run(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
+def run(  # noqa: PLR0913, PLR0917 (each option is one choice)
     config: Annotated[Path, typer.Argument(help="TOML file that describes the experiment")],
     settings: Set = None,
     engine: Annotated[str | None, typer.Option(help=option_help("engine"))] = None,

@@ -27,7 +27,7 @@ _OPTIONS = (
         "evaluate": "'clients' if each client is tested on its own data",
     },
 )
-def doctor(  # noqa: PLR0913 (each option is a choice of its own)
+def doctor(  # noqa: PLR0913 (each option is one choice)
     given: dict[str, Any],
     *,
     model: Annotated[str, typer.Argument(help="a model's name, or package.module:function")],

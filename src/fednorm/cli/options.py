@@ -11,7 +11,7 @@ from click.exceptions import NoSuchOption
 from rich.console import Console
 from typer.core import TyperCommand
 
-from fednorm.errors import ConfigError
+from fednorm.errors import ConfigError, FednormError
 from fednorm.experiment.config import Experiment
 from fednorm.registry import RENAMED
 from fednorm.system import count_cores
@@ -94,7 +94,7 @@ def take_settings(
 
 
 def _make_option(key: str, text: str | None) -> inspect.Parameter:
-    """Return the option of a key; what is not a number or a flag is text for the schema to read."""
+    """Return the option of a key: a number, a flag, or text that the schema reads."""
     annotation = Experiment.model_fields[key].annotation
     types = {annotation, *get_args(annotation)}
     kind: Any = next((kind for kind in (bool, int, float) if kind in types), str)
@@ -137,5 +137,7 @@ def prefetch(experiment: Experiment) -> None:
 
     try:
         load_data(experiment, experiment.seeds[0])
+    except FednormError:
+        raise
     except (ValueError, TypeError) as error:
         raise ConfigError(f"data set {experiment.data.name!r}: {error}") from error

@@ -26,10 +26,10 @@ from fednorm.reproduce.scale import SCALES, Scale
 
 if TYPE_CHECKING:
     from fednorm.experiment.run import OnRound
-    from fednorm.reproduce import FigureRequest
+    from fednorm.reproduce.run_figure import FigureRequest
 
 
-def reproduce(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
+def reproduce(  # noqa: PLR0913, PLR0917 (each option is one choice)
     name: Annotated[str | None, typer.Argument(help="a table or figure that --list shows")] = None,
     scale: Annotated[
         Scale, typer.Option(help="; ".join(f"{key}: {text}" for key, text in SCALES.items()))
@@ -66,7 +66,8 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
         console.print(_list_known())
         return
     from fednorm.experiment.run_folder import clear_folder
-    from fednorm.reproduce import FigureRequest, find_figure
+    from fednorm.reproduce.figure import find_figure
+    from fednorm.reproduce.run_figure import FigureRequest
 
     figure = find_figure(name)
     folder = out or Path("results") / f"{Path(name).stem}-{scale}"
@@ -86,7 +87,7 @@ def _run(request: "FigureRequest", folder: Path, workers: int | None) -> None:
     """Run all panels; the report grows with each of them."""
     from fednorm.report.tables import build_story_table
     from fednorm.report.write import write_story
-    from fednorm.reproduce import reproduce as run_figure
+    from fednorm.reproduce.run_figure import reproduce as run_figure
 
     experiments = [experiment for _, experiment in request.experiments]
     for experiment in {e.data.model_dump_json(): e for e in experiments}.values():
@@ -118,12 +119,12 @@ def _show_panel(title: str, experiment: Experiment) -> Iterator["OnRound"]:
 
 
 def _list_known() -> Table:
-    from fednorm.reproduce import list_figures
+    from fednorm.reproduce.figure import list_figures
 
     known = list_figures()
     if not known:
         raise ConfigError("there are no configs; install fednorm from its source tree or a wheel.")
-    columns = [Column("name"), Column("what", wraps=True), Column("question", wraps=True)]
+    columns = [Column("name"), Column("title", wraps=True), Column("question", wraps=True)]
     rows = ([name, figure.title, figure.question] for name, figure in known.items())
     return make_table(columns, rows, ruled=False)
 

@@ -46,13 +46,16 @@ def _parse_choice(value: Any) -> Any:
 
 def _parse_seeds(value: Any) -> Any:
     """Read a number n of seeds as the seeds 0 to n-1."""
-    if isinstance(value, str):
-        value = [int(part) for part in value.split(",")] if "," in value else int(value)
+    try:
+        if isinstance(value, str):
+            value = [int(part) for part in value.split(",")] if "," in value else int(value)
+    except ValueError:
+        raise ValueError(f"seeds are a number or a list such as 0,7, not {value!r}.") from None
     return list(range(value)) if isinstance(value, int) else value
 
 
 class Experiment(BaseModel):
-    """What is run. The defaults are the demonstration: 8×8 digits, one digit per client."""
+    """An experiment. The defaults are the demonstration: 8×8 digits, one digit per client."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -60,7 +63,7 @@ class Experiment(BaseModel):
         default=["centralized", "naive", "fixbn", "fbn", "gn"],
         validate_default=True,
         min_length=1,
-        description="what is compared",
+        description="strategies to compare",
     )
     strategy: dict[str, Any] = Field(
         default={}, description="fields for all strategies that have them"
@@ -105,21 +108,23 @@ class Experiment(BaseModel):
         "unlabelled data",
     )
     unseen_clients: int = Field(
-        default=0, ge=0, description="how many clients never train and are only tested"
+        default=0, ge=0, description="number of clients that never train and are only tested"
     )
     unseen_init: Literal["average", "initial"] = Field(
         default="average",
-        description="personal layers with which a client that has not trained is tested: the mean "
-        "of the trained ones, or as they were at the start",
+        description="personal layers of clients that never trained: the average of the trained "
+        "ones, or the initial ones",
     )
     attack: Annotated[Spec | None, BeforeValidator(_parse_choice)] = Field(
-        default=None, description="what Byzantine clients do; none if not given"
+        default=None, description="attack of the Byzantine clients; none if not given"
     )
     attack_target: Target = Field(
-        default="both", description="what an attack falsifies: updates, statistics or both"
+        default="both", description="what the attack corrupts: updates, statistics or both"
     )
     byzantine: int = Field(
-        default=0, ge=0, description="how many clients lie, and how many robust rules withstand"
+        default=0,
+        ge=0,
+        description="number of Byzantine clients, and the number that robust rules tolerate",
     )
     aggregator: str = Field(
         default="mean", description="how updates are combined, e.g. 'nnm > trimmed_mean'"
@@ -128,23 +133,25 @@ class Experiment(BaseModel):
         default="mean", description="how statistics are combined, e.g. 'nnm > median'"
     )
     client_dropout: float = Field(
-        default=0.0, ge=0, lt=1, description="probability with which a client vanishes in a round"
+        default=0.0, ge=0, lt=1, description="probability that a client drops out of a round"
     )
     min_replies: int = Field(
-        default=1, ge=1, description="good replies without which a round is repeated with others"
+        default=1,
+        ge=1,
+        description="usable replies that a round needs; with fewer, other clients repeat it",
     )
     client_state_memory: float = Field(
         default=4.0,
         ge=0,
-        description="GB of memory for what clients keep between rounds; more lies in files, in the "
+        description="GB of memory for client states; those beyond it are kept in files, in the "
         "folder that TMPDIR names",
     )
     engine: Literal["auto", "loop", "merged", "stacked", "barrier", "processes", "flower"] = Field(
         default="auto",
-        description="'loop' trains client after client, 'merged' all in one pass, 'stacked' a few "
-        "side by side in a wide model, 'barrier' those of fedtan so that they wait for each other, "
-        "'processes' on all cores, 'flower' on Flower's nodes; 'auto' takes what is fastest "
-        "and exact; one that is named is refused where it is not exact",
+        description="'loop' trains client after client, 'merged' all in one pass, 'stacked' "
+        "several in one wide model, 'barrier' in one thread each, synchronized at every exchange "
+        "(fedtan), 'processes' on all cores, 'flower' on Flower's nodes; 'auto' takes the fastest "
+        "that is exact, and an engine that would not be exact is refused",
     )
     timeout: float = Field(
         default=600.0, gt=0, description="seconds that engine 'flower' waits for a client's answer"
@@ -163,8 +170,8 @@ class Experiment(BaseModel):
     dtype: Literal["float32", "float64"] = Field(default="float32", description="number format")
     precision: Literal["full", "bf16"] = Field(
         default="full",
-        description="'bf16' trains with products in bfloat16, which pays where the processor has "
-        "them; weights, statistics and evaluation stay as they are",
+        description="'bf16' trains with products in bfloat16, faster on processors that have them; "
+        "weights, statistics and evaluation do not change",
     )
 
     @model_validator(mode="after")

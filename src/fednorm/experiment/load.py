@@ -1,4 +1,4 @@
-"""Reads an experiment from TOML and overrides; an unknown key is an error with a suggestion."""
+"""Experiments from TOML files, `--set` and `--sweep`; an unknown key is an error with a hint."""
 
 import re
 import tomllib
@@ -28,7 +28,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def override_settings(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """Return the values with `key=value` settings applied; a dot goes into a table.
+    """Apply `key=value` settings to the values; `table.key` sets a key of a table.
 
     >>> override_settings({"data": "digits"}, ["data.test=100", "partition=gamma=0.5"])
     {'data': {'name': 'digits', 'test': 100}, 'partition': 'gamma=0.5'}
@@ -51,7 +51,7 @@ def override_settings(values: Mapping[str, Any], settings: Sequence[str]) -> dic
 
 
 def _default(table: str) -> Any:
-    """Return what a table is when only one field of it is given."""
+    """Return the value of a table of which only one field is given."""
     return Experiment.model_fields[table].default if table in Experiment.model_fields else {}
 
 
@@ -68,7 +68,7 @@ def parse_value(text: str) -> Any:
 
 
 def expand_sweep(values: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """Return the values with one entry of each strategy for each value of a field or key.
+    """Replace each strategy of the values by one entry for each value of a field or key.
 
     `strategy.FIELD` is a field of the strategies that have it; a key of the experiment is one that
     an entry may set for itself. Keys joined by + get the same value.
@@ -130,7 +130,7 @@ def _describe_error(error: Mapping[str, Any]) -> str:
         return str(unknown("key", where, Experiment.model_fields))
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
-    if error["type"] == "literal_error" and error["input"] in RENAMED:
+    if error["type"] == "literal_error" and str(error["input"]) in RENAMED:
         return str(
             unknown(where, error["input"], get_args(Experiment.model_fields[where].annotation))
         )

@@ -34,7 +34,13 @@ class Spec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+        if isinstance(value, str):
+            return {"name": value}
+        if not isinstance(value, Spec | Mapping):
+            raise ValueError(f"{value!r} is not a name, nor a table with a name and fields.")  # noqa: TRY004 (pydantic reports ValueError)
+        if isinstance(value, Mapping) and "name" not in value:
+            raise ValueError(f"{dict(value)!r} needs a name.")
+        return value
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -76,17 +82,17 @@ class StrategySpec(Spec):
 
     @property
     def strategy(self) -> str:
-        """The name of the strategy; the reference uses ordinary BatchNorm unless it says else."""
+        """The name of the strategy; the reference uses ordinary BatchNorm by default."""
         return (self.name.partition(":")[2] or "naive") if self.centralized else self.name
 
     @property
     def title(self) -> str:
-        """What the run is called in tables and plots."""
+        """The name of the run in tables and plots."""
         return self.label or self.name
 
     @property
     def folder(self) -> str:
-        """What its runs are called on disk."""
+        """The name of its runs on disk."""
         return re.sub(r"[^\w.=-]+", "_", self.title)
 
 
