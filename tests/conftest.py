@@ -1,5 +1,9 @@
-"""One thread: tests run side by side, and their models are tiny."""
+"""One thread, because tests run side by side and their models are tiny; a machine without data."""
 
+import urllib.error
+import urllib.request
+
+import pytest
 import torch
 from hypothesis import settings
 
@@ -9,3 +13,24 @@ def pytest_configure(config):
     torch.set_num_threads(1)
     settings.register_profile("fednorm", deadline=None, max_examples=50)
     settings.load_profile("fednorm")
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Return the folder of all data sets, empty, on a machine without network and npm."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    monkeypatch.setenv("FEDNORM_DATA", str(tmp_path / "home"))
+    monkeypatch.delenv("FEDNORM_DATA_LIMIT", raising=False)
+    real = urllib.request.urlopen
+
+    def local_only(request, **options):
+        if not request.full_url.startswith("file:"):
+            raise urllib.error.URLError("no network in tests")
+        return real(request, **options)
+
+    monkeypatch.setattr("urllib.request.urlopen", local_only)
+    return tmp_path / "home"

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
+from fednorm.errors import ConfigError
 from fednorm.experiment.build import ModelSource
 from fednorm.experiment.comparison import run_comparison
-from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.results import Comparison, RunResult
 
@@ -27,7 +27,7 @@ def compare(
         strategies: names, or tables such as `{"name": "fixbn", "freeze_round": "auto"}`.
         model: a name, "package.module:function", an `nn.Module`, or a function that returns one.
         out: a folder in which every run is recorded; runs that it holds are not repeated.
-        workers: how many processes share the work; each makes a run, or trains clients of one.
+        workers: processes that share the work; each makes a run, or trains clients of one.
         settings: any key of the schema, such as `clients=20` or `partition="dirichlet=0.1"`.
 
     >>> result = compare(["fbn"], rounds=2, seeds=1, clients=3)
@@ -56,10 +56,10 @@ def simulate(strategy: str | dict[str, Any], *, seed: int = 0, **settings: Any) 
 
 def _refuse_workers(workers: int) -> None:
     if workers > 1:
-        raise ValueError(
+        raise ConfigError(
             "a model given as an object cannot be sent to other processes; "
             'use workers=1, or name it as "package.module:function".'
         )
 
 
-__all__ = ["Experiment", "compare", "simulate"]
+__all__ = ["compare", "simulate"]

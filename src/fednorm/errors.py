@@ -2,6 +2,13 @@
 
 An error that also is a mistake in a value derives from `ValueError` or `TypeError` as well, so that
 code which knows nothing of fednorm can catch it.
+
+>>> import fednorm
+>>> try:
+...     fednorm.create_strategy("fnb")
+... except fednorm.errors.FednormError as error:
+...     print(str(error).partition("?")[0])
+unknown strategy 'fnb'; did you mean 'fbn' or 'fixbn'
 """
 
 from collections.abc import Sequence
@@ -81,3 +88,26 @@ class SimulationError(FednormError):
 
 class NoNodesError(FednormError):
     """A run for which no node appeared."""
+
+
+class TooFewClientsError(FednormError, ValueError):
+    """A stage has fewer vectors than it needs to withstand its number of Byzantine clients."""
+
+    def __init__(self, stage: str, needed: int, rows: int, f: int) -> None:
+        super().__init__(
+            f"{stage} with f={f} Byzantine clients needs at least {needed} vectors, but it gets "
+            f"{rows}; lower f, choose another rule, or let more clients take part."
+        )
+        self.stage, self.needed, self.rows, self.f = stage, needed, rows, f
+
+    def __reduce__(self) -> tuple[type, tuple[str, int, int, int]]:
+        """Make the exception picklable."""
+        return type(self), (self.stage, self.needed, self.rows, self.f)
+
+
+class DamagedDataError(FednormError, ValueError):
+    """Data that do not match their checksum."""
+
+
+class MissingDataError(FednormError, OSError):
+    """A data set that is not cached and cannot be downloaded; the message says what to do."""

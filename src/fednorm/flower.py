@@ -1,7 +1,10 @@
-"""fednorm in a Flower app of your own: `pip install "fednorm[flower]"`.
+"""fednorm in your own Flower app: `pip install "fednorm[flower]"`.
 
-At the server, `NormStrategy` stands in the place of FedAvg; at the client, `unpack` and `pack`
-stand around your own training loop. `examples/flower_quickstart` is a complete app.
+At the server, use `NormStrategy` instead of FedAvg; at the client, call `unpack` before and `pack`
+after your training loop. `examples/flower_quickstart` is a complete app.
+
+>>> NormStrategy.__name__
+'NormStrategy'
 """
 
 from fednorm.engines.flower import require_flower

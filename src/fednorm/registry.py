@@ -1,7 +1,7 @@
-"""A registry is a dict from a name to a frozen dataclass; this is how an entry is made from text.
+"""Registries: a name, the class behind it, and how an entry is created from a name and fields.
 
-Strategies, algorithms, aggregators, partitions, data sets and models all use it, so an unknown
-name or an unknown field gets the same kind of answer everywhere.
+Strategies, algorithms, aggregators, attacks, partitions, data sets and models all use it, so an
+unknown name or field gets the same kind of answer everywhere.
 """
 
 import contextlib
@@ -10,13 +10,115 @@ import difflib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from fednorm.errors import UnknownNameError
+from fednorm.errors import ConfigError, UnknownNameError
 
 T = TypeVar("T")
+
+# Names that were renamed before the first release; an old one is an error that tells the new one.
+RENAMED = {
+    "batch": "batch_size",
+    "steps": "local_steps",
+    "epochs": "local_epochs",
+    "adapt": "adapt_statistics",
+    "aggregate": "aggregator",
+    "aggregate_statistics": "statistics_aggregator",
+    "dropout": "client_dropout",
+    "minimum_replies": "min_replies",
+    "personal_memory": "client_state_memory",
+    "newcomers": "unseen_init",
+    "unseen": "unseen_clients",
+    "momentum": "stats_momentum",  # of strategies; algorithms have a `momentum`
+    "fit": "round_down",
+    "lockstep": "merged",
+    "cohort": "stacked",
+    "meeting": "barrier",
+    "workers": "processes",
+    "centred_clipping": "centered_clipping",
+}
+
+
+class Registry(MutableMapping[str, type[T]], Generic[T]):
+    """A mapping from names to classes; a class is imported when it is first asked for.
+
+    Args:
+        kind: what the entries are, for messages: "strategy".
+        package: the package of their modules.
+        entries: "module:Class" for each name, relative to the package.
+
+    >>> codecs = Registry("decoder", "json", {"json": "decoder:JSONDecoder"})
+    >>> list(codecs), codecs["json"].__name__
+    (['json'], 'JSONDecoder')
+    """
+
+    def __init__(self, kind: str, package: str, entries: Mapping[str, str]) -> None:
+        self.kind, self._package = kind, package
+        self._paths = {name: f"{package}.{path}" for name, path in entries.items()}
+        self._classes: dict[str, type[T]] = {}
+
+    def __getitem__(self, name: str) -> type[T]:
+        if name not in self._classes:
+            module, _, cls = self._paths[name].partition(":")
+            self._classes[name] = getattr(importlib.import_module(module), cls)
+        return self._classes[name]
+
+    def __setitem__(self, name: str, cls: type[T]) -> None:
+        self._classes[name] = cls
+        self._paths[name] = f"{cls.__module__}:{cls.__qualname__}"
+
+    def __delitem__(self, name: str) -> None:
+        del self._paths[name]
+        self._classes.pop(name, None)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def locate(self, name: str) -> tuple[str, str]:
+        """Return the module and the name of an entry's class, without importing it."""
+        if name not in self:
+            raise unknown(self.kind, name, self)
+        module, _, cls = self._paths[name].partition(":")
+        return module, cls
+
+    def name_of(self, cls: type[T]) -> str | None:
+        """Return the name under which a class is registered, if it is."""
+        path = f"{cls.__module__}:{cls.__qualname__}"
+        return next((name for name, known in self._paths.items() if known == path), None)
+
+    def find(self, name: str) -> type[T]:
+        """Return the class of an entry, or raise an error that lists the nearest names."""
+        self.locate(name)
+        return self[name]
+
+    def create(self, name: str, fields: Mapping[str, Any]) -> T:
+        """Create the entry `name` with the given fields."""
+        cls = self.find(name)
+        declared = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        for field in fields:
+            if field not in declared:
+                raise unknown(f"field of {self.kind} {name!r}", field, declared)
+        missing = [
+            key
+            for key, field in declared.items()
+            if field.default is dataclasses.MISSING
+            and field.default_factory is dataclasses.MISSING
+            and key not in fields
+        ]
+        if missing:
+            raise ConfigError(f"{self.kind} {name!r} needs a value for {', '.join(missing)}.")
+        try:
+            return cls(**fields)
+        except TypeError as error:  # a value of a type that a check of the class does not expect
+            raise ConfigError(f"{self.kind} {name!r} with {dict(fields)}: {error}.") from error
 
 
 def param(default: Any = dataclasses.MISSING, help: str = "") -> Any:  # noqa: A002 (reads as argparse does)
@@ -29,37 +131,37 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
 
     >>> str(unknown("strategy", "fnb", ["fbn", "gn"]))
     "unknown strategy 'fnb'; did you mean 'fbn'? Known: fbn, gn."
+    >>> str(unknown("key", "batch", ["batch_size", "rounds"]))
+    "key 'batch' is now called 'batch_size'."
     """
     names = sorted(known)
+    if RENAMED.get(name) in names:
+        return UnknownNameError(f"{kind} {name!r} is now called {RENAMED[name]!r}.")
     near = difflib.get_close_matches(name, names, n=2, cutoff=0.5)
     hint = f" did you mean {' or '.join(map(repr, near))}?" if near else ""
     return UnknownNameError(f"unknown {kind} {name!r};{hint} Known: {', '.join(names)}.")
 
 
-def find(kind: str, registry: Mapping[str, type[T]], name: str) -> type[T]:
-    """Return the class registered under `name`, or raise the error that lists the nearest names."""
-    if name not in registry:
-        raise unknown(kind, name, registry)
-    return registry[name]
+def export_lazily(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a package's `__getattr__`: it imports a name when it is first asked for.
 
+    Args:
+        package: the package's `__name__`.
+        places: the names of each module, such as `{"fednorm.core.moments": "Moments pool"}`.
 
-def create(kind: str, registry: Mapping[str, type[T]], name: str, fields: Mapping[str, Any]) -> T:
-    """Make the entry `name` of a registry with the given fields."""
-    cls = find(kind, registry, name)
-    declared = dataclasses.fields(cls)  # type: ignore[arg-type]
-    for field in fields:
-        if field not in {f.name for f in declared}:
-            raise unknown(f"field of {kind} {name!r}", field, (f.name for f in declared))
-    missing = [
-        f.name
-        for f in declared
-        if f.default is dataclasses.MISSING
-        and f.default_factory is dataclasses.MISSING
-        and f.name not in fields
-    ]
-    if missing:
-        raise ValueError(f"{kind} {name!r} needs a value for {', '.join(missing)}.")
-    return cls(**fields)
+    >>> export_lazily("fednorm", {"fednorm.errors": "ConfigError"})("ConfigError")
+    <class 'fednorm.errors.ConfigError'>
+    """
+    modules = {name: module for module, names in places.items() for name in names.split()}
+
+    def find_export(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(modules[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return find_export
 
 
 def call_user_function(
@@ -99,7 +201,7 @@ def find_function(kind: str, name: str) -> Callable[..., Any]:
     """Import the module and return its function."""
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name or module_name.startswith("."):
-        raise ValueError(f"a {kind} of your own is 'package.module:function', but got {name!r}.")
+        raise ConfigError(f"your own {kind} is 'package.module:function', but got {name!r}.")
     importlib.invalidate_caches()  # the file may be newer than the last look at the directory
     try:
         module = importlib.import_module(module_name)
@@ -107,7 +209,7 @@ def find_function(kind: str, name: str) -> Callable[..., Any]:
         # An import that fails inside the user's module is theirs to see as it is.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
-        raise ValueError(
+        raise ConfigError(
             f"{kind} {name!r} needs module {module_name!r}, but there is none in {Path.cwd()} or "
             "among the installed packages; check its name or the directory you are in."
         ) from error

@@ -12,15 +12,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
-import torch
-
 from fednorm.errors import ConfigError
 
 _PACKAGES = ("fednorm", "torch", "numpy")
 
 
 def count_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -49,12 +47,16 @@ def _find_commit() -> dict[str, str]:
 
 def has_bfloat16() -> bool:
     """Return whether the processor multiplies in bfloat16 by itself."""
+    import torch  # noqa: PLC0415 (cores are counted without torch)
+
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 (no other way)
 
 
 @contextmanager
 def limit_threads(count: int) -> Iterator[None]:
     """Let torch compute with `count` threads within the block."""
+    import torch  # noqa: PLC0415 (as above)
+
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

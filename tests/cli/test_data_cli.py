@@ -13,8 +13,7 @@ from fednorm.cli import app as fednorm
 from fednorm.cli.data import app
 from fednorm.data import DATASETS
 from fednorm.data.datasets.mnist import FILES, Mnist
-from fednorm.data.sources import MissingDataError
-from fednorm.errors import ConfigError, UnknownNameError
+from fednorm.errors import ConfigError, MissingDataError, UnknownNameError
 
 
 @pytest.fixture

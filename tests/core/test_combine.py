@@ -8,13 +8,13 @@ import torch
 from fednorm import ClientState, broadcast, client_round, server_round
 from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import create_algorithm
-from fednorm.core.aggregation import combine_tensors, weighted_mean
+from fednorm.core.aggregation import Aggregator, combine_tensors, weighted_mean
 from fednorm.errors import NoUsableReplyError
 from support import ToyClients, task_of
 
 
 @dataclass(frozen=True)
-class Closest:
+class Closest(Aggregator):
     """A robust rule that takes the whole vector of the client nearest to 0."""
 
     f: int = 1

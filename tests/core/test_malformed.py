@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fednorm import ClientState, broadcast, client_round, server_round
+from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import LayerStats
 from fednorm.core.moments import Moments
@@ -202,11 +203,7 @@ def test_fewer_good_replies_than_are_needed_are_an_error():
 
 def test_a_robust_rule_does_not_believe_a_single_counter():
     task, replies = KINDS["pooled"]()
-
-    def median(values, weights):
-        del weights
-        return values.median(0).values
-
+    median = create_aggregator("median", f=1)
     task = replace(task, aggregator=median, statistics_aggregator=median)
     report = replies[2].stats["stem.1"]
     liar = replace(

@@ -1,32 +1,8 @@
-"""A machine without data, network or npm; images in the layouts that data sets come in."""
-
-import urllib.error
-import urllib.request
+"""Images of noise in the layouts that data sets come in."""
 
 import numpy as np
 import pytest
 from PIL import Image
-
-
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    """The folder of all data sets, empty."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setenv("HOME", str(tmp_path / "user"))
-    monkeypatch.setenv("FEDNORM_DATA", str(tmp_path / "home"))
-    monkeypatch.delenv("FEDNORM_DATA_LIMIT", raising=False)
-    real = urllib.request.urlopen
-
-    def local_only(request, **options):
-        if not request.full_url.startswith("file:"):
-            raise urllib.error.URLError("no network in tests")
-        return real(request, **options)
-
-    monkeypatch.setattr("urllib.request.urlopen", local_only)
-    return tmp_path / "home"
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ import threading
 import numpy as np
 import pytest
 
-from fednorm.data.cache import INDEX, DamagedDataError, digest, load_or_create, open_cached, save
+from fednorm.data.cache import INDEX, digest, load_or_create, open_cached, save
+from fednorm.errors import DamagedDataError
 
 ARRAYS = {
     "x": np.arange(240, dtype=np.uint8).reshape(10, 1, 4, 6),

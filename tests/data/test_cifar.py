@@ -20,9 +20,10 @@ from data.layouts import (
     write_pickles,
 )
 from fednorm.data import DATASETS, load_dataset
-from fednorm.data.cache import DamagedDataError, digest, get_home, open_cached
+from fednorm.data.cache import digest, get_home, open_cached
 from fednorm.data.datasets.cifar import Cifar10, Cifar100, read_pickle
-from fednorm.data.sources import DownloadableDataset, MissingDataError
+from fednorm.data.sources import DownloadableDataset
+from fednorm.errors import DamagedDataError, MissingDataError
 
 REAL = get_home() / "cifar10"  # before any test puts another folder in its place
 

@@ -9,49 +9,6 @@ from sklearn.datasets import load_digits
 from fednorm.data import Dataset, load_dataset
 from fednorm.errors import UnknownNameError
 
-FAST = {"digits": {}, "ring": {}, "patterns": {"samples": 60, "test": 30}}
-
-
-@pytest.fixture(params=FAST)
-def name(request):
-    return request.param
-
-
-def tensors(data):
-    return data.x, data.y, data.x_test, data.y_test
-
-
-def test_types_and_shapes(name):
-    data = load_dataset(name, 0, **FAST[name])
-    assert data.name == name
-    assert data.x.dtype == data.x_test.dtype == torch.float32
-    assert data.y.dtype == data.y_test.dtype == torch.int64
-    assert data.shape == data.x.shape[1:] == data.x_test.shape[1:]
-    assert set(data.y.tolist()) == set(range(data.classes))
-
-
-def test_the_seed_alone_decides_the_data(name):
-    torch.manual_seed(1)
-    first = load_dataset(name, 5, **FAST[name])
-    torch.manual_seed(2)
-    second = load_dataset(name, 5, **FAST[name])
-    other = load_dataset(name, 6, **FAST[name])
-    assert all(map(torch.equal, tensors(first), tensors(second)))
-    assert not torch.equal(first.x, other.x)
-
-
-def test_global_generators_are_not_touched(name):
-    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002 (the legacy one)
-    load_dataset(name, 3, **FAST[name])
-    assert torch.equal(before[0], torch.get_rng_state())
-    assert np.array_equal(before[1], np.random.get_state()[1])  # noqa: NPY002 (the legacy one)
-
-
-def test_test_data_are_not_the_training_data(name):
-    data = load_dataset(name, 0, **FAST[name])
-    count = min(len(data.x), len(data.x_test))
-    assert not torch.equal(data.x[:count], data.x_test[:count])
-
 
 def test_digits_are_those_of_scikit_learn():
     data = load_dataset("digits", 9, test=300)

@@ -5,8 +5,8 @@ import urllib.request
 
 import pytest
 
-from fednorm.data.cache import DamagedDataError
 from fednorm.data.download import download
+from fednorm.errors import DamagedDataError
 
 
 def md5(data):

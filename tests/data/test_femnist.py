@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from fednorm.data import load_dataset
-from fednorm.data.cache import DamagedDataError
 from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
-from fednorm.data.sources import MissingDataError
+from fednorm.errors import DamagedDataError, MissingDataError
 
 pytestmark = pytest.mark.usefixtures("home")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fednorm.data import load_dataset
-from fednorm.data.sources import MissingDataError
+from fednorm.errors import MissingDataError
 
 pytestmark = pytest.mark.usefixtures("home")
 needs_library = pytest.mark.skipif(

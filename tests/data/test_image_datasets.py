@@ -10,13 +10,11 @@ import torch
 from PIL import Image
 
 from fednorm.data import load_dataset
-from fednorm.data.cache import DamagedDataError
 from fednorm.data.datasets import tiny_imagenet
 from fednorm.data.datasets.cityscapes import LABELS, Cityscapes
 from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
-from fednorm.data.sources import MissingDataError
-from fednorm.errors import UnknownNameError
+from fednorm.errors import DamagedDataError, MissingDataError, UnknownNameError
 
 pytestmark = pytest.mark.usefixtures("home")
 

@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 
 from fednorm.data import image_files, load_dataset
-from fednorm.data.cache import DamagedDataError
 from fednorm.data.federation import build_federation
 from fednorm.data.image_files import (
     Decoder,
@@ -21,6 +20,7 @@ from fednorm.data.image_files import (
     to_array,
 )
 from fednorm.data.sampling import Plan
+from fednorm.errors import DamagedDataError
 
 pytestmark = pytest.mark.usefixtures("home")
 

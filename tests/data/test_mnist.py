@@ -14,9 +14,8 @@ from data.layouts import (
     write_idx,
 )
 from fednorm.data import load_dataset
-from fednorm.data.cache import DamagedDataError
 from fednorm.data.datasets.mnist import FashionMnist, Mnist, parse_idx
-from fednorm.data.sources import MissingDataError
+from fednorm.errors import DamagedDataError, MissingDataError
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from fednorm.data.partition.dirichlet import (
 )
 from fednorm.data.partition.feature_shift import KINDS
 from fednorm.errors import UnknownNameError
+from generated import partition_problems
 
 TEXTS = {
     "iid": "iid",
@@ -29,66 +30,15 @@ TEXTS = {
 EVEN = ["iid", "gamma", "dirichlet", "feature_shift"]
 
 
-@st.composite
-def problems(draw):
-    """Labels (unbalanced, shuffled, not numbered from 0), groups, clients and a seed."""
-    clients = draw(st.integers(1, 7))
-    sizes = draw(st.lists(st.integers(2 * clients, 30), min_size=1, max_size=2 * clients))
-    seed = draw(st.integers(0, 2**32))
-    rng = np.random.default_rng(seed)
-    labels = rng.permutation(np.repeat(3 * np.arange(len(sizes)) + 5, sizes))
-    groups = rng.permutation(np.arange(len(labels)) % draw(st.integers(clients, 2 * clients)))
-    return labels, groups, clients, seed
-
-
-@pytest.mark.parametrize("name", PARTITIONS)
-@settings(max_examples=25, deadline=None)
-@given(problem=problems())
-def test_every_sample_has_exactly_one_client(name, problem):
-    labels, groups, clients, seed = problem
-    parts = partition(TEXTS[name], labels, clients=clients, seed=seed, groups=groups)
-    assert len(parts) == clients
-    assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
-    for part in parts:
-        assert part.dtype == np.int64
-        assert len(part) > 0
-        assert (np.diff(part) > 0).all()
-
-
 @pytest.mark.parametrize("name", EVEN)
 @settings(max_examples=25, deadline=None)
-@given(problem=problems(), value=st.sampled_from([0.001, 0.1, 0.5, 1.0]))
+@given(problem=partition_problems(), value=st.sampled_from([0.001, 0.1, 0.5, 1.0]))
 def test_sizes_differ_by_at_most_one(name, problem, value):
     labels, _, clients, seed = problem
     argument = PARTITIONS[name].argument
     fields = {argument: value} if argument in ("gamma", "alpha") else {}
     sizes = [len(p) for p in partition(name, labels, clients=clients, seed=seed, **fields)]
     assert max(sizes) - min(sizes) <= 1
-
-
-@pytest.mark.parametrize("name", PARTITIONS)
-def test_the_seed_alone_decides_the_partition(name):
-    labels = np.arange(300) % 10
-    groups = np.array([f"writer {i % 7}" for i in range(300)])
-
-    def run(seed):
-        np.random.seed(seed + 1)  # noqa: NPY002 (the global generator must not matter)
-        parts = partition(TEXTS[name], labels, clients=5, seed=seed, groups=groups)
-        return [part.tolist() for part in parts]
-
-    assert run(3) == run(3)
-    assert (run(3) != run(4)) is (name != "natural")
-
-
-@pytest.mark.parametrize("name", PARTITIONS)
-def test_tensors_lists_and_arrays_are_the_same_labels(name):
-    labels = np.arange(60) % 3
-    results = [
-        partition(TEXTS[name], given_labels, clients=3, seed=0, groups=labels.tolist())
-        for given_labels in (labels, labels.tolist(), torch.tensor(labels), labels.astype(np.uint8))
-    ]
-    for result in results:
-        assert all(map(np.array_equal, result, results[0]))
 
 
 def test_partitions_do_not_change_unnoticed():
@@ -106,7 +56,7 @@ def test_partitions_do_not_change_unnoticed():
 
 
 @settings(max_examples=25, deadline=None)
-@given(problem=problems())
+@given(problem=partition_problems())
 def test_gamma_0_is_sorted_by_label_and_cut(problem):
     labels, _, clients, seed = problem
     parts = partition("gamma=0", labels, clients=clients, seed=seed)
@@ -401,7 +351,7 @@ def test_flat_samples_can_be_shifted_but_not_rotated():
 
 
 @settings(max_examples=40, deadline=None)
-@given(problem=problems(), tests=st.lists(st.integers(0, 40), max_size=60))
+@given(problem=partition_problems(), tests=st.lists(st.integers(0, 40), max_size=60))
 def test_test_samples_follow_the_training_mix(problem, tests):
     labels, _, clients, seed = problem
     test_labels = np.array(tests, dtype=np.int64)

@@ -22,11 +22,11 @@ from fednorm.doctor import examine, save, show
 from fednorm.doctor.fixed_batches import deal_again, draw
 from fednorm.doctor.layers import find_layers
 from fednorm.doctor.recommend import THRESHOLDS
-from fednorm.doctor.render import count, number, percent
 from fednorm.engines.evaluation_statistics import calibrate_clients
 from fednorm.engines.loop import rounds
 from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.models import create_model
+from fednorm.report.format import format_number, format_ratio, format_share
 from fednorm.strategies import STRATEGIES, create_strategy
 from support import CLASSES, SHAPE, ToyClients, nested_model
 
@@ -169,7 +169,7 @@ def test_costs_are_those_of_the_engine(nested, name):
         assert (cost.survey_bytes_up, cost.survey_bytes_down) == (asked.bytes_up, asked.bytes_down)
 
 
-def test_what_strategies_need(nested):
+def test_strategies_state_their_needs(nested):
     costs = {c.strategy: c for c in nested.strategies}
     assert [name for name, c in costs.items() if c.needs_rounds] == ["fixbn"]
     assert [name for name, c in costs.items() if not c.global_model] == ["fedbn", "silobn"]
@@ -251,7 +251,7 @@ def test_with_the_statistics_of_the_same_batch_dualbn_is_one_machine(model):
     assert found["fedtan", "exchanged"].deviation < 1e-10
 
 
-def test_dropout_is_no_deviation():
+def test_dropout_layers_cause_no_deviation():
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 10)
     )
@@ -271,7 +271,7 @@ class Functional(nn.Module):
         )
 
 
-def test_dropout_without_a_layer_is_no_deviation():
+def test_functional_dropout_causes_no_deviation():
     assert gradients(examine(Functional(), **SMALL))["fedtan", "exchanged"].deviation < 1e-10
 
 
@@ -298,12 +298,12 @@ def test_the_recommendation_follows_the_clients(apart, alike):
     assert apart.recommendation.strategy == "dualbn"
     worst = max(apart.clients.layers, key=lambda x: x.excess)
     reasons = " ".join(apart.recommendation.reasons)
-    assert f"lacks {percent(worst.bias)}" in reasons
+    assert f"misses {format_share(worst.bias)}" in reasons
     naive = gradients(apart)["naive", "batch"]
-    assert f"{number(naive.deviation)}, and by {number(naive.alike)}" in reasons
-    assert number(gradients(apart)["dualbn", "surveyed"].deviation) in reasons
+    assert f"{format_ratio(naive.deviation)}, and by {format_ratio(naive.alike)}" in reasons
+    assert format_ratio(gradients(apart)["dualbn", "surveyed"].deviation) in reasons
     (cost,) = (c for c in apart.strategies if c.strategy == "dualbn")
-    assert f"{count(cost.bytes_up)} B up" in reasons
+    assert f"{format_number(cost.bytes_up)} B up" in reasons
 
 
 @pytest.mark.parametrize("which", ["apart", "alike"])
@@ -313,7 +313,7 @@ def test_reasons_quote_numbers_that_the_report_shows(which, request):
     known = set(re.findall(r"-?[\d.,e-]*\d", shown))
     known |= {str(len(report.layers)), str(len(report.strategies)), "0"}
     for limit in THRESHOLDS.values():
-        known |= {number(limit), percent(limit).split()[0]}
+        known |= {format_ratio(limit), format_share(limit).split()[0]}
     for reason in report.recommendation.reasons:
         for quoted in re.findall(r"-?[\d.,e-]*\d", re.sub(r"'[^']*'", "", reason)):
             assert quoted in known, (quoted, reason)
@@ -341,7 +341,7 @@ def test_without_data_nothing_is_recommended(nested):
     assert set(codes(nested)) == {"server_optimizer", "needs_rounds"}
 
 
-def test_a_model_without_batch_norm_gets_an_honest_answer():
+def test_a_model_without_batch_norm_gets_a_warning():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.LayerNorm(8), nn.Linear(8, 10))
     report = examine(model, partition="iid", **SMALL)
     taking = [c.strategy for c in report.strategies if not c.refused]

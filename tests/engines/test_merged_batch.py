@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from fednorm import create_strategy
+from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import create_algorithm
 from fednorm.core.task import Task
 from fednorm.data import load_dataset
@@ -132,7 +133,7 @@ def test_fits_only_where_it_is_exact():
         is None
     )
     robust = Task.build(
-        model, create_strategy("fbn"), STEP, aggregator=lambda v, _w: v.median(0).values
+        model, create_strategy("fbn"), STEP, aggregator=create_aggregator("median", f=0)
     )
     assert why_not("merged", robust, _digits(), ours=True)
     dropping = create_model("fbn_cnn", (1, 8, 8), 10, 0)

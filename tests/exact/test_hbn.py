@@ -128,7 +128,10 @@ def test_a_round_from_the_state_before_it(case, fields):
     _, results = run(clients, **fields)
     for before, after in pairwise(results):
         weights, running, alphas = replay(
-            before.state, dict(before.client_states), clients, fields.get("momentum", MOMENTUM)
+            before.state,
+            dict(before.client_states),
+            clients,
+            fields.get("stats_momentum", MOMENTUM),
         )
         for name, value in weights.items():
             torch.testing.assert_close(after.state.weights[name], value, rtol=0, atol=TIGHT)

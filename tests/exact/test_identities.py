@@ -16,7 +16,7 @@ LR = 0.05
 SHARING = [
     name
     for name, cls in STRATEGIES.items()
-    if Role.PERSONAL not in cls.roles.values() and hasattr(cls, "needs_tracking")
+    if Role.PERSONAL not in create_strategy(name).roles.values() and hasattr(cls, "needs_tracking")
 ]
 
 

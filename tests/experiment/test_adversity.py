@@ -18,6 +18,7 @@ from fednorm.experiment.load import build_experiment, expand_sweep
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.run import Monitor
 from fednorm.experiment.run_folder import run_key
+from fednorm.experiment.specs import OWN_SETTINGS
 from support import ToyClients, in_processes, run_by_hand, task_of
 
 SMALL = {
@@ -40,7 +41,7 @@ BAD = [
     ({"aggregator": "medain"}, "unknown aggregator 'medain'; did you mean 'median'"),
     (
         {"byzantine": 2, "statistics_aggregator": "median", "participation": 0.5},
-        "aggregate_statistics, with 3 clients in a round: median with f=2",
+        "statistics_aggregator, with 3 clients in a round: median with f=2",
     ),
     ({"client_dropout": 1.0}, "client_dropout = 1.0 is not valid"),
     ({"min_replies": 7}, "min_replies = 7, but only 6 clients take part"),
@@ -86,7 +87,7 @@ def test_an_entry_may_set_keys_for_itself():
     honest, median, alie, plain, reference = map(experiment.for_entry, experiment.strategies)
     assert (honest.byzantine, honest.attack) == (0, None)
     assert (median.aggregator, median.byzantine, median.attack.name) == ("median", 2, "foe")
-    assert experiment.make_strategy(experiment.strategies[1]).momentum == 0.3
+    assert experiment.make_strategy(experiment.strategies[1]).stats_momentum == 0.3
     assert (alie.attack.name, alie.attack.fields) == ("alie", {"z": 1.5})
     assert plain is experiment
     assert (reference.byzantine, reference.attack, reference.aggregator) == (0, None, "mean")
@@ -108,7 +109,7 @@ def test_sweeps_multiply():
     ]
     assert len(entries) == 7
     assert entries[-1].title == "centralized"
-    assert entries[1].settings["aggregate_statistics"] == "nnm > trimmed_mean(f=1)"
+    assert entries[1].settings["statistics_aggregator"] == "nnm > trimmed_mean(f=1)"
     numbers = build_experiment(expand_sweep(values, "byzantine=1,2")).strategies
     assert [e.title for e in numbers[:2]] == ["naive byzantine=1", "naive byzantine=2"]
     with pytest.raises(ConfigError, match="--sweep takes"):
@@ -118,7 +119,7 @@ def test_sweeps_multiply():
 def test_records_of_runs_without_these_keys_stay_valid():
     experiment = build_experiment(SMALL)
     settings = run_key(experiment, experiment.strategies[0], 0)["settings"]
-    assert not {"attack", "byzantine", "dropout", "aggregate", "minimum_replies"} & set(settings)
+    assert not set(OWN_SETTINGS) & set(settings)
     attacked = build_experiment(ATTACKED)
     assert run_key(attacked, attacked.strategies[0], 0)["settings"]["byzantine"] == 2
 

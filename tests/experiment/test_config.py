@@ -17,7 +17,10 @@ BAD = [
     ({"data": "digit"}, "unknown data set 'digit'; did you mean 'digits'"),
     ({"algorithm": "fedvg"}, "unknown algorithm 'fedvg'; did you mean 'fedavg'"),
     ({"roundz": 3}, "unknown key 'roundz'; did you mean 'rounds'"),
-    ({"strategies": [{"name": "fbn", "momentm": 0.1}]}, "'momentm'; did you mean 'momentum'"),
+    (
+        {"strategies": [{"name": "fbn", "stats_momentm": 0.1}]},
+        "'stats_momentm'; did you mean 'stats_momentum'",
+    ),
     ({"algorithm": {"name": "dsgd", "rl": 0.1}}, "unknown field of algorithm 'dsgd' 'rl'"),
     ({"strategy": {"groupz": 2}}, "strategy.groupz is a field of none"),
     ({"clients": 5000}, "cannot give each of 5000 clients a sample"),
@@ -91,13 +94,13 @@ def test_the_resolved_config_can_be_run_again(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text(to_toml(experiment))
     assert build_experiment(read_toml(path)) == experiment
-    assert experiment.make_strategy(experiment.strategies[0]).momentum is None
+    assert experiment.make_strategy(experiment.strategies[0]).stats_momentum is None
 
 
 def test_fields_for_all_strategies_reach_those_that_have_them():
     experiment = build_experiment({"strategy": {"stats_momentum": 0.3, "groups": 4}})
     made = {e.title: experiment.make_strategy(e) for e in experiment.strategies}
-    assert made["fbn"].momentum == made["naive"].momentum == 0.3
+    assert made["fbn"].stats_momentum == made["naive"].stats_momentum == 0.3
     assert made["gn"].groups == 4
 
 
@@ -125,3 +128,37 @@ def test_seeds_are_a_number_or_a_list():
     assert build_experiment({"seeds": 2}).seeds == [0, 1]
     assert build_experiment({"seeds": "2"}).seeds == [0, 1]
     assert build_experiment({"seeds": "7,9"}).seeds == [7, 9]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"aggregator": "centered_clipping(radius=much)"}, "aggregator 'centered_clipping' with"),
+        ({"engine": ["loop"]}, "engine = \\['loop'\\] is not valid"),
+        ({"seeds": "many"}, "seeds are a number or a list such as 0,7, not 'many'"),
+        ({"data": 5}, "5 is not a name, nor a table with a name and fields"),
+        ({"data": {"test": 5}}, "{'test': 5} needs a name"),
+        ({"strategies": [{"name": "fbn", "byzantine": "x"}]}, "byzantine = 'x' is not valid"),
+        ({"strategies": [{"name": "fbn", "min_replies": 0}]}, "min_replies = 0 is not valid"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_a_config_error(values, message):
+    with pytest.raises(ConfigError, match=message):
+        build_experiment(values)
+
+
+def test_texts_are_parsed_once():
+    entries = ["naive", {"name": "fbn", "byzantine": 2, "statistics_aggregator": "median"}]
+    experiment = build_experiment({"strategies": entries, "strategy": {"stats_momentum": 0.3}})
+    plain, robust = experiment.strategies
+    assert experiment.for_entry(plain) is experiment
+    variant = experiment.for_entry(robust)
+    assert experiment.for_entry(robust) is variant
+    assert variant.for_entry(variant.strategies[0]) is variant
+    assert variant.partition_rule is experiment.partition_rule
+    assert variant.make_algorithm() is experiment.make_algorithm()
+    assert variant.make_strategy(robust) is experiment.make_strategy(robust)
+    assert experiment.aggregators is experiment.aggregators
+    assert variant.aggregators != experiment.aggregators
+    assert (variant.byzantine, experiment.byzantine) == (2, 0)
+    assert build_experiment(variant.model_dump()) == variant

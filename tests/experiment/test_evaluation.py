@@ -21,8 +21,8 @@ from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.run import evaluate, measure_attack_success
-from fednorm.report import write_comparison
 from fednorm.report.tables import fill_rows
+from fednorm.report.write import write_comparison
 
 RARELY = {
     "rounds": 3,

@@ -11,7 +11,7 @@ from fednorm.engines import loop, merged_batch, stacked
 from fednorm.errors import ConfigError
 from fednorm.experiment.diagnostics import central_gradient
 from fednorm.nn.forward_probe import note_single_values
-from fednorm.strategies import STRATEGIES
+from fednorm.strategies import STRATEGIES, create_strategy
 from support import ToyClients, assert_same_state, last, nested_model, task_of
 
 ONE = {"batch_size": 1, "rounds": 2, "seeds": 1, "clients": 3}
@@ -62,7 +62,7 @@ def test_engines_agree_on_single_images(engine):
 
 
 @pytest.mark.parametrize(
-    "name", sorted(n for n, cls in STRATEGIES.items() if cls.needs_batch_statistics)
+    "name", sorted(n for n in STRATEGIES if create_strategy(n).needs_batch_statistics)
 )
 def test_a_layer_with_one_value_per_channel_is_named(name):
     with pytest.raises(ConfigError, match=r"batch of 1 sample, of which layer '4' gets one value"):

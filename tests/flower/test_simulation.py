@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import tomli_w
 import torch
+from flwr.clientapp import ClientApp
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from fednorm.cli import app as command_line
-from fednorm.errors import ConfigError
+from fednorm.engines.flower.simulation import start_simulation
+from fednorm.errors import ConfigError, SimulationError
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment
 
@@ -23,14 +25,36 @@ VALUES = {
 }  # fmt: skip
 
 
-def test_an_experiment_gives_the_same_on_the_simulation_runtime(tmp_path):
+PRIORITIES = """
+import os
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from fednorm.engines.flower.simulation import start_simulation
+
+app = ClientApp()
+
+@app.query()
+def tell(message, context):
+    return Message(RecordDict({"found": ConfigRecord({"nice": os.nice(0)})}), reply_to=message)
+
+with start_simulation(app, 2) as grid:
+    messages = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
+    replies = list(grid.send_and_receive(messages))
+assert [reply.content["found"]["nice"] for reply in replies] == [os.nice(0)] * 2
+"""
+
+
+def test_two_simulations_at_once_give_what_the_loop_gives(tmp_path):
     config, ours, loop = (tmp_path / name for name in ("config.toml", "flower", "loop"))
     config.write_text(tomli_w.dumps(VALUES))
     command = [Path(sys.executable).with_name("fednorm"), "run", config, "--out", ours]
-    # A process of its own: Ray leaves things behind that only the end of a process clears away.
-    env = os.environ | {"FLWR_HOME": str(tmp_path / "home")}
-    done = subprocess.run([*command, "--engine", "flower"], env=env, check=False)
+    # In new processes: Ray leaves things behind that only the end of a process clears away. The
+    # cluster that Ray is told to join does not exist, as if it belonged to a run that is over.
+    env = os.environ | {"FLWR_HOME": str(tmp_path / "home"), "RAY_ADDRESS": "127.0.0.1:1"}
+    with subprocess.Popen([sys.executable, "-c", PRIORITIES], env=env) as other:
+        done = subprocess.run([*command, "--engine", "flower"], env=env, check=False)
     assert done.returncode == 0
+    assert other.returncode == 0
     run_comparison(build_experiment(VALUES | {"engine": "loop"}), folder=loop)
     found, expected = (
         json.loads((folder / "runs/fedbn-seed0/run.json").read_text())["result"]
@@ -41,6 +65,19 @@ def test_an_experiment_gives_the_same_on_the_simulation_runtime(tmp_path):
     mine, theirs = (load_file(f / "runs/fedbn-seed0/model.safetensors") for f in (ours, loop))
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_a_runtime_that_fails_is_reported_at_once(monkeypatch):
+    def fail(**_):
+        raise OSError("no room on this machine")
+
+    monkeypatch.setattr("ray.init", fail)
+    with (
+        pytest.raises(SimulationError, match="did not start") as raised,
+        start_simulation(ClientApp(), 1),
+    ):
+        pass
+    assert "no room" in str(raised.value.__cause__.__cause__.__cause__)
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_running_statistics_follow_as_in_torch(fields):
 
 def test_pooling_keeps_the_running_statistics_and_reports_moments():
     layer, x = layer_of(nn.BatchNorm1d, 3), batch((5, 3))
-    before = layer.running()
+    before = layer.read_running()
     begun(layer, 3.0, 5.0, "pool")(x)
     assert torch.equal(layer.running_mean, before.mean)
     assert torch.equal(layer.running_var, before.var)

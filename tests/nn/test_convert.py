@@ -9,7 +9,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednorm import create_strategy
+from fednorm.algorithms import create_algorithm
 from fednorm.core.layer import NormLayer
+from fednorm.core.task import Task
 from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.convert import ConversionError, SampleNorm, to_fed_batch_norm
 from fednorm.strategies import STRATEGIES
@@ -258,7 +260,7 @@ def test_groups_may_be_fitted_and_the_report_says_so(channels, groups, taken):
     conversion = create_strategy("gn", groups=groups, round_down=True).convert(model)
     assert conversion.model[0].num_groups == taken
     (replacement,) = conversion.replaced
-    said = "" if taken == groups else f"as {groups} do not divide {channels} channels"
+    said = "" if taken == groups else f"{groups} groups do not divide {channels} channels"
     assert said in replacement.note
     assert bool(said) == bool(replacement.note)
 
@@ -340,3 +342,31 @@ def test_momentum_of_the_layers_is_kept_unless_the_strategy_sets_it():
 def test_momentum_outside_its_range_is_refused(momentum):
     with pytest.raises(ValueError, match="momentum must be in"):
         create_strategy("fbn", stats_momentum=momentum)
+
+
+def test_a_conversion_tells_in_words_what_it_did():
+    def describe(name, **fields):
+        layers = [
+            nn.Linear(64, 6),
+            nn.BatchNorm1d(6),
+            nn.InstanceNorm1d(6, track_running_stats=True),
+        ]
+        model = nn.Sequential(nn.Flatten(), *layers, nn.BatchNorm1d(6), nn.Linear(6, 4))
+        chosen = create_strategy(name, **fields)
+        *told, skipped = Task.build(model, chosen, create_algorithm("dsgd")).conversion_notes
+        assert skipped.startswith("skipped '3' (InstanceNorm1d): it is no BatchNorm")
+        return told
+
+    assert describe("fbn") == ["2 layers BatchNorm1d → FedBatchNorm1d"]
+    assert describe("gn") == ["2 layers BatchNorm1d → GroupNorm(2 groups)"]
+    assert describe("ln") == ["2 layers BatchNorm1d → LayerNorm"]
+    assert describe("in") == ["2 layers BatchNorm1d → InstanceNorm"]
+    assert describe("gn", groups=4, round_down=True) == [
+        "2 layers BatchNorm1d → GroupNorm(3 groups)",
+        "2 layers: 4 groups do not divide 6 channels",
+    ]
+    assert describe("none") == ["2 layers BatchNorm1d → Removed", "2 layers: γ and β are dropped"]
+    assert describe("fedfn", base="ln") == [
+        "2 layers BatchNorm1d → LayerNorm",
+        "1 layer Linear → DirectionLinear",
+    ]

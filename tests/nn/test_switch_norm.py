@@ -176,7 +176,7 @@ def test_evaluation_mixes_in_the_running_statistics():
 )
 def test_recording_keeps_the_running_statistics_and_reports_moments(rule):
     layer, x = layer_of(nn.BatchNorm2d, 3), batch((4, 3, 2, 2))
-    expected, before = by_hand(layer, x), layer.running()
+    expected, before = by_hand(layer, x), layer.read_running()
     layer.start_round(rule, RoundContext(), "site")
     torch.testing.assert_close(layer(x), expected)
     assert torch.equal(layer.running_mean, before.mean)

@@ -80,7 +80,7 @@ def test_output_and_gradients_are_those_of_the_formula(cls, settings, fields):
     kernels = explicit(layer.weight, gain, settings)
     expected = compute(cls, x, kernels, bias, **{k: v for k, v in fields.items() if k != "bias"})
     y = layer(x)
-    torch.testing.assert_close(layer.standardized_weight(), kernels, rtol=0, atol=1e-12)
+    torch.testing.assert_close(layer.standardize_weight(), kernels, rtol=0, atol=1e-12)
     torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
     weights = torch.randn_like(y)
     ours = torch.autograd.grad((y * weights).sum(), [x, *learned])
@@ -108,7 +108,7 @@ def test_kernels_have_mean_0_and_variance_1_or_norm_1(channels, groups, kernel, 
         (False, lambda k: k.var(dim=1, correction=0)),
         (True, lambda k: k.norm(dim=1)),
     ):
-        kernels = standardize(conv, scale_by_fan_in=scale, **tight).model.standardized_weight()
+        kernels = standardize(conv, scale_by_fan_in=scale, **tight).model.standardize_weight()
         kernels = kernels.flatten(1)
         torch.testing.assert_close(
             kernels.mean(1), torch.zeros_like(kernels[:, 0]), rtol=0, atol=1e-7
@@ -191,11 +191,11 @@ class Renamed(nn.Conv2d):
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (Gated(2, 2, 3), r"'0\.0' \(Gated\) is a convolution with a forward pass"),
-        (Doubled(2, 2, 3), r"'0\.0' \(Doubled\) is a convolution with a forward pass"),
+        (Gated(2, 2, 3), r"'0\.0' \(Gated\) is a convolution with a custom forward pass"),
+        (Doubled(2, 2, 3), r"'0\.0' \(Doubled\) is a convolution with a custom forward pass"),
         (
             parametrizations.weight_norm(nn.Conv2d(2, 2, 3)),
-            r"'0\.0' .* a parametrization of its own",
+            r"'0\.0' .* a parametrization, which a conversion",
         ),
         (standardize(nn.Conv2d(2, 2, 3), **GN_WS).model, r"'0\.0' \(StandardizedConv2d\)"),
         (nn.LazyConv2d(2, 3), r"'0\.0' \(LazyConv2d\) has no shape yet"),

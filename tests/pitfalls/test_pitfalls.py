@@ -3,7 +3,7 @@
 The first five stand in the code of a widely copied tutorial; the others in the named projects.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from torch import nn
 import fednorm
 from fednorm import create_strategy
 from fednorm.algorithms import create_algorithm
-from fednorm.core.aggregation import weighted_mean
+from fednorm.core.aggregation import Aggregator, weighted_mean
 from fednorm.core.layout import find_kinds, find_layout, find_roles
 from fednorm.core.task import Task, export
 from fednorm.core.types import Kind, Role
@@ -170,20 +170,21 @@ def test_weights_and_statistics_are_aggregated_apart():
     """One vector for both would let one distort the other's distances: byzfl."""
     seen = {"weights": [], "statistics": []}
 
-    def watch(kind):
-        def aggregate(values, weights):
-            seen[kind].append(tuple(values.shape[1:]))
-            return weighted_mean(values, weights)
+    @dataclass
+    class Watch(Aggregator):
+        kind: str
 
-        return aggregate
+        def __call__(self, values, weights):
+            seen[self.kind].append(tuple(values.shape[1:]))
+            return weighted_mean(values, weights)
 
     model = nested_model()
     task = Task.build(
         model,
         create_strategy("fbn"),
         STEP,
-        aggregator=watch("weights"),
-        statistics_aggregator=watch("statistics"),
+        aggregator=Watch("weights"),
+        statistics_aggregator=Watch("statistics"),
     )
     last(task, ToyClients(), 1)
     assert seen["weights"] == [(sum(p.numel() for p in model.parameters()),)]

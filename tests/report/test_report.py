@@ -9,9 +9,10 @@ from hashlib import sha256
 import pytest
 
 from fednorm.experiment.results import Comparison, Evaluation, PanelResult
-from fednorm.report import write, write_comparison
+from fednorm.report import write
 from fednorm.report.format import describe_setting
 from fednorm.report.tables import fill_rows
+from fednorm.report.write import write_comparison
 from report.report_cases import (
     CONFIG,
     EDGE_CASES,
@@ -140,7 +141,7 @@ def test_the_policy_allows_the_one_script_and_no_request():
     assert html.count("<script") == 2
 
 
-def test_all_that_comes_from_outside_is_escaped():
+def test_all_text_from_outside_is_escaped():
     evil = '</script><script>alert("x")</script>'
     result = Comparison(
         {"data": evil, evil: {"a": [evil, {"b": evil}]}},
@@ -162,12 +163,19 @@ def test_all_that_comes_from_outside_is_escaped():
         assert json.loads(data)["methods"] == [evil, f"fbn {evil}"]
 
 
+def test_a_label_cannot_add_a_script_to_the_page():
+    html = page(comparison(run("<script>alert(1)</script>", (0.5,))))
+    assert "<script>alert(1)" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert Elements(html).tags.count("script") == 2
+
+
 def test_the_page_says_what_was_run():
     html = page(three_strategies())
     assert "Which normalization survives these clients?" in html
     assert "digits · mlp · dirichlet (alpha 0.1) · 10 clients · fedavg" in html
     assert "<dt>partition.alpha</dt><dd><code>0.1</code></dd>" in html
-    listed = "[&quot;fbn&quot;, { name = &quot;naive&quot;, pool = true }]"
+    listed = "[&#34;fbn&#34;, { name = &#34;naive&#34;, pool = true }]"
     assert f"<dt>strategies</dt><dd><code>{listed}</code></dd>" in html
     assert "<dt>seeds</dt><dd><code>0, 1</code></dd>" in html
     assert "<dt>torch</dt><dd><code>2.6.0</code></dd>" in html
@@ -175,7 +183,7 @@ def test_the_page_says_what_was_run():
     assert "Failures" not in html
 
 
-def test_failures_stand_on_the_page_with_their_message():
+def test_failures_are_listed_with_their_message():
     html = page(comparison(run("fbn", (0.8,)), diverged("naive", (0.2,), error="loss is nan")))
     failure = "<strong>naive</strong>, seed 0: diverged after 10 rounds<pre>loss is nan</pre>"
     assert failure in html

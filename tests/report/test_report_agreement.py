@@ -37,7 +37,7 @@ def test_rows_hold_both_numbers_and_the_gap():
     assert (gn.published, gn.measured, gn.gap) == (None, 70, None)
     assert (paper.label, paper.published, paper.measured, paper.gap) == ("paper", 12.0, None, None)
     assert found.pairs == ()
-    assert "Fewer than two methods" in found.statement()
+    assert "Fewer than two methods" in found.describe()
 
 
 STATEMENTS = [
@@ -66,19 +66,19 @@ STATEMENTS = [
 
 @pytest.mark.parametrize(("of", "expected"), STATEMENTS)
 def test_the_statement_is_true_of_the_pairs(of, expected):
-    assert compare_published(of).statement() == expected
+    assert compare_published(of).describe() == expected
 
 
-def test_one_seed_is_as_sure_as_its_test_samples_are_many():
+def test_the_standard_error_of_one_seed_depends_on_its_test_samples():
     """At 50 % of 400 samples, one standard error is 2.5 points."""
     close = comparison(run("a", (0.52,), tested=400), run("b", (0.5,), tested=400))
     many = comparison(run("a", (0.52,), tested=40000), run("b", (0.5,), tested=40000))
     published = {"a": 90.0, "b": 80.0}
     assert (
-        compare_published(PanelResult("", close, published)).statement()
+        compare_published(PanelResult("", close, published)).describe()
         == "Too close to call: a and b."
     )
-    assert compare_published(PanelResult("", many, published)).statement() == SAME
+    assert compare_published(PanelResult("", many, published)).describe() == SAME
 
 
 STDS = [
@@ -92,10 +92,10 @@ STDS = [
 
 
 @pytest.mark.parametrize(("published", "std", "expected"), STDS)
-def test_published_numbers_within_their_deviation_have_no_order(published, std, expected):
+def test_published_numbers_within_their_standard_deviation_have_no_order(published, std, expected):
     runs = comparison(run("a", (0.6,)), run("b", (0.7,)))
     found = compare_published(PanelResult("", runs, published, published_std=std))
-    assert found.statement() == expected
+    assert found.describe() == expected
     assert [row.published_std for row in found.rows] == [std.get("a"), std.get("b")]
 
 
@@ -107,7 +107,7 @@ def test_published_maxima_are_compared_with_maxima():
     )
     best = compare_published(PanelResult("", runs, published, best=True))
     assert best.rows[0].measured == pytest.approx(80.0)
-    assert best.statement() == SAME
+    assert best.describe() == SAME
 
 
 def test_a_method_that_diverged_with_every_seed_has_no_place_in_the_order():
@@ -118,7 +118,7 @@ def test_a_method_that_diverged_with_every_seed_has_no_place_in_the_order():
 
 
 @pytest.mark.parametrize("published", [float("nan"), float("inf")])
-def test_published_numbers_that_are_none_are_left_out(published):
+def test_missing_published_numbers_are_left_out(published):
     found = compare_published(panel({"a": published, "b": 80, "c": 70}, a=60, b=70, c=60))
     assert found.rows[0].published is None
     assert orders(found) == {("b", "c"): "same"}
@@ -128,7 +128,7 @@ numbers = st.integers(0, 100).map(float)
 
 
 @given(st.dictionaries(st.sampled_from("abcdef"), st.tuples(numbers, numbers), min_size=1))
-def test_every_pair_is_called_as_a_slow_reader_would(methods):
+def test_every_pair_agrees_with_a_slow_oracle(methods):
     published = {label: pair[0] for label, pair in methods.items()}
     measured = {label: pair[1] for label, pair in methods.items()}
     found = compare_published(panel(published, **measured))

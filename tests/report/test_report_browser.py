@@ -205,7 +205,7 @@ def test_the_keyboard_reads_values_too(tmp_path):
 ODD = ["</script><script>alert(1)</script>", "<b>bold</b>", "\"quoted\" 'too'", "$x$ & &amp;", "\\"]
 
 
-def test_labels_are_text_wherever_they_stand(tmp_path):
+def test_labels_are_never_read_as_html(tmp_path):
     result = comparison(*(run(label, (0.9 - number / 10,)) for number, label in enumerate(ODD)))
     story = told(PanelResult("<i>", result, dict.fromkeys(ODD, 50.0)), question=ODD[0])
     script = (

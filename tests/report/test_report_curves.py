@@ -78,21 +78,21 @@ def test_the_svg_is_the_same_every_time_and_shows_every_strategy(result, size):
     assert "#010203" not in svg
     shown = [s.strategy for s in result.summaries() if s.accuracy is not None]
     numbers = {int(number) for number in re.findall(r'data-method="(\d+)"', svg)}
-    labels = list(collect_plots(tell_story(result)).looks)
+    labels = list(collect_plots(tell_story(result)).styles)
     assert [labels[number] for number in sorted(numbers)] == shown
     assert ("Nothing to plot" in svg) is (not shown)
     assert ('class="area"' in svg) is bool(shown)
 
 
-def test_the_svg_draws_lines_in_the_colours_of_the_strategies():
+def test_the_svg_draws_lines_in_the_colors_of_the_strategies():
     (svg,) = svgs(tell_story(three_strategies()))
     assert all(KNOWN[name].color in svg for name in ("centralized", "fbn", "naive"))
     assert KNOWN["gn"].color not in svg
 
 
-def test_panels_share_the_scale_and_looks_and_have_their_own_rounds():
+def test_panels_share_scale_and_styles_but_not_rounds():
     drawn = collect_plots(two_panels())
-    assert list(drawn.looks) == ["centralized", "fbn", "naive", "gn"]
+    assert list(drawn.styles) == ["centralized", "fbn", "naive", "gn"]
     assert drawn.panels[0].x == pytest.approx((10 - 0.2, 20 + 0.2))
     assert drawn.y == pytest.approx((10 - 4.05, 91 + 4.05))  # the published 91.0 is in sight
     first, second = svgs(two_panels())
@@ -120,11 +120,11 @@ def test_axes_name_the_metric():
     assert ">mean IoU (%)<" in svgs(tell_story(ious))[0]
     assert "<h2>Mean IoU by round</h2>" in html
     assert "final mean IoU %" in html
-    assert "Mean IoU: of one seed." in html
+    assert "Mean IoU: one seed." in html
     assert "ccuracy" not in html.split("<body>")[1].split("<script")[0]
 
 
-def test_a_name_has_one_colour_everywhere():
+def test_a_name_has_one_color_everywhere():
     assert (
         choose_style("fixbn auto")
         == choose_style("FixBN")
@@ -138,7 +138,7 @@ def test_a_name_has_one_colour_everywhere():
     assert choose_styles(["fbn", "gn"])["gn"] == choose_styles(["gn"])["gn"] == choose_style("gn")
 
 
-def test_colours_differ_between_names_and_styles_between_variants():
+def test_colors_differ_between_names_and_styles_between_variants():
     palette = [look.color for look in KNOWN.values()] + list(OTHERS)
     assert len(set(palette)) == len(palette)
     labels = ["fixbn", "fixbn auto", "fixbn 0.25", "fixbn pool", "fixbn frozen"]
@@ -154,7 +154,7 @@ def luminance(color):
 
 
 @pytest.mark.parametrize("color", [*(look.color for look in KNOWN.values()), *OTHERS])
-def test_colours_are_readable_on_light_and_dark(color):
+def test_colors_are_readable_on_light_and_dark(color):
     css = files("fednorm.report").joinpath("page.css").read_text(encoding="utf-8")
     light, dark = re.findall(r"--ground: (#\w{6})", css)[:2]
     assert (luminance(light) + 0.05) / (luminance(color) + 0.05) >= 3

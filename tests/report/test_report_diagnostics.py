@@ -29,7 +29,7 @@ def test_without_records_there_is_no_section(result):
     assert "Diagnostics" not in page(result)
 
 
-def test_the_section_shows_what_was_recorded_in_the_strategies_colours():
+def test_the_section_shows_diagnostics_in_the_colors_of_strategies():
     result = comparison(looked_at("fbn"), looked_at("naive"), run("gn", (0.5, 0.6)))
     html = page(result)
     assert "<h2>Diagnostics</h2>" in html
@@ -58,7 +58,7 @@ def test_all_are_drawn_where_they_are_known():
 
 
 @pytest.mark.parametrize("nothing", [None, 0.0, NAN])
-def test_what_a_logarithmic_plot_cannot_show_is_left_out(nothing):
+def test_values_without_a_logarithm_are_left_out(nothing):
     empty = comparison(looked_at("gn", drift=nothing, deviation=nothing))
     assert drawn(empty) == {}
     mixed = comparison(looked_at("fbn"), looked_at("gn", drift=nothing, deviation=nothing))

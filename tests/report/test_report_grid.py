@@ -2,8 +2,8 @@
 
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment, expand_sweep
-from fednorm.report import write_comparison
 from fednorm.report.heatmaps import collect_grid_maps, is_full
+from fednorm.report.write import write_comparison
 
 SMALL = {
     "strategies": ["naive", "fbn"],
@@ -16,7 +16,7 @@ SMALL = {
 }
 
 
-def test_attacks_stand_down_and_defences_across(tmp_path):
+def test_rows_are_attacks_and_columns_are_defenses(tmp_path):
     values = expand_sweep(SMALL, "attack=foe,alie")
     values = expand_sweep(values, "aggregator+statistics_aggregator=mean,nnm > median")
     comparison = run_comparison(build_experiment(values))
@@ -39,7 +39,7 @@ def test_a_comparison_without_a_grid_has_no_map():
     )
 
 
-def test_a_grid_with_holes_is_known():
+def test_a_grid_with_holes_is_not_full():
     entries = [
         {"name": "fbn", "label": "honest", "byzantine": 0, "aggregator": "mean"},
         {"name": "fbn", "label": "attacked", "byzantine": 1, "aggregator": "mean"},

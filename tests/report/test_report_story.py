@@ -7,9 +7,10 @@ import pytest
 from rich.console import Console
 
 from fednorm.experiment.results import PanelResult
-from fednorm.report import build_story_table, write_story
 from fednorm.report.heatmaps import collect_gap_maps
 from fednorm.report.series import collect_plots
+from fednorm.report.tables import build_story_table
+from fednorm.report.write import write_story
 from report.report_cases import (
     CONFIG,
     NAN,
@@ -110,16 +111,16 @@ def test_the_page_tells_the_story_in_order():
     assert html.count("<dt>partition.alpha</dt>") == 1  # what panels share stands there once
 
 
-def test_what_is_true_of_all_panels_is_said_once():
+def test_a_sentence_true_of_all_panels_appears_once():
     html = page(told(*two_panels().panels))
     assert html.count("With one seed, small differences may be chance.") == 1
 
 
-def test_without_cuts_nothing_is_said_to_be_cut():
+def test_without_cuts_there_is_no_section_about_them():
     assert "What was cut" not in page(told(*two_panels().panels, cuts=()))
 
 
-def test_final_values_are_drawn_against_what_panels_differ_in():
+def test_final_values_are_plotted_against_the_varied_parameter():
     story = replace(two_panels(), finals="γ", curves=("γ = 0.01",))
     drawn = collect_plots(story)
     assert drawn.finals.ticks == ("0", "0.01")
@@ -133,10 +134,10 @@ def test_final_values_are_drawn_against_what_panels_differ_in():
     assert "centralized" in html.split("published and measured</h2>")[1]  # tables show all panels
 
 
-def test_exchanges_stand_beside_the_published_ones():
+def test_exchanges_are_shown_next_to_published_ones():
     first, *_ = two_panels().panels
     story = told(replace(first, published={}, published_exchanges={"fbn": 58.0}))
-    table = page(story).split("Exchanges a round, published and measured</h2>")[1]
+    table = page(story).split("Exchanges per round, published and measured</h2>")[1]
     cells = Elements(table.split("<tbody>")[1].split("</tbody>")[0]).cells
     counted = [str(round(r.exchanges_per_round)) for r in first.comparison.runs]
     assert cells[:6] == ["centralized", "–", counted[0], "fbn", "58", counted[1]]
@@ -149,7 +150,7 @@ def test_published_and_measured_stand_side_by_side_on_the_page():
     assert 'data-value="-1.0"' in table
 
 
-def test_published_deviations_stand_beside_published_means(tmp_path):
+def test_published_standard_deviations_are_shown_with_the_means(tmp_path):
     first, second = two_panels().panels
     story = told(replace(first, published_std={"fbn": 1.25}), second)
     table = page(story).split("published and measured</h2>")[1].split("<tbody>")[1]
@@ -164,7 +165,7 @@ def test_published_deviations_stand_beside_published_means(tmp_path):
     assert panels[0]["agreement"]["rows"][1]["published_std"] == 1.25
 
 
-def test_a_published_deviation_that_is_no_number_is_not_shown():
+def test_a_published_standard_deviation_that_is_not_finite_is_not_shown():
     first, _ = two_panels().panels
     shown = printed(told(replace(first, published_std={"fbn": NAN})))
     assert ["fbn", "90.0", "80.0", "−10.0", "1"] in [line.split() for line in shown.splitlines()]
@@ -200,14 +201,14 @@ def test_heat_maps_put_panels_into_cells():
     assert only.cells == pytest.approx({("iid", "E = 1"): 10.0, ("iid", "E = 9"): -40.0})
     html = page(story)
     assert "gn against naive" in html
-    sentence = "gn ends above naive in 1 of 2 settings; the gap goes from −40.0 to +10.0 points."
+    sentence = "gn ends above naive in 1 of 2 settings; the gap ranges from −40.0 to +10.0 points."
     assert sentence in html
     assert ">+10.0<" in html
     assert "<image" not in html  # the page's policy refuses pictures
     assert "Accuracy by round" not in html
 
 
-def test_heat_maps_are_written_as_the_picture(tmp_path):
+def test_heat_maps_replace_the_curves_in_the_png(tmp_path):
     story = replace(two_panels(), heat=("fbn", "naive"), curves=())
     written(story, tmp_path)
     assert (tmp_path / "curves.png").stat().st_size > 3000

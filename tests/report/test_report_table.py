@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from fednorm.report import build_table
-from fednorm.report.tables import fill_rows, list_columns
+from fednorm.report.tables import build_table, fill_rows, list_columns
 from report.report_cases import (
     Elements,
     comparison,
@@ -26,7 +25,7 @@ def test_rows_hold_means_over_seeds():
         "final accuracy %": "81.0 ± 1.0",
         "best %": "81.0",
         "exchanges / round": "1",
-        "up / round": "44.4 kB",
+        "up / round": "44.43 kB",
         "down / round": "1.08 MB",
         "s / run": "12.3",
         "note": "",
@@ -40,7 +39,7 @@ def test_the_worst_client_has_a_column_only_where_it_was_measured():
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_clients_that_have_not_trained_are_noted_where_there_are_some(width):
+def test_untrained_clients_are_noted(width):
     part = personal("fedbn", (0.9, 0.5))
     last = replace(part.final, trained=0.9, untrained=0.5)
     result = comparison(part, replace(part, strategy="silobn", history=(last,)))

@@ -50,7 +50,7 @@ VERDICTS = [
         (run("centralized", (0.8,)),),
         "No federated strategy was run. The reference centralized ends at 80.0 %.",
     ),
-    ((diverged("fbn", (0.9,)), diverged("gn")), "No federated strategy came to a result."),
+    ((diverged("fbn", (0.9,)), diverged("gn")), "No federated strategy has a result."),
     (
         (diverged("fbn", (0.9,)), run("gn", (0.5,))),
         "gn ends at 50.0 %, the only federated strategy with a result.",
@@ -80,7 +80,7 @@ CAVEATS = [
     ),
     (
         (run("fbn", (0.8,), status="interrupted"),),
-        ["1 run was interrupted; what counts is the last evaluation before that."],
+        ["1 run was interrupted; the last evaluation counts."],
     ),
 ]
 
@@ -89,7 +89,7 @@ CAVEATS = [
     ("evaluate", "tested"),
     [("auto", "each on its own test split."), ("global", "each on all test samples.")],
 )
-def test_what_personal_models_are_tested_on_is_said(evaluate, tested):
+def test_the_test_data_of_personal_models_are_named(evaluate, tested):
     config = {**CONFIG, "evaluate": evaluate}
     result = comparison(personal("fedbn", (0.9, 0.5)), config=config)
     (sentence,) = list_caveats(result)
@@ -99,6 +99,6 @@ def test_what_personal_models_are_tested_on_is_said(evaluate, tested):
 
 
 @pytest.mark.parametrize(("runs", "expected"), CAVEATS)
-def test_caveats_name_what_the_verdict_must_be_read_with(runs, expected):
+def test_caveats_qualify_the_verdict(runs, expected):
     assert list_caveats(comparison(*runs)) == expected
     assert all(sentence in page(comparison(*runs)) for sentence in expected)

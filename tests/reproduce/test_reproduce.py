@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from fednorm.cli import app
 from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.experiment.run import Monitor
-from fednorm.reproduce import FigureRequest, find_figure, reproduce, scale_figure
-from fednorm.reproduce.scale import describe_cuts, merge_tables
+from fednorm.reproduce.figure import find_figure
+from fednorm.reproduce.run_figure import FigureRequest, reproduce
+from fednorm.reproduce.scale import describe_cuts, merge_tables, scale_figure
 
 OWN = """
 title = "Mine, Figure 1"
@@ -78,7 +79,7 @@ def test_scales(own):
     assert all((e.rounds, e.seeds, e.clients, e.batch_size) == (2, [0], 5, 4) for _, e in smoke)
 
 
-def test_what_is_cut_is_said(own):
+def test_cuts_are_described(own):
     figure = find_figure(own)
     assert describe_cuts(figure, "full") == ("Assumed: everything.",)
     assert describe_cuts(figure, "short") == (
@@ -91,7 +92,7 @@ def test_what_is_cut_is_said(own):
     )
 
 
-def test_a_users_settings_are_said_too(own):
+def test_user_settings_are_described(own):
     figure = find_figure(own)
     assert "rounds = 7 instead of 40." in describe_cuts(figure, "full", ["rounds=7"])
     assert {e.rounds for _, e in scale_figure(figure, "full", ["rounds=7"])} == {7}
@@ -136,11 +137,11 @@ def test_the_dirichlet_figures_say_which_partition_they_use_and_how_to_choose_th
     assert "--partition dirichlet_unbalanced" in note
 
 
-def test_how_often_a_run_is_looked_at_is_no_cut(own):
+def test_the_evaluation_interval_is_not_a_cut(own):
     assert describe_cuts(find_figure(own), "full", ["eval_every=3"]) == ("Assumed: everything.",)
 
 
-def test_where_a_run_is_made_is_no_cut(own):
+def test_the_number_of_threads_is_not_a_cut(own):
     assert describe_cuts(find_figure(own), "full", ["threads=2"]) == ("Assumed: everything.",)
 
 
@@ -184,7 +185,7 @@ def test_finished_parts_are_not_repeated(own, tmp_path):
             ]
 
 
-def test_deviations_are_read_beside_the_means(tmp_path):
+def test_standard_deviations_are_read_with_the_means(tmp_path):
     path = tmp_path / "mine.toml"
     means = "published = { centralized = 90.0, naive = 10.0 }"
     path.write_text(OWN.replace(means, f"{means}\npublished_std = {{ naive = 2.5 }}"), "utf-8")
@@ -199,11 +200,14 @@ def test_deviations_are_read_beside_the_means(tmp_path):
 @pytest.mark.parametrize(
     ("std", "message"),
     [
-        ("GN = 2.5", r"mine.toml: panels.0: 'GN' has a published deviation but no published mean"),
+        (
+            "GN = 2.5",
+            r"mine.toml: panels.0: 'GN' has a published standard deviation but no published mean",
+        ),
         ("naive = -1.0", r"panels.0.published_std.naive: .* greater than or equal to 0"),
     ],
 )
-def test_deviations_belong_to_means(tmp_path, std, message):
+def test_standard_deviations_need_means(tmp_path, std, message):
     path = tmp_path / "mine.toml"
     means = "published = { centralized = 90.0, naive = 10.0 }"
     path.write_text(OWN.replace(means, f"{means}\npublished_std = {{ {std} }}"), "utf-8")
@@ -238,7 +242,7 @@ def test_the_command_writes_a_report(own, tmp_path):
     assert record["panels"][0]["published"] == {"centralized": 90.0, "naive": 10.0}
     html = (out / "report.html").read_text(encoding="utf-8")
     assert "Final accuracy by γ" in html
-    assert "Exchanges a round" in html
+    assert "Exchanges per round" in html
     assert (out / "curves.png").stat().st_size > 10_000
 
 
@@ -267,7 +271,7 @@ def test_the_ring_figures_are_drawn_by_ring(tmp_path):
     assert (tmp_path / "figure2.png").exists()
 
 
-def test_data_that_cannot_be_had_are_known_before_the_first_run(tmp_path):
+def test_unavailable_data_are_reported_before_the_first_run(tmp_path):
     """The second panel's data are missing; nothing is run for hours to find that out."""
     path = tmp_path / "two.toml"
     last = 'set = { partition = "gamma=1" }'

@@ -27,24 +27,24 @@ def result():
 
 
 def errors(result, method, late=False):
-    return [o.late_error if late else o.error for o in result.of(method)]
+    return [o.late_error if late else o.error for o in result.select(method)]
 
 
 def test_fbn_is_near_the_centralized_points_at_every_level(result):
-    assert [o.gamma for o in result.of("fbn")] == list(GAMMAS)
+    assert [o.gamma for o in result.select("fbn")] == list(GAMMAS)
     assert max(errors(result, "fbn", late=True)) < 0.1
     assert max(errors(result, "fbn")) < 0.3  # with the rounds that forget mean 0 and variance 1
 
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("method", ["naive", "fixbn"])
-def test_the_others_grow_with_heterogeneity(result, method, late):
+def test_the_errors_of_other_methods_grow_with_heterogeneity(result, method, late):
     found = errors(result, method, late)
     assert found == sorted(found, reverse=True)
     assert found[0] > 5 * found[-1]
 
 
-def test_the_others_are_farther_from_the_centralized_points_than_fbn(result):
+def test_other_methods_are_farther_from_the_centralized_points_than_fbn(result):
     fbn, naive, fixbn = (errors(result, m, late=True) for m in ("fbn", "naive", "fixbn"))
     assert all(other > 2.5 * own for other, own in zip(naive, fbn, strict=True))
     assert naive[0] > 50 * fbn[0]
@@ -53,11 +53,11 @@ def test_the_others_are_farther_from_the_centralized_points_than_fbn(result):
     assert fixbn[0] > 300 * fbn[0]
 
 
-def test_the_reference_is_the_points_of_a_round_by_their_own_statistics(result):
-    assert all(error == 0 for o in result.of("centralized") for error in o.error_by_round)
+def test_the_reference_normalizes_a_round_by_its_own_statistics(result):
+    assert all(error == 0 for o in result.select("centralized") for error in o.error_by_round)
     before = result.before.numpy()
     expected = (before - before.mean(0)) / np.sqrt(before.var(0) + EPS)
-    np.testing.assert_allclose(result.of("centralized")[0].last.numpy(), expected, atol=1e-12)
+    np.testing.assert_allclose(result.select("centralized")[0].last.numpy(), expected, atol=1e-12)
 
 
 def slow(method, x):
@@ -94,7 +94,7 @@ def test_methods_against_their_definition(method, gamma):
 
 
 def test_final_statistics_of_fbn_are_the_pooled_moving_average(result):
-    for outcome in result.of("fbn"):
+    for outcome in result.select("fbn"):
         _, mean, var = slow("fbn", draw_points(outcome.gamma, result.rounds, result.seed).x.numpy())
         np.testing.assert_allclose(outcome.mean, mean, atol=1e-10)
         np.testing.assert_allclose(outcome.variance, var, rtol=1e-10)
@@ -102,9 +102,10 @@ def test_final_statistics_of_fbn_are_the_pooled_moving_average(result):
 
 
 def test_fixbn_misses_the_variance_between_clients(result):
-    assert max(result.of("fixbn")[0].variance) < 1.2
+    assert max(result.select("fixbn")[0].variance) < 1.2
     spread = (
-        result.of("fixbn")[0].last.norm(dim=1).mean() / result.of("fbn")[0].last.norm(dim=1).mean()
+        result.select("fixbn")[0].last.norm(dim=1).mean()
+        / result.select("fbn")[0].last.norm(dim=1).mean()
     )
     assert spread > 6  # √51 = 7.1
 
@@ -141,7 +142,7 @@ def test_the_command_writes_numbers_and_figures(tmp_path):
     assert [o["error"] for o in record["outcomes"]] == [o.error for o in again.outcomes]
     assert len(record["outcomes"]) == 4 * len(GAMMAS)
     assert all(len(o["error_by_round"]) == 6 for o in record["outcomes"])
-    assert record["last_round"]["after"]["fbn"] == again.of("fbn")[0].last.tolist()
+    assert record["last_round"]["after"]["fbn"] == again.select("fbn")[0].last.tolist()
     assert len(record["last_round"]["labels"]) == CLIENTS * POINTS
 
 

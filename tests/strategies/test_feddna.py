@@ -12,6 +12,7 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn import functional
 
 from fednorm import create_strategy
+from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import create_algorithm
 from fednorm.core.moments import Moments
 from fednorm.core.task import Task
@@ -231,10 +232,7 @@ def test_one_client_is_one_machine():
 
 def test_a_robust_rule_has_the_last_word():
     """It looks at no weights, so the importance changes nothing."""
-
-    def median(values, _weights):
-        return values.median(0).values
-
+    median = create_aggregator("median", f=1)
     states = [
         last(
             Task.build(

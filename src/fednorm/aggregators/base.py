@@ -13,24 +13,11 @@ from torch import Tensor
 
 from fednorm.aggregators.columns import Scratch
 from fednorm.aggregators.rows import Vectors, as_rows, materialize, reduce_columns, sum_vectors
+from fednorm.core.aggregation import Aggregator
+from fednorm.errors import TooFewClientsError
 from fednorm.registry import param
 
 Start: TypeAlias = Literal["half", "zero"]
-
-
-class TooFewClientsError(ValueError):
-    """A stage has fewer vectors than it needs to withstand its number of Byzantine clients."""
-
-    def __init__(self, stage: str, needed: int, rows: int, f: int) -> None:
-        super().__init__(
-            f"{stage} with f={f} Byzantine clients needs at least {needed} vectors, but it gets "
-            f"{rows}; lower f, choose another rule, or let more clients take part."
-        )
-        self.stage, self.needed, self.rows, self.f = stage, needed, rows, f
-
-    def __reduce__(self) -> tuple[type, tuple[str, int, int, int]]:
-        """Make the exception picklable."""
-        return type(self), (self.stage, self.needed, self.rows, self.f)
 
 
 @dataclass(frozen=True)
@@ -81,7 +68,7 @@ class PreAggregator(Stage):
 
 
 @dataclass(frozen=True)
-class Rule(Stage):
+class Rule(Stage, Aggregator):
     """Reduces many vectors to one; ignores the weights that clients report."""
 
     def combine(self, vectors: Vectors) -> Tensor:
@@ -143,7 +130,7 @@ def check_stages(stages: tuple[PreAggregator, ...], rule: Rule, n: int) -> None:
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class Pipeline(Aggregator):
     """Any number of pre-aggregations, then one rule."""
 
     stages: tuple[PreAggregator, ...]

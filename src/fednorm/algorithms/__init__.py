@@ -1,24 +1,30 @@
 """Training algorithms: one file and one line of the registry for each."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fednorm.algorithms.base import SGD
-from fednorm.algorithms.dsgd import DSGD
-from fednorm.algorithms.fedavg import FedAvg
-from fednorm.registry import create
+from fednorm.registry import Registry, export_lazily
 
-ALGORITHMS: dict[str, type[FedAvg] | type[DSGD]] = {"fedavg": FedAvg, "dsgd": DSGD}
+if TYPE_CHECKING:
+    from fednorm.algorithms.base import SGD
+    from fednorm.algorithms.dsgd import DSGD
+    from fednorm.algorithms.fedavg import FedAvg
 
 __all__ = ["ALGORITHMS", "SGD", "create_algorithm", "list_algorithms"]
 
+ALGORITHMS: "Registry[FedAvg | DSGD]" = Registry(
+    "algorithm", __name__, {"fedavg": "fedavg:FedAvg", "dsgd": "dsgd:DSGD"}
+)
 
-def create_algorithm(name: str, **fields: Any) -> FedAvg | DSGD:
+__getattr__ = export_lazily(__name__, {"fednorm.algorithms.base": "SGD"})
+
+
+def create_algorithm(name: str, **fields: Any) -> "FedAvg | DSGD":
     """Create the training algorithm `name`; `fields` are its hyper-parameters.
 
     >>> create_algorithm("fedavg", lr=0.1).lr
     0.1
     """
-    return create("algorithm", ALGORITHMS, name, fields)
+    return ALGORITHMS.create(name, fields)
 
 
 def list_algorithms() -> list[str]:

@@ -1,32 +1,14 @@
 """Attacks of Byzantine clients: one file and one line of the registry for each."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from fednorm.attacks.adversary import Adversary, Target, apply_attack, choose_byzantine
-from fednorm.attacks.alie import ALittleIsEnough
-from fednorm.attacks.backdoor import Backdoor
-from fednorm.attacks.base import Attack, DataAttack, DataInfo
-from fednorm.attacks.foe import FallOfEmpires
-from fednorm.attacks.gaussian import Gaussian
-from fednorm.attacks.label_flip import LabelFlip
-from fednorm.attacks.mimic import Mimic
-from fednorm.attacks.model_replacement import ModelReplacement
-from fednorm.attacks.non_finite import NonFinite
-from fednorm.attacks.sign_flip import SignFlip
-from fednorm.attacks.translation import TrackedLayer, find_tracked_layers
-from fednorm.registry import create
+from fednorm.registry import Registry, export_lazily
 
-ATTACKS: dict[str, type[Attack]] = {
-    "sign_flip": SignFlip,
-    "foe": FallOfEmpires,
-    "alie": ALittleIsEnough,
-    "mimic": Mimic,
-    "gaussian": Gaussian,
-    "non_finite": NonFinite,
-    "replacement": ModelReplacement,
-    "label_flip": LabelFlip,
-    "backdoor": Backdoor,
-}
+if TYPE_CHECKING:
+    from fednorm.attacks.adversary import Adversary, apply_attack, choose_byzantine
+    from fednorm.attacks.backdoor import Backdoor
+    from fednorm.attacks.base import Attack, DataAttack, DataInfo
+    from fednorm.attacks.translation import TrackedLayer, find_tracked_layers
 
 __all__ = [
     "ATTACKS",
@@ -44,14 +26,42 @@ __all__ = [
     "list_attacks",
 ]
 
+Target: TypeAlias = Literal["updates", "statistics", "both"]
 
-def create_attack(name: str, **fields: Any) -> Attack:
+ATTACKS: "Registry[Attack]" = Registry(
+    "attack",
+    __name__,
+    {
+        "sign_flip": "sign_flip:SignFlip",
+        "foe": "foe:FallOfEmpires",
+        "alie": "alie:ALittleIsEnough",
+        "mimic": "mimic:Mimic",
+        "gaussian": "gaussian:Gaussian",
+        "non_finite": "non_finite:NonFinite",
+        "replacement": "model_replacement:ModelReplacement",
+        "label_flip": "label_flip:LabelFlip",
+        "backdoor": "backdoor:Backdoor",
+    },
+)
+
+__getattr__ = export_lazily(
+    __name__,
+    {
+        "fednorm.attacks.adversary": "Adversary apply_attack choose_byzantine",
+        "fednorm.attacks.backdoor": "Backdoor",
+        "fednorm.attacks.base": "Attack DataAttack DataInfo",
+        "fednorm.attacks.translation": "TrackedLayer find_tracked_layers",
+    },
+)
+
+
+def create_attack(name: str, **fields: Any) -> "Attack":
     """Create the attack `name`; `fields` are its settings.
 
     >>> create_attack("foe", epsilon=0.5)
     FallOfEmpires(epsilon=0.5)
     """
-    return create("attack", ATTACKS, name, fields)
+    return ATTACKS.create(name, fields)
 
 
 def list_attacks() -> list[str]:

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal, TypeAlias, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fednorm.attacks import Target
 from fednorm.attacks.base import Attack, AttackContext
 from fednorm.attacks.translation import TrackedLayer, Translation
 from fednorm.core.calibration import CalibrationReply
@@ -17,7 +18,6 @@ from fednorm.core.moments import Moments
 from fednorm.core.random_streams import Stream, make_rng
 from fednorm.core.types import ClientId, Tensors
 
-Target: TypeAlias = Literal["updates", "statistics", "both"]
 Answer = TypeVar("Answer", Reply, CalibrationReply)
 
 

@@ -1,7 +1,7 @@
 """`fednorm compare` and `fednorm run`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,60 +18,58 @@ from fednorm.cli.options import (
     errors,
     option_help,
     prefetch,
+    take_settings,
 )
-from fednorm.cli.run_progress import show_conversions, show_progress
 from fednorm.errors import ConfigError
-from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.flower.submit import SuperLink, submit
-from fednorm.experiment.interrupt import catch_interrupts
-from fednorm.experiment.job import CheckpointPolicy
 from fednorm.experiment.load import build_experiment, expand_sweep, override_settings, read_toml
-from fednorm.experiment.results import Comparison
-from fednorm.experiment.run import Monitor
-from fednorm.experiment.run_folder import clear_folder
-from fednorm.report import build_table, write_comparison
+
+if TYPE_CHECKING:
+    from fednorm.experiment.flower.submit import SuperLink
+    from fednorm.experiment.job import CheckpointPolicy
+    from fednorm.experiment.results import Comparison
+
+_OPTIONS = (
+    "strategies",
+    "data",
+    "data_dir",
+    "model",
+    "partition",
+    "clients",
+    "participation",
+    "algorithm",
+    "lr",
+    "momentum",
+    "rounds",
+    "batch_size",
+    "local_steps",
+    "local_epochs",
+    "seeds",
+    "eval_every",
+    "evaluate",
+    "attack",
+    "attack_target",
+    "byzantine",
+    "aggregator",
+    "statistics_aggregator",
+    "client_dropout",
+    "diagnose",
+    "device",
+    "threads",
+)
 
 
-def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
-    strategies: Annotated[str | None, typer.Option(help=option_help("strategies"))] = None,
-    data: Annotated[str | None, typer.Option(help=option_help("data"))] = None,
+@take_settings(_OPTIONS, {"seeds": "how many seeds, or a list such as 0,7 [default: 3]"})
+def compare(  # noqa: PLR0913 (each option is one choice)
+    given: dict[str, Any],
+    *,
     data_dir: Annotated[
         Path | None, typer.Option(help="folder that holds your copy of the data; see `data get`")
     ] = None,
-    model: Annotated[str | None, typer.Option(help=option_help("model"))] = None,
-    partition: Annotated[str | None, typer.Option(help=option_help("partition"))] = None,
-    clients: Annotated[int | None, typer.Option(help=option_help("clients"))] = None,
-    participation: Annotated[float | None, typer.Option(help=option_help("participation"))] = None,
-    algorithm: Annotated[str | None, typer.Option(help=option_help("algorithm"))] = None,
     lr: Annotated[float | None, typer.Option(help="learning rate [default: 0.05]")] = None,
     momentum: Annotated[
-        float | None, typer.Option(help="momentum of the optimiser [default: 0.9]")
+        float | None, typer.Option(help="momentum of the optimizer [default: 0.9]")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help=option_help("rounds"))] = None,
-    batch_size: Annotated[int | None, typer.Option(help=option_help("batch_size"))] = None,
-    local_steps: Annotated[int | None, typer.Option(help=option_help("local_steps"))] = None,
-    local_epochs: Annotated[int | None, typer.Option(help=option_help("local_epochs"))] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="how many seeds, or a list such as 0,7 [default: 3]")
-    ] = None,
-    eval_every: Annotated[int | None, typer.Option(help=option_help("eval_every"))] = None,
-    evaluate: Annotated[str | None, typer.Option(help=option_help("evaluate"))] = None,
-    attack: Annotated[str | None, typer.Option(help=option_help("attack"))] = None,
-    attack_target: Annotated[str | None, typer.Option(help=option_help("attack_target"))] = None,
-    byzantine: Annotated[int | None, typer.Option(help=option_help("byzantine"))] = None,
-    aggregator: Annotated[str | None, typer.Option(help=option_help("aggregator"))] = None,
-    statistics_aggregator: Annotated[
-        str | None, typer.Option(help=option_help("statistics_aggregator"))
-    ] = None,
-    client_dropout: Annotated[
-        float | None, typer.Option(help=option_help("client_dropout"))
-    ] = None,
-    diagnose: Annotated[
-        bool | None, typer.Option("--diagnose", help=option_help("diagnose"), show_default=False)
-    ] = None,
-    device: Annotated[str | None, typer.Option(help=option_help("device"))] = None,
-    threads: Annotated[int | None, typer.Option(help=option_help("threads"))] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file to start from")] = None,
     settings: Set = None,
     swept: Annotated[
@@ -106,8 +104,6 @@ def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
 
     - `fednorm compare --config mine.toml --set algorithm.lr=0.1`
     """
-    options = {key: value for key, value in locals().items() if key in Experiment.model_fields}
-    given = {key: value for key, value in options.items() if value is not None}
     # A flag changes only what it names: another algorithm keeps learning rate and momentum.
     parts = {"name": given.pop("algorithm", None), "lr": lr, "momentum": momentum}
     extra = [f"algorithm.{key}={value}" for key, value in parts.items() if value is not None]
@@ -116,10 +112,10 @@ def compare(  # noqa: PLR0913, PLR0917 (each option is one key of the schema)
     values = override_settings(values, [*extra, *(settings or [])])
     for text in swept or []:
         values = expand_sweep(values, text)
-    _run(values, out, workers, CheckpointPolicy(checkpoint_every, resume), fresh=fresh)
+    _run(values, out, workers, _make_policy(checkpoint_every, resume=resume), fresh=fresh)
 
 
-def run(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
+def run(  # noqa: PLR0913, PLR0917 (each option is one choice)
     config: Annotated[Path, typer.Argument(help="TOML file that describes the experiment")],
     settings: Set = None,
     engine: Annotated[str | None, typer.Option(help=option_help("engine"))] = None,
@@ -136,23 +132,36 @@ def run(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
     resume: Resume = True,
     fresh: Fresh = False,
 ) -> None:
-    """Run an experiment from a TOML file, as `compare` writes it beside its results.
+    """Run an experiment from a TOML file, as `compare` writes it next to its results.
 
     Example: `fednorm run results/compare/config.toml --set rounds=100 --out results/short`
     """
     folder = out or Path("results") / config.stem
-    saving = CheckpointPolicy(checkpoint_every, resume)
+    saving = _make_policy(checkpoint_every, resume=resume)
     values = override_settings(read_toml(config), settings or [])
     values |= {"engine": engine} if engine else {}
     if superlink is None:
         _run(values, folder, workers, saving, fresh=fresh)
         return
+    from fednorm.experiment.flower.submit import SuperLink
+
+    _submit(build_experiment(values), SuperLink(superlink, root_certificates), folder, fresh=fresh)
+
+
+def _make_policy(every: int | None, *, resume: bool) -> "CheckpointPolicy":
+    from fednorm.experiment.job import CheckpointPolicy
+
+    return CheckpointPolicy(every, resume)
+
+
+def _submit(experiment: Experiment, superlink: "SuperLink", out: Path, *, fresh: bool) -> None:
+    from fednorm.cli.run_progress import show_progress
+    from fednorm.experiment.flower.submit import submit
+    from fednorm.experiment.run import Monitor
+    from fednorm.experiment.run_folder import clear_folder
+
     if fresh:
-        clear_folder(folder)
-    _submit(build_experiment(values), SuperLink(superlink, root_certificates), folder)
-
-
-def _submit(experiment: Experiment, superlink: SuperLink, out: Path) -> None:
+        clear_folder(out)
     if experiment.engine != "flower":
         raise ConfigError("--superlink needs --engine flower.")
     with show_progress(experiment, console) as show_round:
@@ -161,8 +170,19 @@ def _submit(experiment: Experiment, superlink: SuperLink, out: Path) -> None:
 
 
 def _run(
-    values: dict[str, Any], out: Path, workers: int | None, saving: CheckpointPolicy, *, fresh: bool
+    values: dict[str, Any],
+    out: Path,
+    workers: int | None,
+    saving: "CheckpointPolicy",
+    *,
+    fresh: bool,
 ) -> None:
+    from fednorm.cli.run_progress import show_conversions, show_progress
+    from fednorm.experiment.comparison import run_comparison
+    from fednorm.experiment.interrupt import catch_interrupts
+    from fednorm.experiment.run import Monitor
+    from fednorm.experiment.run_folder import clear_folder
+
     experiment = build_experiment(values)
     if fresh:
         clear_folder(out)
@@ -182,8 +202,11 @@ def _run(
     _show(comparison, out)
 
 
-def _show(comparison: Comparison, out: Path) -> None:
+def _show(comparison: "Comparison", out: Path) -> None:
     """Write the report, and end the command as its runs ended."""
+    from fednorm.report.tables import build_table
+    from fednorm.report.write import write_comparison
+
     report = write_comparison(comparison, out)
     console.print(build_table(comparison))
     console.print(f"Report: {report}", soft_wrap=True)
@@ -191,7 +214,7 @@ def _show(comparison: Comparison, out: Path) -> None:
         if result.status == "stopped":
             errors.print(f"{result.strategy}, seed {result.seed}, stopped: {result.error}")
     if any(result.status == "interrupted" for result in comparison.runs):
-        errors.print("Interrupted; what was finished is kept, and the same command goes on.")
+        errors.print("Interrupted; finished runs are kept, and the same command continues.")
         raise typer.Exit(INTERRUPTED)
     if any(result.status == "stopped" for result in comparison.runs):
         raise typer.Exit(1)

@@ -5,25 +5,20 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.filesize import decimal
-from rich.markup import escape
-from rich.table import Table
 
 from fednorm.cli.options import console
 from fednorm.data import DATASETS
-from fednorm.data.cache import INDEX, get_decoded_home
-from fednorm.data.image_dataset import ImageDataset
 from fednorm.errors import ConfigError
 from fednorm.experiment.load import override_settings
 from fednorm.experiment.specs import Spec, create_entry
-from fednorm.registry import find
+from fednorm.report.format import Column, format_bytes, make_table
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Get data sets and see which are here.\n\n"
+    help="Get data sets and list those on this machine.\n\n"
     "They are kept in `$FEDNORM_DATA`, by default `fednorm` in your cache folder. "
-    "A run gets what it needs by itself.",
+    "A run gets its data by itself.",
 )
 
 
@@ -50,13 +45,13 @@ def get(
 
     - `fednorm data get imagenet --data-dir /data/ILSVRC --set size=32 --set train=100000`
     """
-    find("data set", DATASETS, name)
+    DATASETS.locate(name)
     given = [f"data.{setting}" for setting in settings or []]
     fields = Spec.model_validate(override_settings({"data": name}, given)["data"]).fields
     fields |= {"root": str(root)} if root else {}
     start = time.monotonic()
     try:
-        data = create_entry("data set", DATASETS, name, fields).load(seed)
+        data = create_entry(DATASETS, name, fields).load(seed)
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from error
     console.print(
@@ -70,23 +65,26 @@ def get(
 @app.command("list")
 def list_() -> None:
     """List data sets: whether they are here, where, how large, and where they come from."""
-    table = Table(box=None, pad_edge=False)
-    for column in ("name", "here", "size"):
-        table.add_column(column, no_wrap=True)
-    for column in ("where", "comes from"):
-        table.add_column(column, overflow="fold")
+    from fednorm.data.cache import get_decoded_home
+    from fednorm.data.image_dataset import ImageDataset
+
+    rows = []
     for name, cls in DATASETS.items():
+        place = get_decoded_home() / name
         if not issubclass(cls, ImageDataset):
-            table.add_row(name, "yes", "", "", "comes with fednorm")
-        elif size := _size(get_decoded_home() / name):
-            place = escape(str(get_decoded_home() / name))
-            table.add_row(name, "yes", decimal(size), place, ", ".join(cls.sources))
+            rows.append([name, "yes", "", "", "comes with fednorm"])
+        elif size := _size(place):
+            rows.append([name, "yes", format_bytes(size), str(place), ", ".join(cls.sources)])
         else:
-            table.add_row(name, "no", "", "", ", ".join(cls.sources))
-    console.print(table)
+            rows.append([name, "no", "", "", ", ".join(cls.sources)])
+    columns = [Column("name"), Column("here"), Column("size")]
+    columns += [Column("where", wraps=True), Column("comes from", wraps=True)]
+    console.print(make_table(columns, rows, ruled=False))
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes of what was decoded into a folder, whole, in one choice or several."""
+    """Return the bytes of the complete decoded data sets in a folder."""
+    from fednorm.data.cache import INDEX
+
     whole = [index.parent for index in (*folder.glob(INDEX), *folder.glob(f"*/{INDEX}"))]
     return sum(path.stat().st_size for one in whole for path in one.iterdir())

@@ -1,30 +1,37 @@
 """`fednorm doctor`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from fednorm.cli.options import Set, console, option_help
-from fednorm.doctor import examine, read_shape, save
-from fednorm.doctor import show as show_report
-from fednorm.experiment.config import Experiment
+from fednorm.cli.options import Set, console, take_settings
 from fednorm.experiment.load import override_settings
 
+_OPTIONS = (
+    "model",
+    "data",
+    "partition",
+    "clients",
+    "participation",
+    "batch_size",
+    "batches",
+    "evaluate",
+)
 
-def doctor(  # noqa: PLR0913, PLR0917 (most options are keys of the schema)
+
+@take_settings(
+    _OPTIONS,
+    {
+        "data": "measure the clients on this data; see `fednorm list data`",
+        "evaluate": "'clients' if each client is tested on its own data",
+    },
+)
+def doctor(  # noqa: PLR0913 (each option is one choice)
+    given: dict[str, Any],
+    *,
     model: Annotated[str, typer.Argument(help="a model's name, or package.module:function")],
-    data: Annotated[
-        str | None, typer.Option(help="measure the clients on this data; see `fednorm list data`")
-    ] = None,
-    partition: Annotated[str | None, typer.Option(help=option_help("partition"))] = None,
-    clients: Annotated[int | None, typer.Option(help=option_help("clients"))] = None,
-    participation: Annotated[float | None, typer.Option(help=option_help("participation"))] = None,
-    batch_size: Annotated[int | None, typer.Option(help=option_help("batch_size"))] = None,
     batches: Annotated[int, typer.Option(help="batches of each client that are measured")] = 4,
-    evaluate: Annotated[
-        str | None, typer.Option(help="'clients' if each client is tested on its own data")
-    ] = None,
     shape: Annotated[str | None, typer.Option(help="of a sample, without data: 3,32,32")] = None,
     classes: Annotated[int | None, typer.Option(min=1, help="how many, without data")] = None,
     seed: Annotated[int, typer.Option(help="of data, partition and initial weights")] = 0,
@@ -33,7 +40,7 @@ def doctor(  # noqa: PLR0913, PLR0917 (most options are keys of the schema)
         str | None, typer.Option(metavar="FILE", help="write the report as JSON; - prints it")
     ] = None,
 ) -> None:
-    """Tell in numbers what will happen to a model in federated learning.
+    """Measure what happens to a model in federated learning.
 
     For example:
 
@@ -43,9 +50,10 @@ def doctor(  # noqa: PLR0913, PLR0917 (most options are keys of the schema)
 
     - `fednorm doctor mine.models:net --shape 3,32,32 --json report.json`
     """
-    options = {key: value for key, value in locals().items() if key in Experiment.model_fields}
-    given = {key: value for key, value in options.items() if value is not None}
-    values = override_settings(given, settings or [])
+    from fednorm.doctor import examine, read_shape, save
+    from fednorm.doctor import show as show_report
+
+    values = override_settings({"model": model, **given}, settings or [])
     report = examine(
         values.pop("model"),
         shape=read_shape(shape) if shape else None,

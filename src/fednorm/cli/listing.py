@@ -1,35 +1,36 @@
-"""What can be chosen, read off the registries: the answers of `fednorm list` and `fednorm show`."""
+"""`fednorm list` and `fednorm show`: the entries of the registries."""
 
-import dataclasses
-import inspect
-import sys
 from collections.abc import Mapping
-from typing import Annotated, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Group
-from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
 from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS
 from fednorm.algorithms import ALGORITHMS
 from fednorm.attacks import ATTACKS
+from fednorm.cli.entry_docs import FieldDocs, read_docstring, read_fields
 from fednorm.cli.options import console
 from fednorm.data import DATASETS
 from fednorm.data.partition import PARTITIONS
 from fednorm.models import MODELS
-from fednorm.registry import find, unknown
+from fednorm.registry import Registry, unknown
+from fednorm.report.format import Column, make_table
 from fednorm.strategies import STRATEGIES
 
-KINDS: Mapping[str, Mapping[str, type]] = {
-    "strategies": STRATEGIES,
-    "algorithms": ALGORITHMS,
-    "aggregators": {**AGGREGATORS, **PRE_AGGREGATORS},
-    "attacks": ATTACKS,
-    "partitions": PARTITIONS,
-    "data": DATASETS,
-    "models": MODELS,
+if TYPE_CHECKING:
+    from rich.console import Group
+
+KINDS: Mapping[str, tuple[Registry[Any], ...]] = {
+    "strategies": (STRATEGIES,),
+    "algorithms": (ALGORITHMS,),
+    "aggregators": (AGGREGATORS, PRE_AGGREGATORS),
+    "attacks": (ATTACKS,),
+    "partitions": (PARTITIONS,),
+    "data": (DATASETS,),
+    "models": (MODELS,),
 }
 _SINGULAR = {"strategy": "strategies", "algorithm": "algorithms", "partition": "partitions"}
 _SINGULAR |= {"aggregator": "aggregators", "attack": "attacks"}
@@ -48,49 +49,42 @@ def find_kind(name: str) -> str:
     return found
 
 
-def _summarize(cls: type) -> str:
-    return (inspect.getdoc(cls) or "").partition("\n")[0]
+def locate_entry(kind: str, name: str) -> tuple[str, str]:
+    """Return the module and the name of an entry's class."""
+    for registry in KINDS[kind]:
+        if name in registry:
+            return registry.locate(name)
+    raise unknown(KINDS[kind][0].kind, name, chain(*KINDS[kind]))
 
 
-def _explain(cls: type) -> str:
-    """Return what follows the summary in the class docstring, or else the module's docstring."""
-    following = (inspect.getdoc(cls) or "").partition("\n")[2].strip()
-    return following or inspect.getdoc(sys.modules[cls.__module__]) or ""
-
-
-def list_entries(name: str) -> Table:
+def list_entries(kind: str) -> Table:
     """Return one line for each entry of a kind."""
-    table = Table(title=name, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("what it is")
-    for entry, cls in KINDS[name].items():
-        table.add_row(entry, _summarize(cls))
-    return table
+    columns = [Column("name"), Column("description", wraps=True)]
+    entries = ((name, read_docstring(*locate_entry(kind, name))[0]) for name in chain(*KINDS[kind]))
+    return make_table(columns, entries, title=kind, ruled=False)
 
 
-def describe_entry(kind_name: str, name: str) -> Group:
-    """Return what an entry does, its paper, and its parameters."""
-    cls: type = find(kind_name, KINDS[kind_name], name)
-    return Group(
-        Text(f"{name}: {_summarize(cls)}\n", style="bold"),
-        Markdown(_explain(cls)),
-        Text(),
-        _tabulate_parameters(cls),
-    )
+def describe_entry(kind: str, name: str) -> "Group":
+    """Return the method of an entry, its paper, and its parameters."""
+    from rich.console import Group
+    from rich.markdown import Markdown
+
+    place = locate_entry(kind, name)
+    summary, text = read_docstring(*place)
+    heading = Text(f"{name}: {summary}\n", style="bold")
+    return Group(heading, Markdown(text), Text(), _tabulate_parameters(read_fields(*place)))
 
 
-def _tabulate_parameters(cls: Any) -> Table | Text:
-    fields = dataclasses.fields(cls)
+def _tabulate_parameters(fields: list[FieldDocs]) -> Table | Text:
     if not fields:
         return Text("No parameters.")
-    table = Table(title="Parameters", title_justify="left", box=None, pad_edge=False)
-    for column in ("name", "default", "meaning"):
-        table.add_column(column, no_wrap=column == "name")
+    rows = []
     for field in fields:
-        needed = field.default is dataclasses.MISSING
-        default = "(needed)" if needed else "none" if field.default is None else str(field.default)
-        table.add_row(field.name, default, field.metadata.get("help", ""))
-    return table
+        known = "none" if field.default == "None" else field.default
+        default = "(needed)" if known is None else known
+        rows.append([field.name, default, field.help])
+    columns = [Column("name"), Column("default", wraps=True), Column("meaning", wraps=True)]
+    return make_table(columns, rows, title="Parameters", ruled=False)
 
 
 def list_(
@@ -98,7 +92,7 @@ def list_(
         str | None, typer.Argument(help=f"one of {', '.join(KINDS)}; all if not given")
     ] = None,
 ) -> None:
-    """List what can be chosen: strategies, algorithms, aggregators, attacks, data and models."""
+    """List strategies, algorithms, aggregators, attacks, partitions, data sets and models."""
     for name in [find_kind(kind)] if kind else list(KINDS):
         console.print(list_entries(name))
 
@@ -107,7 +101,7 @@ def show(
     kind: Annotated[str, typer.Argument(help=f"one of {', '.join(KINDS)}")],
     name: Annotated[str, typer.Argument(help="a name that `fednorm list` shows")],
 ) -> None:
-    """Show what a method does, its paper and its parameters.
+    """Show a method, its paper and its parameters.
 
     Example: `fednorm show strategy fbn`
     """

@@ -1,15 +1,20 @@
-"""Options that several commands share, their help taken from the schema of an experiment."""
+"""Options that several commands share, made from the schema of an experiment."""
 
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 import typer
+from click.exceptions import NoSuchOption
 from rich.console import Console
+from typer.core import TyperCommand
 
-from fednorm.errors import ConfigError
-from fednorm.experiment.build import load_data
+from fednorm.errors import ConfigError, FednormError
 from fednorm.experiment.config import Experiment
-from fednorm.system import count_cores, keep_memory
+from fednorm.registry import RENAMED
+from fednorm.system import count_cores
 
 console = Console()
 errors = Console(stderr=True)
@@ -25,7 +30,7 @@ Set = Annotated[
 Out = Annotated[Path, typer.Option(help="folder for results.json, curves.png, report.html, runs/")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="repeat runs that the folder already holds")]
 Resume = Annotated[
-    bool, typer.Option(help="go on from the last checkpoint of a run that was stopped or killed")
+    bool, typer.Option(help="continue stopped or killed runs from their last checkpoint")
 ]
 CheckpointEvery = Annotated[
     int | None, typer.Option(min=1, help="rounds between checkpoints [default: every 10 seconds]")
@@ -34,16 +39,6 @@ Workers = Annotated[
     int | None,
     typer.Option(min=1, help="processes for runs, or for clients [default: all cores]"),
 ]
-
-
-def option_help(key: str) -> str:
-    """Return what the schema says of a key, with its default."""
-    shown = {"strategies": "centralized,naive,fixbn,fbn,gn", "algorithm": "dsgd", "device": "cpu"}
-    default = shown.get(key, Experiment.model_fields[key].default)
-    known = f"; see `fednorm list {_LISTED[key]}`" if key in _LISTED else ""
-    end = "" if default is None else f" [default: {default}]"
-    return f"{Experiment.model_fields[key].description}{known}{end}"
-
 
 _LISTED = {
     "strategies": "strategies",
@@ -57,16 +52,92 @@ _LISTED = {
 }
 
 
+def option_help(key: str) -> str:
+    """Return the schema's description of a key, with its default."""
+    shown = {"strategies": "centralized,naive,fixbn,fbn,gn", "algorithm": "dsgd"}
+    default = shown.get(key, Experiment.model_fields[key].default)
+    known = f"; see `fednorm list {_LISTED[key]}`" if key in _LISTED else ""
+    end = "" if default is None else f" [default: {default}]"
+    return f"{Experiment.model_fields[key].description}{known}{end}"
+
+
+def take_settings(
+    order: Sequence[str], helps: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that gives a command an option for each key of the schema.
+
+    The command gets the keys that the user sets in one dict, its first argument.
+
+    Args:
+        order: the keys; options that the command declares itself may stand among them.
+        helps: help texts that differ from those of the schema.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        _, *declared = inspect.signature(command).parameters.values()
+        own = {parameter.name: parameter for parameter in declared}
+        names = [*order, *(name for name in own if name not in order)]
+        keys = [name for name in names if name not in own]
+
+        @wraps(command)
+        def call(**options: Any) -> None:
+            given = {key: options.pop(key) for key in keys}
+            command({key: value for key, value in given.items() if value is not None}, **options)
+
+        call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # typer reads it
+            [own.get(name) or _make_option(name, (helps or {}).get(name)) for name in names]
+        )
+        call.__annotations__ = {}
+        return call
+
+    return decorate
+
+
+def _make_option(key: str, text: str | None) -> inspect.Parameter:
+    """Return the option of a key: a number, a flag, or text that the schema reads."""
+    annotation = Experiment.model_fields[key].annotation
+    types = {annotation, *get_args(annotation)}
+    kind: Any = next((kind for kind in (bool, int, float) if kind in types), str)
+    help_ = text or option_help(key)
+    flag = typer.Option(f"--{key}", help=help_, show_default=False)
+    option = flag if kind is bool else typer.Option(help=help_)
+    return inspect.Parameter(
+        key,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind | None, option],
+    )
+
+
+class Command(TyperCommand):
+    """A command that tells the new name of an option that was renamed."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # typer's context is click's
+        """Read the arguments."""
+        try:
+            return super().parse_args(ctx, args)
+        except NoSuchOption as error:
+            new = RENAMED.get(error.option_name.lstrip("-").replace("-", "_"), "")
+            option = f"--{new.replace('_', '-')}"
+            if not any(option in parameter.opts for parameter in self.params):
+                raise
+            text = f"option '{error.option_name}' is now called '{option}'."
+            raise NoSuchOption(error.option_name, text, ctx=ctx) from None
+
+
 def default_workers(experiment: Experiment) -> int:
-    """Return how many runs go on at once: one for each core, unless one run takes them all."""
+    """Return how many runs are made at once: one per core, unless one run takes them all."""
     alone = experiment.device != "cpu" or experiment.engine in ("processes", "flower")
     return 1 if alone else max(1, count_cores() // experiment.threads)
 
 
 def prefetch(experiment: Experiment) -> None:
-    """Get the data before the live view of the runs: a download has a bar of its own."""
-    keep_memory()
+    """Load the data before the live view of the runs: a download shows its own bar."""
+    from fednorm.experiment.build import load_data
+
     try:
         load_data(experiment, experiment.seeds[0])
+    except FednormError:
+        raise
     except (ValueError, TypeError) as error:
         raise ConfigError(f"data set {experiment.data.name!r}: {error}") from error

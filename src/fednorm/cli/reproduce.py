@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -19,20 +19,17 @@ from fednorm.cli.options import (
     option_help,
     prefetch,
 )
-from fednorm.cli.run_progress import show_progress
 from fednorm.errors import ConfigError
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.interrupt import catch_interrupts
-from fednorm.experiment.run import Monitor
-from fednorm.experiment.run_folder import clear_folder
-from fednorm.report import build_story_table, write_story
-from fednorm.reproduce import SCALES, FigureRequest, Scale, find_figure, list_figures
-from fednorm.reproduce import reproduce as run_figure
-from fednorm.reproduce.ring import run_ring
-from fednorm.reproduce.ring_plots import build_ring_table, write_ring
+from fednorm.report.format import Column, make_table
+from fednorm.reproduce.scale import SCALES, Scale
+
+if TYPE_CHECKING:
+    from fednorm.experiment.run import Monitor
+    from fednorm.reproduce.run_figure import FigureRequest
 
 
-def reproduce(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
+def reproduce(  # noqa: PLR0913, PLR0917 (each option is one choice)
     name: Annotated[str | None, typer.Argument(help="a table or figure that --list shows")] = None,
     scale: Annotated[
         Scale, typer.Option(help="; ".join(f"{key}: {text}" for key, text in SCALES.items()))
@@ -48,12 +45,12 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
     workers: Workers = None,
     fresh: Fresh = False,
     listed: Annotated[
-        bool, typer.Option("--list", help="list what can be reproduced, and stop")
+        bool, typer.Option("--list", help="list the tables and figures, and stop")
     ] = False,
 ) -> None:
-    """Run a published table or figure and put our numbers beside the published ones.
+    """Run a published table or figure and compare our numbers with the published ones.
 
-    Called again, it goes on where it stopped: finished runs are not repeated.
+    Called again, it continues where it stopped: finished runs are not repeated.
 
     For example:
 
@@ -68,6 +65,10 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
     if listed or name is None:
         console.print(_list_known())
         return
+    from fednorm.experiment.run_folder import clear_folder
+    from fednorm.reproduce.figure import find_figure
+    from fednorm.reproduce.run_figure import FigureRequest
+
     figure = find_figure(name)
     folder = out or Path("results") / f"{Path(name).stem}-{scale}"
     if figure.ring is not None:
@@ -82,8 +83,12 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is a choice of its own)
     _run(request, folder, workers)
 
 
-def _run(request: FigureRequest, folder: Path, workers: int | None) -> None:
+def _run(request: "FigureRequest", folder: Path, workers: int | None) -> None:
     """Run all panels; the report grows with each of them."""
+    from fednorm.report.tables import build_story_table
+    from fednorm.report.write import write_story
+    from fednorm.reproduce.run_figure import reproduce as run_figure
+
     experiments = [experiment for _, experiment in request.experiments]
     for experiment in {e.data.model_dump_json(): e for e in experiments}.values():
         prefetch(experiment)
@@ -99,27 +104,30 @@ def _run(request: FigureRequest, folder: Path, workers: int | None) -> None:
     console.print(f"Report: {report}", soft_wrap=True)
     runs = [run for panel in story.panels for run in panel.comparison.runs]
     if any(run.status == "interrupted" for run in runs):
-        errors.print("Interrupted; what was finished is kept, and the same command goes on.")
+        errors.print("Interrupted; finished runs are kept, and the same command continues.")
         raise typer.Exit(INTERRUPTED)
 
 
 @contextmanager
-def _show_panel(title: str, experiment: Experiment) -> Iterator[Monitor]:
+def _show_panel(title: str, experiment: Experiment) -> Iterator["Monitor"]:
+    from fednorm.cli.run_progress import show_progress
+    from fednorm.experiment.interrupt import catch_interrupts
+    from fednorm.experiment.run import Monitor
+
     console.print(title, style="bold", markup=False)
     with show_progress(experiment, console) as show_round, catch_interrupts() as stop:
         yield Monitor([show_round], stop)
 
 
 def _list_known() -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("name", "what", "question"):
-        table.add_column(column, no_wrap=column == "name")
+    from fednorm.reproduce.figure import list_figures
+
     known = list_figures()
     if not known:
         raise ConfigError("there are no configs; install fednorm from its source tree or a wheel.")
-    for name, figure in known.items():
-        table.add_row(name, figure.title, figure.question)
-    return table
+    columns = [Column("name"), Column("title", wraps=True), Column("question", wraps=True)]
+    rows = ([name, figure.title, figure.question] for name, figure in known.items())
+    return make_table(columns, rows, ruled=False)
 
 
 def ring(
@@ -133,6 +141,9 @@ def ring(
 
     Ten clients, one class each; how far from centralized BatchNorm does each method normalise?
     """
+    from fednorm.reproduce.ring import run_ring
+    from fednorm.reproduce.ring_plots import build_ring_table, write_ring
+
     result = run_ring(rounds, seed)
     paths = write_ring(result, out)
     console.print(build_ring_table(result))

@@ -1,7 +1,9 @@
-"""The interface of an aggregator, and the weighted mean that everything starts from."""
+"""The interface of aggregators, and the weighted mean, which is the default."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeGuard, runtime_checkable
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -9,77 +11,64 @@ from torch import Tensor
 from fednorm.core.types import Tensors
 
 
-class Aggregator(Protocol):
+class Aggregator(ABC):
     """Combines the clients' values of one tensor: `[clients, *shape]` becomes `[*shape]`."""
 
+    # Whether the weights that clients report are trusted. If not, the aggregator is robust: it
+    # ignores them, and reported counts and counters are not trusted either.
+    uses_weights: ClassVar[bool] = False
+
+    @abstractmethod
     def __call__(self, values: Tensor, weights: Tensor) -> Tensor:
         """Aggregate over the first axis; a robust rule ignores the client-reported weights."""
-        ...
+
+    def check(self, n: int) -> None:  # noqa: B027 (any number is enough, unless a rule says else)
+        """Raise ValueError unless `n` clients are enough."""
+
+    def without(self, faulty: int) -> "Aggregator":  # noqa: ARG002 (for rules that count them)
+        """Return the rule with its Byzantine budget lowered by the `faulty` replies rejected."""
+        return self
 
 
-@runtime_checkable
-class RobustAggregator(Aggregator, Protocol):
-    """An aggregator that withstands a number of Byzantine clients, and trusts no single one."""
+@dataclass(frozen=True)
+class WeightedMean(Aggregator):
+    """The mean over clients, weighted by what each reports: FedAvg's aggregator.
 
-    def check(self, n: int) -> None:
-        """Raise ValueError unless so many clients are enough."""
-        ...
-
-    def without(self, faulty: int) -> Aggregator:
-        """Return the rule for the replies that are left after so many were found faulty."""
-        ...
-
-
-def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
-    """Return the mean over clients, each weighing as much as its weight says.
-
-    >>> weighted_mean(torch.tensor([[1.0], [4.0]]), torch.tensor([2.0, 1.0]))
+    >>> WeightedMean()(torch.tensor([[1.0], [4.0]]), torch.tensor([2.0, 1.0]))
     tensor([2.])
     """
-    if len(values) == 1:
-        return values[0]
-    share = (weights / weights.sum()).to(values)
-    mean: Tensor = torch.tensordot(share, values, dims=1)
-    return mean
+
+    uses_weights: ClassVar[bool] = True
+
+    def __call__(self, values: Tensor, weights: Tensor) -> Tensor:
+        """Return the mean over clients, weighted by `weights`."""
+        if len(values) == 1:
+            return values[0]
+        share = (weights / weights.sum()).to(values)
+        mean: Tensor = torch.tensordot(share, values, dims=1)
+        return mean
 
 
-def is_weighted_mean(aggregate: Aggregator) -> bool:
-    """Return whether an aggregator believes what clients say of their own weight.
-
-    Only the weighted mean does; with any other rule, counts and counters are doubted too.
-    """
-    return aggregate is weighted_mean
-
-
-def is_robust(aggregate: Aggregator) -> TypeGuard[RobustAggregator]:
-    """Return whether an aggregator withstands Byzantine clients."""
-    # In this order: to look for the parts of an interface takes longer than a small mean.
-    return not is_weighted_mean(aggregate) and isinstance(aggregate, RobustAggregator)
+weighted_mean = WeightedMean()
 
 
 def has_quorum(aggregate: Aggregator, n: int) -> bool:
-    """Return whether so many clients are enough for a rule."""
+    """Return whether `n` clients are enough for a rule."""
     try:
-        if is_robust(aggregate):
-            aggregate.check(n)
+        aggregate.check(n)
     except ValueError:
         return False
     return n > 0
 
 
-def reduce_byzantine_budget(aggregate: Aggregator, faulty: int) -> Aggregator:
-    """Return the rule for what is left: liars that gave themselves away are gone."""
-    return aggregate.without(faulty) if is_robust(aggregate) else aggregate
-
-
 def combine_tensors(
     parts: Sequence[Tensors], examples: Sequence[int], aggregate: Aggregator
 ) -> dict[str, Tensor]:
-    """Combine the clients' tensors by name; one that some clients lack, over those that have it.
+    """Combine the clients' tensors by name, each over the clients that sent it.
 
-    A robust rule leaves out what too few clients sent.
+    A robust rule leaves out tensors that too few clients sent.
     """
-    if len(parts) == 1 and is_weighted_mean(aggregate):
+    if len(parts) == 1 and aggregate.uses_weights:
         return dict(parts[0])
     merged: dict[str, Tensor] = {}
     names = dict.fromkeys(name for part in parts for name in part)
@@ -94,7 +83,7 @@ def combine_tensors(
         weights = torch.tensor([examples[i] for i in having], dtype=torch.float64)
         if not dtype.is_floating_point:
             merged |= {name: _whole(_stack(senders, name), aggregate) for name in alike}
-        elif is_weighted_mean(aggregate):
+        elif aggregate.uses_weights:
             merged |= {name: aggregate(_stack(senders, name), weights) for name in alike}
         else:
             merged |= _combine_as_one_vector(senders, alike, weights, aggregate)
@@ -124,8 +113,8 @@ def _combine_as_one_vector(
 def _whole(values: Tensor, aggregate: Aggregator) -> Tensor:
     """Combine integers, which are indices and counters: an average of them means nothing.
 
-    It is the maximum, or the median for a robust rule, which liars cannot move at will.
+    It is the maximum, or the median for a robust rule, which Byzantine clients cannot move at will.
     """
-    if is_weighted_mean(aggregate):
+    if aggregate.uses_weights:
         return values.amax(0)
     return values.sort(0).values[(len(values) - 1) // 2]

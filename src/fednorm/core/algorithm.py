@@ -1,4 +1,4 @@
-"""The interface of a training algorithm: what a client does with its batches, and the server."""
+"""The interface of a training algorithm: local training, and the server's update."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class LocalWork:
 
 @dataclass(frozen=True, slots=True)
 class LocalResult:
-    """What came out of a client's training."""
+    """The outcome of a client's local training."""
 
     update: Tensors  # of the shared parameters
     examples: int  # the client's weight in averages
@@ -65,5 +65,5 @@ class Algorithm(Protocol):
     def apply(
         self, state: ServerState, update: Tensors, rounds: int | None, rates: Mapping[str, float]
     ) -> Tensors:
-        """Return the new weights from the aggregated update; `rates` are those of `Work`."""
+        """Return the new weights from the aggregated update; `rates` as in `LocalWork`."""
         ...

@@ -1,12 +1,13 @@
-"""A survey: the clients' statistics measured in a pass over their data, without training."""
+"""Calibration: clients measure their statistics in a pass over their data, without training."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from fednorm.core.aggregation import has_quorum, reduce_byzantine_budget
+from fednorm.core.aggregation import has_quorum
 from fednorm.core.layer import NormRule, RoundContext
+from fednorm.core.merge import MergeInput
 from fednorm.core.messages import (
     Batches,
     Broadcast,
@@ -16,7 +17,6 @@ from fednorm.core.messages import (
     RunningStats,
     ServerState,
 )
-from fednorm.core.strategy import MergeInput
 from fednorm.core.task import Task, isolated_rng, load_state, select_reporting, start_training
 from fednorm.core.types import ClientId
 from fednorm.core.validation import find_statistics_fault
@@ -24,7 +24,7 @@ from fednorm.core.validation import find_statistics_fault
 
 @dataclass(frozen=True, slots=True)
 class CalibrationReply:
-    """What one client's layers saw."""
+    """What one client's layers saw in a calibration pass."""
 
     client: ClientId
     examples: int
@@ -35,7 +35,7 @@ class CalibrationReply:
 def client_calibration(
     task: Task, received: Broadcast, client_state: ClientState, batches: Batches, rule: NormRule
 ) -> CalibrationReply:
-    """Send a client's batches through the received model; labels are not looked at."""
+    """Pass a client's batches through the received model; labels are ignored."""
     load_state(task, received.state, client_state)
     start_training(task)
     context = RoundContext()
@@ -51,26 +51,26 @@ def client_calibration(
 
 
 def server_calibration(
-    task: Task, state: ServerState, surveyed: Sequence[CalibrationReply]
+    task: Task, state: ServerState, replies: Sequence[CalibrationReply]
 ) -> ServerState:
-    """Let the strategy adopt what all clients saw; a faulty answer is rejected by name."""
+    """Let the strategy adopt the clients' statistics; a faulty reply is rejected by name."""
     good, rejected = [], []
     may_report = select_reporting(task, state)
-    for one in sorted(surveyed, key=lambda s: s.client):
+    for one in sorted(replies, key=lambda s: s.client):
         if found := find_statistics_fault(one.stats, one.examples, may_report):
             rejected.append(RejectedReply(one.client, reason=found[1], where=found[0]))
         else:
             good.append(one)
-    statistics = reduce_byzantine_budget(task.statistics_aggregator, len(rejected))
+    statistics = task.statistics_aggregator.without(len(rejected))
     task = replace(task, statistics_aggregator=statistics)
     running = {path: _adopt_layer(task, state, path, good) for path in state.running}
     return replace(state, running=running, rejected=tuple(rejected))
 
 
 def _adopt_layer(
-    task: Task, state: ServerState, path: str, surveyed: Sequence[CalibrationReply]
+    task: Task, state: ServerState, path: str, replies: Sequence[CalibrationReply]
 ) -> RunningStats:
-    heard = [s for s in surveyed if path in s.stats and s.stats[path].moments.count > 0]
+    heard = [s for s in replies if path in s.stats and s.stats[path].moments.count > 0]
     if not has_quorum(task.statistics_aggregator, len(heard)):
         return state.running[path]
     merge = MergeInput(

@@ -45,9 +45,9 @@ class PendingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Answers known sites, and stops the client at the first one that is not.
+    """Answers known sites, and stops the client at the first unknown one.
 
-    The engine then averages what all clients sent, adds the answer and runs the clients again.
+    The engine then averages the values that all clients sent, adds the answer and runs them again.
     Nothing is kept alive between the runs, so this works across machines; it costs one more run
     of the round for each site.
     """

@@ -55,7 +55,7 @@ def find_kind(module: nn.Module, tensor: Tensor) -> Kind:
 def find_kinds(model: nn.Module) -> dict[str, Kind]:
     """Return what every entry of a model's state_dict is.
 
-    >>> [kind.value for kind in kinds(nn.BatchNorm1d(3)).values()]
+    >>> [kind.value for kind in find_kinds(nn.BatchNorm1d(3)).values()]
     ['affine', 'affine', 'statistic', 'statistic', 'counter']
     """
     return {key: find_kind(module, tensor) for key, module, tensor in _owned(model)}
@@ -94,7 +94,7 @@ def find_layout(model: nn.Module, role: RoleOf) -> Layout:
 
 def _refuse_foreign_statistics(model: nn.Module) -> None:
     for path, module in model.named_modules():
-        # InstanceNorm is no strategy's business: its statistics are buffers, averaged like others.
+        # No strategy handles InstanceNorm: its statistics are buffers, averaged like others.
         foreign = isinstance(module, _BatchNorm) and not isinstance(module, NormLayer)
         if foreign and module.running_mean is not None:
             raise ValueError(

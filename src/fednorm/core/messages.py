@@ -1,6 +1,6 @@
-"""Messages and states: the values that a round takes and returns.
+"""The values that a round takes and returns: what is sent and what stays on a client.
 
-Everything here is a frozen value. Engines own dictionaries and files; rounds own nothing.
+All are frozen. Engines own dictionaries and files; rounds own nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from typing import Self
 from torch import Tensor
 
 from fednorm.core.moments import Moments
-from fednorm.core.types import ClientId, Tensors
+from fednorm.core.types import ClientId, Tensors, nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class RunningStats:
 
 @dataclass(frozen=True, slots=True)
 class LayerStats:
-    """A client's report of one layer after a round.
+    """What a client reports of one layer after a round.
 
     With `statistics="pool"` these are the moments of the layer's input during the round; with
-    `statistics="average"` they are the client's running statistics. `num_batches` is the layer's
-    counter after the round: an integer, of which the server takes the maximum.
+    `statistics="average"` they are the client's own running statistics. `num_batches` is the
+    layer's counter after the round: an integer, merged by the maximum.
 
-    `samples` is the number of samples behind the values. The server multiplies the values per
+    A client reports how many samples the values come from. The server multiplies the values per
     sample by the weight of the client's update: statistics and weights are averages over one
     population.
     """
@@ -52,7 +52,7 @@ class LayerStats:
         return reduce(Moments.merge, (moments.scale(share) for moments in self.calls))
 
     def with_weight(self, examples: float) -> Self:
-        """Return the report of a client whose update has the weight `examples`."""
+        """Return the report of a client whose update weighs `examples`."""
         first, *more = (
             replace(moments, weight=examples * moments.count / self.samples)
             for moments in self.calls
@@ -71,7 +71,11 @@ class RejectedReply:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """The server after a round."""
+    """The server's state after a round.
+
+    >>> ServerState(round=3, weights={}, buffers={}, running={}).round
+    3
+    """
 
     round: int
     weights: Tensors  # shared parameters
@@ -84,10 +88,19 @@ class ServerState:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Server to client: the state after the last round."""
+    """Server to client.
 
-    state: ServerState
-    rounds: int | None = None  # of the whole run, if known
+    >>> import fednorm
+    >>> from torch import nn
+    >>> task = fednorm.Task.build(
+    ...     nn.BatchNorm1d(2), fednorm.create_strategy("fbn"), fednorm.create_algorithm("dsgd")
+    ... )
+    >>> fednorm.broadcast(task, task.initial_state).round
+    1
+    """
+
+    state: ServerState  # after the last round
+    rounds: int | None = None  # the planned number of rounds, if it is known
 
     @property
     def round(self) -> int:
@@ -111,7 +124,7 @@ class Broadcast:
 
     @property
     def momentum(self) -> Tensors:
-        """Momentum that the server averaged, where it is global."""
+        """Momentum that the server averaged, if it is global."""
         return self.state.momentum
 
     @property
@@ -122,7 +135,11 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Client to server."""
+    """Client to server.
+
+    >>> Reply(client=0, examples=20, update={}, buffers={}, stats={}).examples
+    20
+    """
 
     client: ClientId
     examples: int  # the client's weight in averages
@@ -136,7 +153,11 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class ClientState:
-    """What a client keeps between its rounds."""
+    """What a client keeps between its rounds.
+
+    >>> ClientState().tensors  # of a client that has not trained
+    {}
+    """
 
     tensors: Tensors = field(default_factory=dict)  # personal parameters and statistics
     optimizer: Tensors = field(default_factory=dict)  # momentum by parameter name
@@ -147,18 +168,23 @@ class Batches:
     """One client's mini-batches of one round.
 
     `steps` may be iterated more than once: a round with exchanges is replayed.
+
+    >>> import torch
+    >>> steps = [(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))]
+    >>> Batches(client=0, steps=steps, examples=4).examples
+    4
     """
 
     client: ClientId
     steps: Iterable[tuple[Tensor, Tensor]]
-    examples: int  # how many the client holds in all
-    seed: int = 0  # of random numbers inside the model, such as dropout
-    # Of several clients in one batch: samples of each. If all have equally many, they are
-    # interleaved: the first sample of each, then the second, …
+    examples: int  # that the client holds in all
+    seed: int = 0  # of random draws inside the model, such as dropout
+    # Of merged clients: the samples of each in the batch. Parts of equal size are interleaved: the
+    # first sample of each client, then the second, …
     client_sizes: tuple[int, ...] = ()
     # All of the client's data once, for strategies that measure it before they train.
     all_data: Iterable[tuple[Tensor, Tensor]] | None = None
-    batch_sizes: tuple[int, ...] = ()  # of the batches, if known before they are made
+    batch_sizes: tuple[int, ...] = ()  # if they are known before the batches are made
 
     @property
     def all_steps(self) -> Iterable[tuple[Tensor, Tensor]]:
@@ -169,21 +195,17 @@ class Batches:
 _INTEGER = 8  # bytes of a count or a counter on the wire
 
 
-def _count_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
 def report_bytes(stats: Mapping[str, LayerStats]) -> int:
     """Return the payload of reported statistics in bytes."""
     moments = [moments for report in stats.values() for moments in report.calls]
     numbers = len(moments) + 2 * len(stats)  # counts, counters and samples
-    return _count_bytes(t for m in moments for t in (m.mean, m.var)) + _INTEGER * numbers
+    return nbytes(t for m in moments for t in (m.mean, m.var)) + _INTEGER * numbers
 
 
 def upload_bytes(reply: Reply) -> int:
     """Return the payload of a reply in bytes, without the envelope of any transport."""
     tensors = [*reply.update.values(), *reply.buffers.values(), *reply.momentum.values()]
-    return _count_bytes(tensors) + report_bytes(reply.stats) + _INTEGER
+    return nbytes(tensors) + report_bytes(reply.stats) + _INTEGER
 
 
 def download_bytes(broadcast: Broadcast) -> int:
@@ -195,5 +217,5 @@ def download_bytes(broadcast: Broadcast) -> int:
         *broadcast.momentum.values(),
         *broadcast.strategy_state.values(),
     ]
-    stats = _count_bytes(t for r in running for t in (r.mean, r.var)) + _INTEGER * len(running)
-    return _count_bytes(tensors) + stats + _INTEGER
+    stats = nbytes(t for r in running for t in (r.mean, r.var)) + _INTEGER * len(running)
+    return nbytes(tensors) + stats + _INTEGER

@@ -13,19 +13,23 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fednorm.core.aggregation import Aggregator, is_weighted_mean, weighted_mean
+from fednorm.core.aggregation import Aggregator, weighted_mean
 
 _SHORT = (torch.bfloat16, torch.float16)  # too coarse for statistics
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Count, mean and biased variance of the values that each channel has seen."""
+    """Count, mean and biased variance of the values that each channel has seen.
+
+    >>> Moments.of(torch.tensor([[1.0], [3.0]])).merge(Moments.of(torch.tensor([[5.0]]))).mean
+    tensor([3.])
+    """
 
     count: float
     mean: Tensor
     var: Tensor
-    # In a pool, if that is not the count: values may stand for a population that is larger.
+    # In a pool, if that is not the count: values may represent a larger population.
     weight: float | None = field(default=None, repr=False)
 
     @property
@@ -73,7 +77,7 @@ class Moments:
         return type(self)(count, mean, within + delta**2 * (share * (1 - share)), weight)
 
     def sums(self, around: Tensor) -> tuple[float, Tensor, Tensor]:
-        """Return `(n, Σ(x-r), Σ(x-r)²)` around a point r that everybody knows.
+        """Return `(n, Σ(x-r), Σ(x-r)²)` around a point r that all clients know.
 
         In this form a plain sum over clients is the merge, which is what secure aggregation can
         compute; it is stable because r, the shared running mean, is near the data.
@@ -91,7 +95,7 @@ class Moments:
 
 
 def exact_values(values: Tensor) -> Tensor:
-    """Return values in a number format that is fine enough for statistics."""
+    """Return values in a number format that is precise enough for statistics."""
     return values.float() if values.dtype in _SHORT else values
 
 
@@ -108,15 +112,15 @@ def pool(moments: Sequence[Moments], aggregate: Aggregator = weighted_mean) -> M
     """Merge the clients' moments by the law of total variance.
 
     The variance of the whole is the variance within clients plus the variance between their
-    means. With the weighted mean this is exact, and moments weigh as much as they say; their counts
-    are added, because an unbiased variance asks how many values were seen. With a robust rule A it
-    is `A(var) + A((mean - A(mean))²)`, and each client counts as much as the median of them says.
+    means. With the weighted mean this is exact, and moments have the weight that they report; their
+    counts are added, because an unbiased variance needs the number of values. With a robust rule A
+    it is `A(var) + A((mean - A(mean))²)`, and every client has the median of the counts.
 
     >>> pool([Moments.of(torch.tensor([[0.0], [2.0]])), Moments.of(torch.tensor([[4.0], [6.0]]))])
     Moments(count=4.0, mean=tensor([3.]), var=tensor([5.]))
     """
     present = [m for m in moments if m.count > 0]
-    if not present or (len(present) == 1 and is_weighted_mean(aggregate)):
+    if not present or (len(present) == 1 and aggregate.uses_weights):
         return (present or list(moments))[0]
     means = torch.stack([m.mean for m in present])
     counts = [m.count for m in present]
@@ -124,5 +128,5 @@ def pool(moments: Sequence[Moments], aggregate: Aggregator = weighted_mean) -> M
     mean = aggregate(means, weights)
     within = aggregate(torch.stack([m.var for m in present]), weights)
     between = aggregate((means - mean) ** 2, weights)
-    total = sum(counts) if is_weighted_mean(aggregate) else median(counts) * len(counts)
+    total = sum(counts) if aggregate.uses_weights else median(counts) * len(counts)
     return Moments(total, mean, within + between)

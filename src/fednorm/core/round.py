@@ -1,4 +1,4 @@
-"""One round: the client's part and the server's part, which engines call."""
+"""One round: the client's part and the server's part. Engines call nothing else."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -7,17 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fednorm.core.aggregation import (
-    Aggregator,
-    combine_tensors,
-    has_quorum,
-    is_robust,
-    reduce_byzantine_budget,
-)
+from fednorm.core.aggregation import Aggregator, combine_tensors, has_quorum
 from fednorm.core.algorithm import Algorithm, LocalResult, LocalWork
 from fednorm.core.calibration import client_calibration
 from fednorm.core.exchange import Exchange, Solo
 from fednorm.core.layer import RoundContext
+from fednorm.core.merge import MergeInput
 from fednorm.core.messages import (
     Batches,
     Broadcast,
@@ -27,7 +22,6 @@ from fednorm.core.messages import (
     RunningStats,
     ServerState,
 )
-from fednorm.core.strategy import MergeInput
 from fednorm.core.task import (
     Task,
     isolated_rng,
@@ -42,7 +36,15 @@ from fednorm.errors import NonFiniteLossError, NoUsableReplyError
 
 
 def broadcast(task: Task, state: ServerState) -> Broadcast:
-    """Return what the server sends to the clients of its next round."""
+    """Return the message of the server to the clients of its next round.
+
+    >>> import fednorm
+    >>> task = Task.build(
+    ...     nn.BatchNorm1d(2), fednorm.create_strategy("fbn"), fednorm.create_algorithm("dsgd")
+    ... )
+    >>> broadcast(task, task.initial_state).round
+    1
+    """
     return Broadcast(state, task.rounds)
 
 
@@ -55,8 +57,18 @@ def client_round(
 ) -> tuple[Reply, ClientState]:
     """Train one client for one round; a pure function of its arguments.
 
-    `exchange` gives strategies means over clients in the middle of a round; without it the client
-    is alone. Raises NonFiniteLossError if training diverges.
+    `exchange` answers strategies that exchange means within a round; without it the client is
+    alone. Raises NonFiniteLossError when training diverges.
+
+    >>> import fednorm
+    >>> task = Task.build(
+    ...     nn.BatchNorm1d(2), fednorm.create_strategy("fbn"), fednorm.create_algorithm("dsgd")
+    ... )
+    >>> batches = Batches(0, [(torch.eye(2), torch.tensor([0, 1]))], examples=2)
+    >>> sent = broadcast(task, task.initial_state)
+    >>> reply, client_state = client_round(task, sent, ClientState(), batches)
+    >>> sorted(reply.update), list(reply.stats)
+    (['bias', 'weight'], [''])
     """
     measured = _measure(task, received, client_state, batches) if task.strategy.measures else None
     load_state(task, received.state, client_state)
@@ -83,7 +95,7 @@ def _measure(
 
 @dataclass(frozen=True, slots=True)
 class _CountedSteps:
-    """The batches of a round, telling the layers which step this is and what it weighs."""
+    """The batches of a round; iterating tells the layers the step and its weight."""
 
     algorithm: Algorithm
     batches: Batches
@@ -132,7 +144,7 @@ def _select_learning(
 
 @dataclass(frozen=True, slots=True)
 class _MixedPrecision:
-    """A model that multiplies in bfloat16; its weights, statistics and outputs do not change."""
+    """A model that multiplies in bfloat16; weights, statistics and outputs keep their format."""
 
     model: nn.Module
 
@@ -169,19 +181,29 @@ def server_round(
     """Merge the replies of one round into the next state; a pure function of its arguments.
 
     Clients that did not answer are simply absent, and a faulty reply is rejected by name: the
-    statistics are exact for those that remain. With `asked`, replies of others are rejected. Raises
+    statistics are exact for those that remain. With `asked`, no other client may answer. Raises
     NoUsableReplyError if fewer than `minimum` good replies remain, or fewer than a robust rule
     needs.
+
+    >>> import fednorm
+    >>> task = Task.build(
+    ...     nn.BatchNorm1d(2), fednorm.create_strategy("fbn"), fednorm.create_algorithm("dsgd")
+    ... )
+    >>> batches = [Batches(i, [(torch.eye(2), torch.tensor([0, 1]))], examples=2) for i in (0, 1)]
+    >>> sent = broadcast(task, task.initial_state)
+    >>> replies = [client_round(task, sent, ClientState(), own)[0] for own in batches]
+    >>> server_round(task, task.initial_state, replies).round
+    1
     """
     good, rejected = validate_replies(replies, reply_schema(task, state, asked))
-    if is_robust(task.statistics_aggregator):
+    if not task.statistics_aggregator.uses_weights:
         good, rejected = reject_incomplete(good, rejected)
-    if asked is not None:  # replies of other clients do not count against the budget
+    if asked is not None:  # replies of other clients do not count
         faulty = len((list_clients(rejected) & set(asked)) - list_clients(good))
         task = replace(
             task,
-            aggregator=reduce_byzantine_budget(task.aggregator, faulty),
-            statistics_aggregator=reduce_byzantine_budget(task.statistics_aggregator, faulty),
+            aggregator=task.aggregator.without(faulty),
+            statistics_aggregator=task.statistics_aggregator.without(faulty),
         )
     rules = (task.aggregator, task.statistics_aggregator)
     if len(good) < max(1, minimum) or not all(has_quorum(rule, len(good)) for rule in rules):

@@ -4,17 +4,18 @@ A strategy says which tensors are shared, which stay with the client, how a laye
 and how reported statistics merge. Everything else is written once, in `round.py`.
 """
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median_low
-from typing import Protocol
+from typing import ClassVar
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from fednorm.core.aggregation import Aggregator, is_weighted_mean
 from fednorm.core.layer import Calibration, NormLayer, NormRule, Statistics
-from fednorm.core.messages import Broadcast, LayerStats, RunningStats, ServerState
-from fednorm.core.moments import Moments
+from fednorm.core.merge import MergeInput, average, ema_update, pool_statistics
+from fednorm.core.messages import Broadcast, RunningStats, ServerState
 from fednorm.core.types import Clip, Kind, Role, Tensors
 
 
@@ -45,118 +46,126 @@ class Conversion:
     replaced: tuple[Replacement, ...]
     skipped: tuple[SkippedLayer, ...] = ()
 
+    def describe(self) -> list[str]:
+        """Return short sentences that say what was replaced, what that lost, and what was skipped.
 
-@dataclass(frozen=True, slots=True)
-class MergeInput:
-    """What the server hands to a strategy for one layer: who reported, and how to combine."""
-
-    reports: Sequence[LayerStats]
-    examples: Sequence[int]  # one for each report, whose moments say what they weigh
-    aggregator: Aggregator
-    layer: NormLayer
-
-    @property
-    def num_batches(self) -> int:
-        """The layer's counter after the round: the maximum.
-
-        A robust rule trusts no single client; it takes the median, which liars cannot move out of
-        the range of the others.
+        >>> two = (Replacement(p, "BatchNorm2d", "Removed", "γ and β are dropped") for p in "ab")
+        >>> Conversion(nn.Identity(), tuple(two)).describe()
+        ['2 layers BatchNorm2d → Removed', '2 layers: γ and β are dropped']
         """
-        counters = [report.num_batches for report in self.reports]
-        return max(counters) if is_weighted_mean(self.aggregator) else median_low(counters)
-
-    @property
-    def calls(self) -> list[list[Moments]]:
-        """The clients' moments, by the call of the layer in a step that they belong to.
-
-        Where clients call the layer unequally often, the calls of each are put together.
-        """
-        if len({len(report.calls) for report in self.reports}) > 1:
-            return [[report.join_calls() for report in self.reports]]
-        return [list(call) for call in zip(*(r.calls for r in self.reports), strict=True)]
+        kinds = Counter(f"{one.before} → {one.after}" for one in self.replaced)
+        notes = Counter(one.note for one in self.replaced if one.note)
+        return [
+            *(f"{_count_layers(count)} {kind}" for kind, count in kinds.items()),
+            *(f"{_count_layers(count)}: {note}" for note, count in notes.items()),
+            *(f"skipped {one.path!r} ({one.type}): {one.reason}" for one in self.skipped),
+        ]
 
 
-class NormStrategy(Protocol):
-    """A frozen dataclass; its fields are its hyper-parameters."""
+def _count_layers(count: int) -> str:
+    return f"{count} layer{'' if count == 1 else 's'}"
 
-    @property
-    def statistics(self) -> Statistics:
-        """Whether clients report running statistics (`average`) or moments (`pool`)."""
-        ...
+
+def _refuse(_layer: NormLayer, _x: Tensor) -> Tensor:
+    raise NotImplementedError(
+        "the strategy converts to layers that follow a rule, but returns none; override its rule()."
+    )
+
+
+# Of strategies whose models have no layer that follows one.
+NO_RULE = NormRule("shared", tracks=False, reports="nothing", normalize=_refuse)
+
+SHARED: Mapping[Kind, Role] = {
+    Kind.AFFINE: Role.SHARED,
+    Kind.STATISTIC: Role.STATISTIC,
+    Kind.COUNTER: Role.STATISTIC,
+}
+
+
+class Strategy(ABC):
+    """A normalization strategy; by default everything is shared and the server remembers nothing.
+
+    A method is a frozen dataclass that derives from this; its fields are its hyper-parameters.
+    """
+
+    # Whether clients report running statistics ("average") or moments ("pool").
+    statistics: Statistics = "average"
+    # What is done with the tensors of normalization layers.
+    roles: ClassVar[Mapping[Kind, Role]] = SHARED
+    # Whether a client normalises by its own batches, so that a batch of one value has no variance.
+    needs_batch_statistics: ClassVar[bool] = False
+    # Whether clients wait for each other within a round.
+    exchanges: ClassVar[bool] = False
+    # When the clients' statistics are measured in a pass without training.
+    calibration: ClassVar[Calibration] = "never"
+    # Whether a client begins its round with such a pass, whose statistics it reports.
+    measures: ClassVar[bool] = False
+    # Rounds of learning-rate warm-up, unless the algorithm sets its own.
+    warmup: ClassVar[int] = 0
 
     @property
     def mergeable_batches(self) -> bool:
-        """Whether rounds are exact with the batches of all clients in one."""
-        ...
+        """Whether a one-step round is exact on the union of the clients' batches.
 
-    @property
-    def exchanges(self) -> bool:
-        """Whether clients wait for each other within a round."""
-        ...
+        It is where each sample is treated by itself, with the same constants for all clients. A
+        strategy that normalises by batches says True if its rule keeps clients apart and its
+        `merge` needs no client's report by itself.
+        """
+        return not self.needs_batch_statistics
 
-    @property
-    def calibration(self) -> Calibration:
-        """When the clients' statistics are measured in a pass without training."""
-        ...
-
-    @property
-    def measures(self) -> bool:
-        """Whether a client begins its round with such a pass, whose statistics it reports."""
-        ...
-
-    def measure_rule(self) -> NormRule:
-        """Return how layers treat a client's data in a pass before it trains."""
-        ...
+    @abstractmethod
+    def convert(self, model: nn.Module) -> Conversion:
+        """Return a converted copy of a model."""
 
     def role(self, module: nn.Module, kind: Kind) -> Role:
         """Return what is done with a tensor of this kind, owned by this module."""
-        ...
+        return self.roles[kind] if isinstance(module, _BatchNorm | NormLayer) else Role.SHARED
 
-    @property
-    def needs_batch_statistics(self) -> bool:
-        """Whether a client normalises by its own batches, so that one value has no variance."""
-        ...
-
-    def convert(self, model: nn.Module) -> Conversion:
-        """Return a converted copy of a model."""
-        ...
-
-    def rates(self, model: nn.Module) -> Mapping[nn.Parameter, float]:
+    def rates(self, model: nn.Module) -> Mapping[nn.Parameter, float]:  # noqa: ARG002 (for those that change it)
         """Return by what the learning rate of parameters is multiplied, where that is not 1."""
-        ...
+        return {}
 
-    def clips(self, model: nn.Module) -> Mapping[nn.Parameter, Clip]:
+    def clips(self, model: nn.Module) -> Mapping[nn.Parameter, Clip]:  # noqa: ARG002 (as above)
         """Return how gradients of parameters are clipped before each step, where they are."""
-        ...
+        return {}
 
-    def rule(self, broadcast: Broadcast) -> NormRule:
+    def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (as above)
         """Return how layers treat batches in this round."""
-        ...
+        return NO_RULE
 
-    def trains_affine(self, broadcast: Broadcast) -> bool:
+    def trains_affine(self, broadcast: Broadcast) -> bool:  # noqa: ARG002 (as above)
         """Return whether γ and β of BatchNorm layers learn in this round."""
-        ...
+        return True
 
     def reports(self, broadcast: Broadcast) -> bool:
         """Return whether layers report statistics in this round."""
-        ...
+        rule = self.measure_rule() if self.measures else self.rule(broadcast)
+        return rule.reports != "nothing"
 
     def merge(self, previous: RunningStats, merge: MergeInput) -> RunningStats:
         """Return a layer's shared running statistics after a round."""
-        ...
+        return ema_update(previous, merge) if self.statistics == "pool" else average(merge)
+
+    def measure_rule(self) -> NormRule:
+        """Return how layers treat a client's data in a pass before it trains."""
+        return NO_RULE
 
     def calibration_rule(self) -> NormRule:
-        """Return how layers treat batches while the clients' statistics are surveyed."""
-        ...
+        """Return how layers treat batches in a calibration pass."""
+        return NO_RULE
 
     def adaptation_rule(self) -> NormRule:
         """Return how layers treat a client's batches while it re-estimates its statistics."""
-        ...
+        return NO_RULE
 
-    def adopt(self, previous: RunningStats, merge: MergeInput) -> RunningStats:
-        """Return a layer's shared running statistics after a survey."""
-        ...
+    def adopt(self, previous: RunningStats, merge: MergeInput) -> RunningStats:  # noqa: ARG002 (as above)
+        """Return a layer's shared running statistics after a calibration pass."""
+        return pool_statistics(merge)
 
-    def remember(self, before: ServerState, running: Mapping[str, RunningStats]) -> Tensors:
-        """Return the notes that the server keeps for later rounds."""
-        ...
+    def remember(
+        self,
+        before: ServerState,  # noqa: ARG002 (as above)
+        running: Mapping[str, RunningStats],  # noqa: ARG002 (as above)
+    ) -> Tensors:
+        """Return the strategy state that the server keeps for later rounds."""
+        return {}

@@ -1,10 +1,10 @@
-"""What both sides of a round agree on before the first one: model, strategy, algorithm.
+"""The task that clients and server agree on before the first round: model, strategy, algorithm.
 
 A module that the user put into evaluation mode, in a model that is in training mode, is frozen: it
 stays in evaluation mode while the others train. A frozen BatchNorm layer normalises with its
 running statistics, which do not change, and reports nothing; γ and β learn unless `requires_grad`
-is off, as in torch. A frozen dropout layer drops nothing. Of a model that is in evaluation mode
-itself nothing is frozen: it is one that was tested, and trains as after `model.train()`.
+is off, as in torch. A frozen dropout layer drops nothing. In a model that is in evaluation mode
+itself nothing is frozen: it was tested before, and trains as after `model.train()`.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -22,7 +22,7 @@ from fednorm.core.algorithm import Algorithm, Loss
 from fednorm.core.layer import NormLayer
 from fednorm.core.layout import Layout, find_layout
 from fednorm.core.messages import ClientState, RunningStats, ServerState
-from fednorm.core.strategy import NormStrategy, Replacement
+from fednorm.core.strategy import Replacement, Strategy
 from fednorm.core.types import Clip, Tensors
 
 Precision: TypeAlias = Literal["full", "bf16"]
@@ -34,11 +34,17 @@ _Value = TypeVar("_Value")
 class Task:
     """A converted model under a strategy and an algorithm.
 
-    The model is a workspace: every round overwrites its tensors in place with what it is given.
+    The model is a workspace: every round overwrites its tensors in place.
+
+    >>> import fednorm
+    >>> model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    >>> strategy, algorithm = fednorm.create_strategy("fbn"), fednorm.create_algorithm("dsgd")
+    >>> sorted(Task.build(model, strategy, algorithm).initial_state.weights)
+    ['0.bias', '0.weight', '1.bias', '1.weight']
     """
 
     model: nn.Module
-    strategy: NormStrategy
+    strategy: Strategy
     algorithm: Algorithm
     loss: Loss
     aggregator: Aggregator
@@ -47,17 +53,18 @@ class Task:
     precision: Precision
     layout: Layout
     replaced: tuple[Replacement, ...]
+    conversion_notes: tuple[str, ...]  # what was replaced, dropped and skipped, in words
     initial_state: ServerState
     initial_client_state: ClientState  # of a client that has not trained yet
-    rates: Mapping[str, float]  # of parameters, as in `Work`
-    clips: Mapping[str, Clip]  # as well
+    rates: Mapping[str, float]  # of parameters, as in `LocalWork`
+    clips: Mapping[str, Clip]  # as in `LocalWork`
     frozen: frozenset[str] = frozenset()  # modules that never are in training mode, by path
 
     @classmethod
     def build(  # noqa: PLR0913 (one argument for each independent axis)
         cls,
         model: nn.Module,
-        strategy: NormStrategy,
+        strategy: Strategy,
         algorithm: Algorithm,
         *,
         rounds: int | None = None,
@@ -68,7 +75,7 @@ class Task:
     ) -> "Task":
         """Convert a copy of `model` for `strategy` and read the initial state off it.
 
-        What is in evaluation mode in a model that is in training mode stays so: it is frozen.
+        Modules in evaluation mode, in a model in training mode, stay so: they are frozen.
         """
         conversion = strategy.convert(model)
         tensors = find_layout(conversion.model, strategy.role)
@@ -83,6 +90,7 @@ class Task:
             precision=precision,
             layout=tensors,
             replaced=conversion.replaced,
+            conversion_notes=tuple(conversion.describe()),
             initial_state=read_state(tensors),
             initial_client_state=ClientState(tensors=snapshot(tensors.personal)),
             rates=_by_name(conversion.model, strategy.rates(conversion.model)),
@@ -114,7 +122,7 @@ def _by_name(model: nn.Module, values: Mapping[nn.Parameter, _Value]) -> dict[st
 
 
 def snapshot(tensors: Tensors) -> dict[str, Tensor]:
-    """Return copies that later training does not change."""
+    """Return detached copies, which later training does not change."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
@@ -158,7 +166,7 @@ def load_state(task: Task, state: ServerState, client_state: ClientState) -> Non
 
 
 def start_training(task: Task) -> None:
-    """Put the workspace into training mode, except for what the user froze."""
+    """Put the workspace into training mode, except modules that the user froze."""
     if not task.model.training:
         task.model.train()
     keep_frozen(task.model, task.frozen)
@@ -174,19 +182,39 @@ def keep_frozen(model: nn.Module, frozen: Collection[str]) -> None:
 def export(task: Task, state: ServerState, client_state: ClientState | None = None) -> nn.Module:
     """Return the workspace model as it stands after a round, for evaluation or for saving.
 
-    With a client's memory it is that client's personal model.
+    With a client's state it is that client's personal model.
+
+    >>> import fednorm
+    >>> task = Task.build(
+    ...     nn.BatchNorm1d(2), fednorm.create_strategy("fbn"), fednorm.create_algorithm("dsgd")
+    ... )
+    >>> export(task, task.initial_state).training
+    False
     """
     load_state(task, state, client_state or ClientState())
     return task.model.eval()
 
 
 @contextmanager
-def isolated_rng(seed: int, model: nn.Module) -> Iterator[None]:
-    """Give dropout and its like a generator of their own; the caller's is left untouched."""
-    device = next(model.parameters()).device
+def isolated_rng(
+    seed: int | None = None, at: nn.Module | torch.device | None = None
+) -> Iterator[None]:
+    """Isolate random draws: the generators are the caller's again afterwards.
+
+    With a `seed` draws start from it. `at` is the device, or a model on it, whose generator is
+    isolated as well as the CPU's; by default all are.
+    """
+    if at is None:
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            if seed is not None:
+                torch.manual_seed(seed)
+            yield
+        return
+    device = next(at.parameters()).device if isinstance(at, nn.Module) else at
     devices = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(devices, device_type=device.type):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed costs more than a small step
-        if devices:
-            torch.get_device_module(device).manual_seed(seed)
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed takes as long as a step
+            if devices:
+                torch.get_device_module(device).manual_seed(seed)
         yield

@@ -1,6 +1,6 @@
-"""The vocabulary of the library: tensors by name, who a client is, what a tensor is for."""
+"""The vocabulary of the library: tensors by name, client ids, and what a tensor is for."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import TypeAlias
 
@@ -9,6 +9,16 @@ from torch import Tensor
 Tensors: TypeAlias = Mapping[str, Tensor]
 ClientId: TypeAlias = int
 Clip: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (gradient, parameter) -> gradient
+
+
+def nbytes(tensors: Iterable[Tensor]) -> int:
+    """Return the size of the tensors' values in bytes.
+
+    >>> import torch
+    >>> nbytes([torch.zeros(3), torch.zeros(2, dtype=torch.float64)])
+    28
+    """
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 class Kind(Enum):

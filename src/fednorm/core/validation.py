@@ -4,7 +4,7 @@ A reply is used as a whole or not at all. Its update and its buffers have exactl
 the server expects, in shape, number format and device; its statistics belong to layers that report
 in this round; everything is finite, variances are not negative, and numbers are plausible. Two
 things may be absent: the statistics of a layer that the client did not use, and the momentum of a
-parameter that got no gradient. Neither says anything, so neither can do harm.
+parameter that got no gradient. Neither carries a value, so neither can do harm.
 """
 
 import math
@@ -24,19 +24,19 @@ Fault: TypeAlias = tuple[str, str]  # the layer or tensor, and what is wrong
 
 LARGEST = 2**53  # of a number of examples or values: beyond it, counting by ones fails
 _STEPS = 2**31  # that a layer can have followed in one round
-_LONGEST = 300  # letters of a reason: a reply could make it as long as it likes
-INVALID_CLIENT: ClientId = -1  # in the place of an id that is none
+_LONGEST = 300  # letters of a reason, which may quote the reply
+INVALID_CLIENT: ClientId = -1  # replaces an invalid client id
 
 
 @dataclass(frozen=True, slots=True)
 class ReplySchema:
-    """What a reply to one broadcast holds; tensors stand for their shape and number format."""
+    """What a reply to one broadcast holds; of tensors only the shape and number format count."""
 
     update: Tensors
     buffers: Tensors = field(default_factory=dict)
     running: Mapping[str, RunningStats] = field(default_factory=dict)  # layers that may report
     momentum: Tensors = field(default_factory=dict)  # that may be sent
-    clients: frozenset[ClientId] | None = None  # who was asked, if that is known
+    clients: frozenset[ClientId] | None = None  # that were asked, if known
     steps: int = 1  # that a reporting layer has followed at least
 
 
@@ -68,7 +68,7 @@ def reject_incomplete(
 ) -> tuple[list[Reply], tuple[RejectedReply, ...]]:
     """Reject replies without what most others hold, for rules that trust no single client.
 
-    A liar could otherwise keep a robust rule from a layer by saying nothing of it.
+    Otherwise one Byzantine client could block a layer's aggregation by omitting it.
     """
     kept, bad = [], list(rejected)
     held = [_list_layers(reply) | set(reply.momentum) for reply in good]
@@ -84,12 +84,12 @@ def reject_incomplete(
 
 
 def _list_layers(reply: Reply) -> set[str]:
-    """Return the layers of which a reply says something; a count of 0 says nothing."""
+    """Return the layers that a reply has statistics of; a count of 0 is none."""
     return {path for path, report in reply.stats.items() if report.moments.count > 0}
 
 
 def list_clients(replies: Iterable[Reply | RejectedReply]) -> set[ClientId]:
-    """Return whose replies these are."""
+    """Return the clients that sent these replies."""
     return {one.client for one in replies}
 
 
@@ -97,14 +97,14 @@ def find_fault(reply: Reply, expected: ReplySchema) -> Fault | None:
     """Return why a reply cannot be used, or None."""
     try:
         return next(_find_faults(reply, expected), None)
-    except Exception as error:  # noqa: BLE001 (whatever happens on looking at it, it is a bad reply)
+    except Exception as error:  # noqa: BLE001 (a reply that cannot be read is a bad reply)
         return "", f"it cannot be read: {type(error).__name__}: {error}"
 
 
 def find_statistics_fault(
     stats: Mapping[str, LayerStats], examples: int, running: Mapping[str, RunningStats]
 ) -> Fault | None:
-    """Return why the answer to a survey cannot be used, or None."""
+    """Return why the reply to a calibration cannot be used, or None."""
     expected = ReplySchema({}, running=running, steps=0)
     return find_fault(Reply(0, examples, {}, {}, stats), expected)
 

@@ -1,42 +1,40 @@
 """Data sets, and their division among clients (`fednorm.data.partition`)."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fednorm.data.dataset import Dataset, DatasetConfig
-from fednorm.data.datasets.cifar import Cifar10, Cifar100
-from fednorm.data.datasets.cityscapes import Cityscapes
-from fednorm.data.datasets.digits import Digits
-from fednorm.data.datasets.femnist import Femnist
-from fednorm.data.datasets.folder import ImageFolder
-from fednorm.data.datasets.huggingface import HuggingFace
-from fednorm.data.datasets.imagenet import ImageNet
-from fednorm.data.datasets.mnist import FashionMnist, Mnist
-from fednorm.data.datasets.synthetic import Patterns, Ring, Scenes
-from fednorm.data.datasets.tiny_imagenet import TinyImageNet
-from fednorm.registry import call_user_function, create
+from fednorm.registry import Registry, call_user_function, export_lazily
+
+if TYPE_CHECKING:
+    from fednorm.data.dataset import Dataset, DatasetConfig
 
 __all__ = ["DATASETS", "Dataset", "DatasetConfig", "list_datasets", "load_dataset"]
 
-DATASETS: dict[str, type[DatasetConfig]] = {
-    "digits": Digits,
-    "ring": Ring,
-    "patterns": Patterns,
-    "scenes": Scenes,
-    "mnist": Mnist,
-    "fashion_mnist": FashionMnist,
-    "femnist": Femnist,
-    "cifar10": Cifar10,
-    "cifar100": Cifar100,
-    "tiny_imagenet": TinyImageNet,
-    "imagenet": ImageNet,
-    "cityscapes": Cityscapes,
-    "folder": ImageFolder,
-    "hf": HuggingFace,
-}
+DATASETS: "Registry[DatasetConfig]" = Registry(
+    "data set",
+    f"{__name__}.datasets",
+    {
+        "digits": "digits:Digits",
+        "ring": "synthetic:Ring",
+        "patterns": "synthetic:Patterns",
+        "scenes": "synthetic:Scenes",
+        "mnist": "mnist:Mnist",
+        "fashion_mnist": "mnist:FashionMnist",
+        "femnist": "femnist:Femnist",
+        "cifar10": "cifar:Cifar10",
+        "cifar100": "cifar:Cifar100",
+        "tiny_imagenet": "tiny_imagenet:TinyImageNet",
+        "imagenet": "imagenet:ImageNet",
+        "cityscapes": "cityscapes:Cityscapes",
+        "folder": "folder:ImageFolder",
+        "hf": "huggingface:HuggingFace",
+    },
+)
+
+__getattr__ = export_lazily(__name__, {"fednorm.data.dataset": "Dataset DatasetConfig"})
 
 
-def load_dataset(name: str, seed: int, **fields: Any) -> Dataset:
+def load_dataset(name: str, seed: int, **fields: Any) -> "Dataset":
     """Load the data set `name`; download it if this machine has no copy.
 
     Args:
@@ -50,7 +48,7 @@ def load_dataset(name: str, seed: int, **fields: Any) -> Dataset:
     """
     if ":" in name:
         return _call_user_dataset(name, seed, fields)
-    return create("data set", DATASETS, name, fields).load(seed)
+    return DATASETS.create(name, fields).load(seed)
 
 
 def list_datasets() -> list[str]:
@@ -62,8 +60,10 @@ def list_datasets() -> list[str]:
     return sorted(DATASETS)
 
 
-def _call_user_dataset(name: str, seed: int, fields: Mapping[str, Any]) -> Dataset:
+def _call_user_dataset(name: str, seed: int, fields: Mapping[str, Any]) -> "Dataset":
     """Call the user's function, with `seed` if it takes one."""
+    from fednorm.data.dataset import Dataset  # noqa: PLC0415 (names are listed without torch)
+
     data = call_user_function("data set", name, {"seed": seed}, fields)
     if not isinstance(data, Dataset):
         raise TypeError(

@@ -17,16 +17,14 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
+from fednorm.errors import DamagedDataError
+
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 INDEX = "index.json"
 _CHUNK = 1 << 24
 _GIGABYTE = 10**9
 _DEFAULT_LIMIT = 4.0
-
-
-class DamagedDataError(ValueError):
-    """Data that do not match their checksum."""
 
 
 def get_home() -> Path:

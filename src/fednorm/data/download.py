@@ -16,8 +16,8 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Any
 
-from fednorm.data.cache import DamagedDataError
 from fednorm.data.progress_bar import show_progress
+from fednorm.errors import DamagedDataError
 from fednorm.system import atomic_write
 
 TIMEOUT = 8.0  # seconds without an answer

@@ -130,7 +130,7 @@ def _derive_dropout_seed(seed: int, client: int, round_: int) -> int:
 
 def build_federation(  # noqa: PLR0913 (what a federation is)
     data: Dataset,
-    rule: str,
+    rule: str | Partition,
     plan: Plan,
     *,
     clients: int,
@@ -140,17 +140,17 @@ def build_federation(  # noqa: PLR0913 (what a federation is)
 ) -> Federation:
     """Divide a data set among clients; test splits follow the clients' class mix.
 
-    `rule` is a partition such as "gamma=0" or "natural".
+    `rule` is a partition, or text such as "gamma=0" or "natural".
     """
     if not 0 <= unseen < clients:
         raise ValueError(f"of {clients} clients, {unseen} cannot be unseen; some must train.")
     count_participants(clients, participation)  # refuses an impossible share
-    labels = data.labels()
-    parts = partition(rule, labels, clients=clients, seed=seed, groups=data.groups)
-    test = _split_test(data, rule, parts, seed)
+    chosen = create_partition(rule) if isinstance(rule, str) else rule
+    parts = partition(chosen, data.labels(), clients=clients, seed=seed, groups=data.groups)
+    test = _split_test(data, chosen, parts, seed)
     return Federation(
-        data=replace(data, x=_apply_client_transform(data.x, rule, parts, seed)),
-        x_test=_apply_client_transform(data.x_test, rule, test, seed + 1),
+        data=replace(data, x=_apply_client_transform(data.x, chosen, parts, seed)),
+        x_test=_apply_client_transform(data.x_test, chosen, test, seed + 1),
         parts=parts,
         test_parts=test,
         plan=plan,
@@ -160,25 +160,20 @@ def build_federation(  # noqa: PLR0913 (what a federation is)
     )
 
 
-def _split_test(data: Dataset, rule: str, parts: list[Indices], seed: int) -> list[Indices]:
+def _split_test(data: Dataset, rule: Partition, parts: list[Indices], seed: int) -> list[Indices]:
     groups, groups_test = data.groups, data.groups_test
-    if (
-        isinstance(create_partition(rule), Natural)
-        and groups is not None
-        and groups_test is not None
-    ):
+    if isinstance(rule, Natural) and groups is not None and groups_test is not None:
         return match_groups(groups, parts, groups_test)
     rng = make_rng(seed, Stream.TEST_PARTS)
     return match_test(data.labels(), parts, data.labels(test=True), rng)
 
 
-def _apply_client_transform(x: Tensor, rule: str, parts: list[Indices], seed: int) -> Tensor:
+def _apply_client_transform(x: Tensor, rule: Partition, parts: list[Indices], seed: int) -> Tensor:
     """Transform samples for their clients; return `x` itself if nothing changes."""
-    chosen = create_partition(rule)
-    if type(chosen).transform is Partition.transform:
+    if type(rule).transform is Partition.transform:
         return x
     seen = x.clone() if x.is_floating_point() else x.float() / 255
     for client, part in enumerate(parts):
         own = torch.from_numpy(part)
-        seen[own] = chosen.transform(seen[own], client, len(parts), seed)
+        seen[own] = rule.transform(seen[own], client, len(parts), seed)
     return seen

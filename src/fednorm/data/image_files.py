@@ -18,20 +18,12 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from fednorm.data.cache import (
-    Arrays,
-    DamagedDataError,
-    get_decoded_home,
-    get_home,
-    list_roots,
-    load_or_create,
-    save,
-)
+from fednorm.data.cache import Arrays, get_decoded_home, get_home, list_roots, load_or_create, save
 from fednorm.data.dataset import Dataset
 from fednorm.data.image_dataset import ImageDataset, make_dataset
 from fednorm.data.progress_bar import Advance, show_progress
-from fednorm.data.sources import MissingDataError
 from fednorm.data.transforms import BatchTransform
+from fednorm.errors import DamagedDataError, MissingDataError
 from fednorm.system import count_cores
 
 ImageArray: TypeAlias = NDArray[np.uint8]

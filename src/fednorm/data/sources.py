@@ -19,7 +19,6 @@ from typing import ClassVar, NoReturn
 
 from fednorm.data.cache import (
     Arrays,
-    DamagedDataError,
     digest,
     get_decoded_home,
     get_home,
@@ -29,6 +28,7 @@ from fednorm.data.cache import (
 )
 from fednorm.data.dataset import Dataset
 from fednorm.data.image_dataset import ImageDataset, make_dataset
+from fednorm.errors import DamagedDataError, MissingDataError
 
 # Errors of reading a missing or damaged file.
 _DAMAGED = (
@@ -40,10 +40,6 @@ _DAMAGED = (
     zlib.error,
 )
 _UNUSABLE = (OSError, ValueError, *_DAMAGED)
-
-
-class MissingDataError(OSError):
-    """A data set that is not cached and cannot be downloaded; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)

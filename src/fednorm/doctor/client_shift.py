@@ -1,9 +1,9 @@
-"""How far the clients of a federation are apart in each layer, before any training.
+"""Measure how far clients are apart in each layer, before any training.
 
-Every client's batches pass through the model at its initial weights as in `naive`: each batch is
-normalised by itself. The inputs of the layers are summarised by moments and pooled by the law of
-total variance. The same measurement with the samples dealt to the clients at random shows how much
-of a distance is the chance of small batches.
+As in `naive`, the batches of every client pass through the model at its initial weights, and each
+batch is normalised by itself. The moments of the layers' inputs are pooled by the law of total
+variance. The same measurement with samples dealt to clients at random shows how much of a distance
+is due to small batches.
 """
 
 from collections.abc import Sequence
@@ -16,26 +16,26 @@ from fednorm.core.calibration import client_calibration
 from fednorm.core.messages import ClientState
 from fednorm.core.moments import Moments, pool
 from fednorm.core.round import broadcast
-from fednorm.core.task import Task
+from fednorm.core.task import Task, isolated_rng
 from fednorm.data import Dataset
 from fednorm.data.federation import Federation, build_federation
 from fednorm.doctor.costs import REFUSALS, ExaminedModel, describe_error
-from fednorm.doctor.findings import Clients, Distance
+from fednorm.doctor.findings import ClientShift, Distance
 from fednorm.doctor.fixed_batches import FixedBatches, deal_again, draw
 from fednorm.doctor.gradients import GRADIENT, disable_dropout, measure_gradients
 from fednorm.experiment.config import Experiment
 from fednorm.nn import rules
 from fednorm.strategies.naive import Naive
 
-LEAST = 2  # clients, for a distance
+LEAST = 2  # clients needed for a distance
 # A channel is constant up to rounding if its standard deviation is below this share of its mean.
 ROUNDING = 1e-6
 
 
 def measure_clients(
     examined: ExaminedModel, data: Dataset, batches: int, *, samples: int = 1
-) -> Clients:
-    """Return how far the clients are apart, and what that does to gradients.
+) -> ClientShift:
+    """Measure how far the clients are apart, and the effect on gradients.
 
     Clients with a batch of fewer than `samples` are left out.
     """
@@ -43,7 +43,7 @@ def measure_clients(
     everyone = _build_federation(experiment, data)
     smallest = {c: min(everyone.plan.lengths(len(everyone.parts[c]))) for c in everyone.all()}
     left_out = tuple(client for client, size in smallest.items() if size < samples)
-    clients = Clients(
+    clients = ClientShift(
         data=data.name,
         partition=experiment.partition,
         clients=len(smallest),
@@ -67,7 +67,7 @@ def measure_clients(
 def _build_federation(experiment: Experiment, data: Dataset) -> Federation:
     return build_federation(
         data,
-        experiment.partition,
+        experiment.partition_rule,
         experiment.plan,
         clients=experiment.clients,
         seed=experiment.seeds[0],
@@ -76,12 +76,11 @@ def _build_federation(experiment: Experiment, data: Dataset) -> Federation:
     )
 
 
-def _measure(examined: ExaminedModel, clients: Clients, drawn: FixedBatches) -> Clients:
+def _measure(examined: ExaminedModel, clients: ClientShift, drawn: FixedBatches) -> ClientShift:
     seed = examined.experiment.seeds[0]
     quiet = replace(examined, model=disable_dropout(examined.model))
     alike = deal_again(drawn, seed)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)  # for what is random in a model beside its dropout layers
+    with isolated_rng(seed):  # for randomness outside dropout layers
         task = Task.build(quiet.model, Naive(), GRADIENT)
         return replace(
             clients,

@@ -1,12 +1,12 @@
 """What one round of every strategy costs a client, measured by running it on random data."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from torch import Tensor, nn
+from torch import nn
 
 from fednorm.core.round import broadcast
 from fednorm.core.task import Task
+from fednorm.core.types import nbytes
 from fednorm.doctor.findings import Cost
 from fednorm.doctor.fixed_batches import FixedBatches
 from fednorm.engines.base import RoundResult
@@ -16,7 +16,7 @@ from fednorm.engines.loop import rounds
 from fednorm.errors import FednormError
 from fednorm.experiment.config import Experiment
 
-# How a model and a strategy that do not fit each other say so.
+# Exceptions by which a strategy refuses a model.
 REFUSALS = (FednormError, ValueError, TypeError, RuntimeError, IndexError, ArithmeticError)
 
 
@@ -26,7 +26,7 @@ class ExaminedModel:
 
     model: nn.Module
     experiment: Experiment
-    named: bool = True  # whether the model is the experiment's
+    named: bool = True  # whether the experiment names the model
 
 
 def describe_error(error: Exception) -> str:
@@ -35,7 +35,7 @@ def describe_error(error: Exception) -> str:
 
 
 def build_task(examined: ExaminedModel, name: str) -> Task:
-    """Return the task that a run of the experiment with the named strategy would have."""
+    """Build the task of a run of the experiment with the named strategy."""
     experiment = examined.experiment
     (entry,) = (e for e in experiment.strategies if e.name == name)
     strategy = experiment.make_strategy(entry)
@@ -74,20 +74,16 @@ def _read_cost(name: str, task: Task, result: RoundResult, clients: FixedBatches
         measures=task.strategy.measures,
         survey_bytes_up=asked.bytes_up if asked else None,
         survey_bytes_down=asked.bytes_down if asked else None,
-        personal_bytes=_count_bytes(kept.tensors.values()),
-        momentum_bytes=_count_bytes(kept.optimizer.values()),
+        personal_bytes=nbytes(kept.tensors.values()),
+        momentum_bytes=nbytes(kept.optimizer.values()),
         global_model=not is_personal(task),
         needs_rounds=_needs_rounds(task),
         needs_batch_statistics=task.strategy.needs_batch_statistics,
     )
 
 
-def _count_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
 def _needs_rounds(task: Task) -> bool:
-    """Return whether the strategy cannot begin a round without knowing how many there will be."""
+    """Return whether the strategy must know the number of rounds in advance."""
     try:
         task.strategy.rule(broadcast(replace(task, rounds=None), task.initial_state))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Examine a model: its layers and every strategy on random data, and the clients on theirs."""
+"""Examine a model: layers and strategies on random data, clients on their data."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from fednorm.data import Dataset, load_dataset
 from fednorm.doctor.cautions import find_cautions
 from fednorm.doctor.client_shift import measure_clients
 from fednorm.doctor.costs import REFUSALS, ExaminedModel, describe_error, measure_costs
-from fednorm.doctor.findings import Examination, Layer, Model, Report, State
+from fednorm.doctor.findings import DoctorReport, Examination, Layer, ModelSummary, State
 from fednorm.doctor.fixed_batches import draw_random
 from fednorm.doctor.layers import find_layers, measure_state
 from fednorm.doctor.recommend import recommend
@@ -34,15 +34,15 @@ def examine(
     batches: int = 4,
     seed: int = 0,
     **settings: Any,
-) -> Report:
-    """Say in numbers what will happen to a model in federated learning.
+) -> DoctorReport:
+    """Examine how a model will behave in federated learning.
 
     Args:
         model: a name, "package.module:function", an `nn.Module`, or a function that returns one.
-        shape: of one sample, if there is no data; otherwise that of the default data set.
-        classes: how many, if there is no data.
-        batches: of each client, on which the clients are measured.
-        seed: of data, partition, initial weights and random samples.
+        shape: shape of a sample, without data; by default that of the default data set.
+        classes: number of classes, without data.
+        batches: batches of each client that are measured.
+        seed: seed of data, partition, initial weights and random samples.
         settings: any key of the schema. With `data` or `partition`, the clients are measured.
 
     >>> report = examine("mlp", shape=(4,), classes=3)
@@ -76,7 +76,9 @@ def _build_experiment(settings: dict[str, Any], model: Any) -> Experiment:
     return build_experiment(values if model is None else {**values, "model": model})
 
 
-def _examine(examined: ExaminedModel, data: Dataset, state: State, batches: int | None) -> Report:
+def _examine(
+    examined: ExaminedModel, data: Dataset, state: State, batches: int | None
+) -> DoctorReport:
     model, experiment = examined.model, examined.experiment
     layers = _find_layers(model, data)
     single = any(layer.batch_norm and layer.values == 1 for layer in layers)
@@ -88,7 +90,7 @@ def _examine(examined: ExaminedModel, data: Dataset, state: State, batches: int 
         costs=measure_costs(examined, draw_random(data, experiment.seeds[0])),
         clients=measure_clients(examined, data, batches, samples=samples) if batches else None,
     )
-    return Report(
+    return DoctorReport(
         schema=SCHEMA,
         model=_describe_model(examined, data),
         layers=layers,
@@ -110,9 +112,9 @@ def _find_layers(model: nn.Module, data: Dataset) -> tuple[Layer, ...]:
         ) from error
 
 
-def _describe_model(examined: ExaminedModel, data: Dataset) -> Model:
+def _describe_model(examined: ExaminedModel, data: Dataset) -> ModelSummary:
     model, experiment = examined.model, examined.experiment
-    return Model(
+    return ModelSummary(
         name=experiment.model.name if examined.named else type(model).__name__,
         type=type(model).__name__,
         shape=data.shape,
@@ -152,7 +154,7 @@ def is_source(model: object) -> bool:
 def load_samples(
     experiment: Experiment, shape: tuple[int, ...] | None, classes: int | None
 ) -> Dataset:
-    """Return the data, or samples of the given shape in its place."""
+    """Return the data, or random samples of the given shape instead."""
     seed, dtype = experiment.seeds[0], getattr(torch, experiment.dtype)
     data = load_dataset(experiment.data.name, seed, **experiment.data.fields)
     if shape or classes:

@@ -1,10 +1,9 @@
-"""What an examination finds: its parts as values, and the report that holds them.
+"""The findings of an examination, and the report that holds them.
 
 `Report.to_json` is the file that `fednorm doctor --json` writes; its keys are the fields here.
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,15 +12,16 @@ from typing import Any, Literal, TypeAlias
 from fednorm.data.sampling import count_participants
 from fednorm.errors import ConfigError
 from fednorm.experiment.config import Experiment
+from fednorm.experiment.results import replace_nan
 
 Place: TypeAlias = Literal["convolution", "linear", "activation", "other", "not reached"]
-# Where the statistics come from with which a gradient is measured.
+# The source of the statistics with which a gradient is measured.
 Statistics: TypeAlias = Literal["batch", "exchanged", "start", "surveyed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """What was examined, and how."""
+class ModelSummary:
+    """The examined model and its setting."""
 
     name: str
     type: str
@@ -76,7 +76,7 @@ class Cost:
     measures: bool | None = None  # whether clients pass over all their data before they train
     survey_bytes_up: float | None = None  # of one survey before an evaluation
     survey_bytes_down: float | None = None
-    personal_bytes: int | None = None  # stay on the client between rounds
+    personal_bytes: int | None = None  # kept on the client between rounds
     momentum_bytes: int | None = None  # as well
     global_model: bool | None = None
     needs_rounds: bool | None = None
@@ -85,7 +85,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Caution:
-    """Something a person would want to know, with the numbers it rests on."""
+    """A warning, with the numbers behind it."""
 
     code: str
     text: str
@@ -102,9 +102,9 @@ class Distance:
     var_ratio_min: float | None  # the client with the smallest
     var_ratio_max: float | None  # the client with the largest
     bias: float | None  # variance between clients / variance of all
-    bias_alike: float | None  # the same with the samples dealt to the clients at random
+    bias_alike: float | None  # the same with samples dealt to clients at random
     excess: float | None  # the difference of these two
-    constant_channels: int  # left out: nothing varies in them
+    constant_channels: int  # left out: their values do not vary
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ class Gradient:
 
 
 @dataclass(frozen=True, slots=True)
-class Clients:
-    """What was measured on the clients' data, at the initial weights."""
+class ClientShift:
+    """Measurements on the clients' data, at the initial weights."""
 
     data: str
     partition: str
@@ -135,7 +135,7 @@ class Clients:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A strategy, or None where nothing is known of the clients, and why."""
+    """A strategy, or None if nothing is known about the clients, and the reasons."""
 
     strategy: str | None
     reasons: tuple[str, ...]
@@ -144,13 +144,13 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What is known of a model and its setting, for warnings and the recommendation."""
+    """All measurements, as input of warnings and of the recommendation."""
 
     experiment: Experiment
     layers: Sequence[Layer]
     state: State
     costs: Sequence[Cost]
-    clients: Clients | None  # None if there is no data
+    clients: ClientShift | None  # None if there is no data
 
     @property
     def batch_norms(self) -> list[Layer]:
@@ -169,45 +169,36 @@ class Examination:
 
     @property
     def taking_part(self) -> tuple[int, int]:
-        """How many clients take part in a round, and of how many."""
+        """The number of clients in a round, and of all clients that train."""
         trained = self.experiment.clients - self.experiment.unseen_clients
         return count_participants(trained, self.experiment.participation), trained
 
-    def cost(self, strategy: str) -> Cost | None:
+    def find_cost(self, strategy: str) -> Cost | None:
         """Return the cost of a strategy that is registered and takes the model."""
         found = [c for c in self.costs if c.strategy == strategy and not c.refused]
         return found[0] if found else None
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What will happen to a model in federated learning, in numbers."""
+class DoctorReport:
+    """The report of `fednorm doctor`."""
 
     schema: int
-    model: Model
+    model: ModelSummary
     layers: tuple[Layer, ...]
     state: State
     strategies: tuple[Cost, ...]
     warnings: tuple[Caution, ...]
-    clients: Clients | None
+    clients: ClientShift | None
     recommendation: Recommendation
 
     def to_json(self) -> str:
-        """Return the report as JSON; what is not a finite number is null."""
-        return json.dumps(
-            _replace_non_finite(asdict(self)), indent=2, ensure_ascii=False, allow_nan=False
-        )
+        """Return the report as JSON; numbers that are not finite become null."""
+        record = replace_nan(asdict(self))
+        return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)
 
 
-def _replace_non_finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _replace_non_finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_replace_non_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def save(report: Report, path: Path) -> None:
+def save(report: DoctorReport, path: Path) -> None:
     """Write a report as JSON."""
     try:
         path.write_text(report.to_json() + "\n", encoding="utf-8")

@@ -70,7 +70,7 @@ def draw(federation: Federation, count: int) -> FixedBatches:
 def deal_again(clients: FixedBatches, seed: int) -> FixedBatches:
     """Deal the same samples to the same clients at random; batches keep their sizes.
 
-    The differences between clients that remain are the chance of small batches.
+    The remaining differences between clients are due to small batches.
     """
     dealt = [batch for own in clients.steps.values() for batch in own]
     x, y = torch.cat([x for x, _ in dealt]), torch.cat([y for _, y in dealt])

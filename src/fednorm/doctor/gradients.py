@@ -1,9 +1,9 @@
-"""How far the mean gradient of a strategy is from that of one machine with the same batches.
+"""Compare the mean gradient of a strategy with that of one machine on the same batches.
 
 The machine has ordinary BatchNorm in the network as the strategy converts it: where convolutions
 are standardised, its are too. The gradient is the update of `dsgd` without momentum, at the initial
-weights; the deviation is ‖mean over clients - machine‖ / ‖machine‖, in the mean over batches.
-Dropout layers are off; what else a model draws at random for its samples is the same on both sides.
+weights; the deviation is ‖mean over clients - machine‖ / ‖machine‖, averaged over batches.
+Dropout layers are off; other random draws of a model are the same on both sides.
 
 Strategies that share statistics are measured twice: with the statistics of the first round, and
 with those to which they converge while the weights stay fixed.
@@ -22,7 +22,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fednorm.algorithms.dsgd import DSGD
 from fednorm.core.aggregation import weighted_mean
-from fednorm.core.layer import RoundContext
+from fednorm.core.layer import NormRule, RoundContext
 from fednorm.core.messages import ClientState, LayerStats, RunningStats
 from fednorm.core.moments import pool
 from fednorm.core.task import Task, load_state, start_training
@@ -34,12 +34,11 @@ from fednorm.engines.base import ClientSource
 from fednorm.engines.loop import rounds
 from fednorm.engines.masks import share_masks
 from fednorm.engines.merged_batch import MergedClients
-from fednorm.nn import rules
 from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.dual_norm import BackwardMeans
 from fednorm.strategies.naive import Naive
 
-# What is measured: strategies with a global model, and where the statistics come from.
+# The measured strategies, all with a global model, and the sources of their statistics.
 MEASURED: Mapping[str, tuple[Statistics, ...]] = {
     "naive": ("batch",),
     "fbn": ("start", "surveyed"),
@@ -86,16 +85,16 @@ def _measure_strategy(
 
 
 def measure_deviation(task: Task, reference: Task, clients: FixedBatches) -> float | None:
-    """Return the relative distance of the mean gradients, in the mean over the batches."""
+    """Return the relative distance of the mean gradients, averaged over the batches."""
     relative = []
     for step in clients.split_steps():
         with share_masks([step.batches(c, 1) for c in step.all()], reference.model):
             central = compute_gradient(reference, MergedClients(step))
         mean = compute_gradient(task, step)
-        size = _norm(central)
+        size = _measure_norm(central)
         if not size:
             return None
-        relative.append(_norm({name: mean[name] - g for name, g in central.items()}) / size)
+        relative.append(_measure_norm({name: mean[name] - g for name, g in central.items()}) / size)
     return fmean(relative)
 
 
@@ -110,7 +109,7 @@ def compute_gradient(task: Task, clients: ClientSource) -> dict[str, Tensor]:
     }
 
 
-def _norm(tensors: Tensors) -> float:
+def _measure_norm(tensors: Tensors) -> float:
     return math.sqrt(sum(float(t.square().sum()) for t in tensors.values()))
 
 
@@ -118,16 +117,17 @@ def converge_statistics(task: Task, clients: FixedBatches) -> Task:
     """Return the task with the shared statistics that many rounds at fixed weights would give.
 
     One machine with all clients' batches measures them: those of the forward pass, and the means
-    of the backward pass if the strategy shares these, too. They belong together, because the input
-    of every layer is what the layers before it make of all clients' samples.
+    of the backward pass if the strategy shares these, too. They are
+    measured together, because the input of a layer depends on the layers before it.
     """
     state = task.initial_state
     load_state(task, state, ClientState())
     start_training(task)
+    rule = NormRule("batch", tracks=False, reports="moments", normalize=record_both_passes)
     reports: dict[str, list[LayerStats]] = {path: [] for path in task.layout.sharing}
     for x, y in MergedClients(clients).batches(0, 1).steps:
         for path, layer in task.layout.norms.items():
-            layer.start_round(record_both_passes, RoundContext(), path)
+            layer.start_round(rule, RoundContext(), path)
         loss = task.loss(task.model(x), y)
         torch.autograd.grad(loss, list(task.layout.shared.values()), allow_unused=True)
         for path, layer in task.layout.sharing.items():
@@ -143,7 +143,7 @@ def converge_statistics(task: Task, clients: FixedBatches) -> Task:
 def record_both_passes(layer: FedBatchNorm, x: Tensor) -> Tensor:
     """Normalise with the batch's own statistics; record the moments, forward and backward."""
     layer.record_batch(x)
-    y = rules.batch_stats_untracked(layer, x)
+    y = layer.normalize_by_batch(x)
     means = getattr(layer, "backward_means", None)
     if isinstance(means, BackwardMeans) and y.requires_grad:
         normalised = functional.batch_norm(x.detach(), None, None, training=True, eps=layer.eps)

@@ -1,9 +1,9 @@
-"""The normalization layers of a model, found by type: where they stand, and what they hold.
+"""Find the normalization layers of a model by type, and the operation before each.
 
-A layer's place is what made its input. One forward pass tells: hooks see which modules run and what
-they return, and below them every operation is seen as well, so that `functional.relu` counts as an
-activation like `nn.ReLU`. What returns its input unchanged (views, Identity, Dropout in evaluation)
-makes nothing.
+A layer's place is the kind of module or operation that produced its input. One forward pass finds
+it: hooks record the outputs of modules, and a dispatch mode those of operations, so that
+`functional.relu` counts as an activation like `nn.ReLU`. Operations that return their input
+unchanged (views, Identity, Dropout in evaluation) do not count.
 """
 
 import copy
@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fednorm.core.layout import NORM_LAYERS, find_kinds
+from fednorm.core.task import isolated_rng
 from fednorm.core.types import Kind
 from fednorm.doctor.findings import Layer, Place, State
 
@@ -51,7 +52,7 @@ _OPERATIONS: Mapping[Any, Place] = {
 
 
 def find_layers(model: nn.Module, x: Tensor) -> tuple[Layer, ...]:
-    """Return the normalization layers, in the order of the model, and where they stand."""
+    """Return the normalization layers in the order of the model, with their places."""
     calls = trace_calls(model, x)
     everywhere = [m for _, m in model.named_modules(remove_duplicate=False)]
     return tuple(
@@ -71,7 +72,7 @@ def measure_state(model: nn.Module) -> State:
         if id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        sizes[kind_of[key]] += tensor.numel() * tensor.element_size()
+        sizes[kind_of[key]] += tensor.nbytes
         if kind_of[key] is Kind.STATISTIC:
             statistics.append(key)
     return State(
@@ -86,7 +87,7 @@ def measure_state(model: nn.Module) -> State:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What made a tensor."""
+    """The module or operation that produced a tensor."""
 
     place: Place
     by: str
@@ -107,7 +108,7 @@ def trace_calls(model: nn.Module, x: Tensor) -> dict[str, list[Call]]:
     """Return the calls of every module in one forward pass, by the module's first path."""
     model = copy.deepcopy(model).eval()
     trace = _Trace()
-    with _hooks(model, trace), torch.no_grad(), torch.random.fork_rng(), _Operations(trace):
+    with _install_hooks(model, trace), torch.no_grad(), isolated_rng(), _Operations(trace):
         model(x)
     return {path: trace.calls.get(module, []) for path, module in model.named_modules()}
 
@@ -142,18 +143,18 @@ class _Trace:
     """The origin of each tensor, by the address of its memory."""
 
     origins: dict[int, Origin] = field(default_factory=dict)
-    alive: list[Tensor] = field(default_factory=list)  # so that no address is used again
+    alive: list[Tensor] = field(default_factory=list)  # keeps addresses from being reused
     calls: dict[nn.Module, list[Call]] = field(default_factory=dict)
 
     def find(self, tensor: Tensor) -> Origin:
-        return self.origins.get(_address(tensor), _INPUT)
+        return self.origins.get(_find_address(tensor), _INPUT)
 
     def note(self, tensor: Tensor, origin: Origin) -> None:
-        self.origins[_address(tensor)] = origin
+        self.origins[_find_address(tensor)] = origin
         self.alive.append(tensor)
 
 
-def _address(tensor: Tensor) -> int:
+def _find_address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
@@ -162,7 +163,7 @@ def _list_tensors(value: Any) -> list[Tensor]:
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
-    """Notes what every operation makes."""
+    """Records which operation produced each tensor."""
 
     def __init__(self, trace: _Trace) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
@@ -172,17 +173,17 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
         del types
-        given = {_address(tensor) for tensor in _list_tensors((args, kwargs))}
+        given = {_find_address(tensor) for tensor in _list_tensors((args, kwargs))}
         result = func(*args, **(kwargs or {}))
         origin = Origin(_OPERATIONS.get(func.overloadpacket, "other"), str(func.overloadpacket))
         for tensor in _list_tensors(result):
-            if func._schema.is_mutable or _address(tensor) not in given:  # noqa: SLF001 (torch has no other way)
+            if func._schema.is_mutable or _find_address(tensor) not in given:  # noqa: SLF001 (torch has no other way)
                 self.trace.note(tensor, origin)
         return result
 
 
 @contextmanager
-def _hooks(model: nn.Module, trace: _Trace) -> Iterator[None]:
+def _install_hooks(model: nn.Module, trace: _Trace) -> Iterator[None]:
     entered: dict[nn.Module, list[Origin]] = {}
 
     def before(module: nn.Module, given: tuple[Any, ...]) -> None:

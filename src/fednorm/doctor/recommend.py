@@ -1,23 +1,23 @@
-"""Which strategy to use, and why: rules in order, each with the numbers that it rests on.
+"""Recommend a strategy and give reasons, with the numbers behind them.
 
-The first rule that applies decides. Every reason carries numbers that the report shows. `alike`
-below is the same measurement with the samples dealt to the clients at random: small batches differ
-by chance, and no strategy is to blame for that.
+The first rule that applies decides. Every reason quotes numbers that the report shows. `alike` is
+the same measurement with samples dealt to clients at random: small batches differ by chance under
+every strategy.
 """
 
 from collections.abc import Callable
 from typing import TypeAlias
 
 from fednorm.doctor.findings import Examination, Gradient, Recommendation
-from fednorm.doctor.render import count, list_names, number, percent
+from fednorm.report.format import format_number, format_ratio, format_share, list_names
 
-# Plain averaging may lose this much more of a layer's variance than it would of clients alike.
+# Plain averaging may miss this much more of a layer's variance than with samples dealt at random.
 MOST_BIAS = 0.01
-# The gradient of `naive` may deviate by this much more than it would for clients alike.
+# The gradient of `naive` may deviate by this much more than with samples dealt at random.
 MOST_DEVIATION = 0.05
 # Personal layers are advised where at least this share of the clients takes part in a round.
 LEAST_SHARE = 0.5
-# `dualbn` sends more than `fbn`: it must be closer to one machine by this much to be worth it.
+# `dualbn` sends more than `fbn`: it must be closer to one machine by this much.
 LEAST_GAIN = 0.05
 
 THRESHOLDS = {
@@ -36,17 +36,33 @@ def _give(strategy: str | None, *reasons: str) -> Recommendation:
 
 def recommend_without_batch_norm(exam: Examination) -> Recommendation | None:
     """Recommend `none` without BatchNorm: there is nothing to choose."""
-    return None if exam.batch_norms else _give("none", describe_no_batch_norm(exam))
+    if exam.batch_norms:
+        return None
+    return _give(
+        "none",
+        f"0 of {len(exam.layers)} normalization layers are BatchNorm, so there is nothing to "
+        f"fix; {describe_refusals(exam)}",
+    )
 
 
 def recommend_without_data(exam: Examination) -> Recommendation | None:
     """Recommend nothing without data."""
-    return None if exam.clients else _give(None, describe_missing_data(exam))
+    if exam.clients:
+        return None
+    return _give(
+        None,
+        f"the choice depends on how far the clients are apart in the {len(exam.batch_norms)} "
+        "BatchNorm layers, which is not known without --data and --partition.",
+    )
 
 
 def recommend_naive(exam: Examination) -> Recommendation | None:
     """Recommend `naive` if clients differ no more than by chance."""
-    if exam.cost("naive") is None or _has_single_batches(exam) or exceeds_limits(exam) is not False:
+    if (
+        exam.find_cost("naive") is None
+        or _has_single_batches(exam)
+        or exceeds_limits(exam) is not False
+    ):
         return None
     return _give("naive", *describe_naive(exam), describe_cost(exam, "naive"))
 
@@ -55,14 +71,16 @@ def recommend_personal_layers(exam: Examination) -> Recommendation | None:
     """Recommend `fedbn` if each client is tested on its own data and often takes part."""
     taking_part, trained = exam.taking_part
     tested = exam.experiment.evaluate == "clients"
-    if not tested or taking_part / trained < LEAST_SHARE or _has_single_batches(exam):
-        return None
-    if exam.cost("fedbn") is None:
+    share, cost = taking_part / trained, exam.find_cost("fedbn")
+    if not tested or share < LEAST_SHARE or _has_single_batches(exam) or cost is None:
         return None
     return _give(
         "fedbn",
         *describe_naive(exam),
-        describe_personal_layers(exam),
+        f"every client is tested on its own data (evaluate = clients), and {taking_part} of "
+        f"{trained} take part in a round ({format_share(share)}, at least "
+        f"{format_share(LEAST_SHARE)}); "
+        f"{format_number(cost.personal_bytes)} B stay on each client.",
         describe_cost(exam, "fedbn"),
     )
 
@@ -92,7 +110,7 @@ def recommend_shared_statistics(exam: Examination) -> Recommendation | None:
 def recommend_for_single_samples(exam: Examination) -> Recommendation | None:
     """Recommend what needs no batch statistics if some clients have batches of one."""
     for name in ("fbn", "gn", "ln", "none"):
-        if _has_single_batches(exam) and exam.cost(name) is not None:
+        if _has_single_batches(exam) and exam.find_cost(name) is not None:
             return _give(name, describe_single_batches(exam), describe_cost(exam, name))
     return None
 
@@ -100,7 +118,7 @@ def recommend_for_single_samples(exam: Examination) -> Recommendation | None:
 def recommend_remaining(exam: Examination) -> Recommendation | None:
     """Recommend `fixbn`, whose second half has frozen statistics, or else no statistics."""
     for name in ("fixbn", "gn", "ln", "none"):
-        if exam.cost(name) is not None:
+        if exam.find_cost(name) is not None:
             reasons = [*describe_naive(exam), describe_no_gain(exam), describe_cost(exam, name)]
             return _give(name, *reasons)
     return None
@@ -118,7 +136,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def recommend(exam: Examination) -> Recommendation:
-    """Return what the first rule that applies says."""
+    """Return the recommendation of the first rule that applies."""
     found = (rule(exam) for rule in RULES)
     return next((advice for advice in found if advice), _give(None, describe_refusals(exam)))
 
@@ -139,7 +157,7 @@ def _has_single_batches(exam: Examination) -> bool:
 
 def _list_surveyed(exam: Examination) -> list[Gradient]:
     found = [find_gradient(exam, name, "surveyed") for name in ("fbn", "dualbn")]
-    return [g for g in found if g and g.deviation is not None and exam.cost(g.strategy)]
+    return [g for g in found if g and g.deviation is not None and exam.find_cost(g.strategy)]
 
 
 def find_gradient(exam: Examination, strategy: str, statistics: str) -> Gradient | None:
@@ -155,22 +173,6 @@ def find_deviation(exam: Examination, strategy: str, statistics: str) -> float |
     return found.deviation if found else None
 
 
-def describe_no_batch_norm(exam: Examination) -> str:
-    """Say that there is nothing to choose."""
-    return (
-        f"0 of {len(exam.layers)} normalization layers are BatchNorm, so there is nothing to "
-        f"mend; {len(exam.refusing)} of {len(exam.costs)} strategies refuse the model."
-    )
-
-
-def describe_missing_data(exam: Examination) -> str:
-    """Say what is missing."""
-    return (
-        f"how far the clients are apart in the {len(exam.batch_norms)} BatchNorm layers decides, "
-        "and it is not known; give --data and --partition."
-    )
-
-
 def describe_refusals(exam: Examination) -> str:
     """Say how many strategies refuse the model."""
     return f"{len(exam.refusing)} of {len(exam.costs)} strategies refuse the model."
@@ -183,17 +185,18 @@ def describe_naive(exam: Examination) -> list[str]:
     if layers:
         worst = max(layers, key=lambda x: x.excess or 0.0)
         said.append(
-            f"plain averaging lacks {percent(worst.bias)} of the variance in layer "
-            f"{worst.path!r}, the worst, and {percent(worst.bias_alike)} for clients alike: an "
-            f"excess of {percent(worst.excess)}, {_compare(worst.excess, MOST_BIAS)} "
-            f"{percent(MOST_BIAS)}."
+            f"plain averaging misses {format_share(worst.bias)} of the variance in layer "
+            f"{worst.path!r}, the worst one, and {format_share(worst.bias_alike)} with "
+            f"samples dealt at random: an excess of {format_share(worst.excess)}, "
+            f"{_compare(worst.excess, MOST_BIAS)} {format_share(MOST_BIAS)}."
         )
     found = find_gradient(exam, "naive", "batch")
     if found and found.excess is not None:
         said.append(
-            f"the gradient of naive deviates by {number(found.deviation)}, and by "
-            f"{number(found.alike)} for clients alike: an excess of {number(found.excess)}, "
-            f"{_compare(found.excess, MOST_DEVIATION)} {number(MOST_DEVIATION)}."
+            f"the gradient of naive deviates by {format_ratio(found.deviation)}, and by "
+            f"{format_ratio(found.alike)} with samples dealt at random: an excess of "
+            f"{format_ratio(found.excess)}, {_compare(found.excess, MOST_DEVIATION)} "
+            f"{format_ratio(MOST_DEVIATION)}."
         )
     elif found and found.refused:
         said.append(f"naive cannot be measured: {found.refused}")
@@ -204,23 +207,15 @@ def _compare(value: float | None, limit: float) -> str:
     return "under" if (value or 0.0) < limit else "not under"
 
 
-def describe_personal_layers(exam: Examination) -> str:
-    """Say why personal layers fit."""
-    taking_part, trained = exam.taking_part
-    cost = exam.cost("fedbn")
-    kept = cost.personal_bytes if cost else None
-    return (
-        f"every client is tested on its own data (evaluate = clients), and {taking_part} of "
-        f"{trained} take part in a round ({percent(taking_part / trained)}, at least "
-        f"{percent(LEAST_SHARE)}); {count(kept)} B stay on each client."
-    )
-
-
 def describe_surveyed(exam: Examination) -> str:
     """Compare the gradients with surveyed statistics."""
     measured = {name: find_deviation(exam, name, "surveyed") for name in ("fbn", "dualbn")}
-    listed = [f"{number(d)} ({name})" for name, d in measured.items() if d is not None]
-    gain = f"; dualbn is taken if it is closer by {number(LEAST_GAIN)}" if len(listed) > 1 else ""
+    listed = [f"{format_ratio(d)} ({name})" for name, d in measured.items() if d is not None]
+    gain = (
+        f"; dualbn is chosen if it is closer by {format_ratio(LEAST_GAIN)}"
+        if len(listed) > 1
+        else ""
+    )
     return f"with surveyed statistics, gradients deviate by {' and '.join(listed)}{gain}."
 
 
@@ -228,21 +223,22 @@ def describe_no_gain(exam: Examination) -> str:
     """Say why shared statistics were not chosen."""
     naive = find_deviation(exam, "naive", "batch")
     listed = [
-        f"{name} {number(d)}"
+        f"{name} {format_ratio(d)}"
         for name in ("fbn", "dualbn")
         if (d := find_deviation(exam, name, "surveyed")) is not None
     ]
     if not listed:
         return "neither fbn nor dualbn could be measured on this model."
-    return f"shared statistics come no closer than naive ({number(naive)}): {list_names(listed)}."
+    shared = list_names(listed)
+    return f"shared statistics come no closer than naive ({format_ratio(naive)}): {shared}."
 
 
 def describe_placement(exam: Examination) -> str:
-    """Say where BatchNorm stands."""
+    """Say how many BatchNorm layers follow a convolution."""
     after = sum(layer.place == "convolution" for layer in exam.batch_norms)
     return (
         f"{after} of {len(exam.batch_norms)} BatchNorm layers directly follow a convolution; "
-        "convolutions are what dualbn standardises, so that statistics of the round before hold."
+        "dualbn standardises convolutions, so that the statistics of the last round stay valid."
     )
 
 
@@ -258,20 +254,21 @@ def describe_single_batches(exam: Examination) -> str:
 
 def describe_cost(exam: Examination, strategy: str) -> str:
     """Say what a strategy sends."""
-    cost = exam.cost(strategy)
+    cost = exam.find_cost(strategy)
     if cost is None:
         return ""
     rounds = ", and must know the number of rounds" if cost.needs_rounds else ""
     return (
-        f"{strategy} sends {count(cost.bytes_up)} B up and {count(cost.bytes_down)} B down per "
-        f"client and round, in {cost.exchanges} exchange{'s' if cost.exchanges != 1 else ''}"
+        f"{strategy} sends {format_number(cost.bytes_up)} B up and "
+        f"{format_number(cost.bytes_down)} B down per client and round, in "
+        f"{cost.exchanges} exchange{'s' if cost.exchanges != 1 else ''}"
         f"{rounds}."
     )
 
 
 def describe_fedtan(exam: Examination) -> str:
     """Say what the exact method would cost."""
-    cost, found = exam.cost("fedtan"), find_deviation(exam, "fedtan", "exchanged")
+    cost, found = exam.find_cost("fedtan"), find_deviation(exam, "fedtan", "exchanged")
     if cost is None or found is None:
         return ""
-    return f"fedtan deviates by {number(found)}, at {cost.exchanges} exchanges a round."
+    return f"fedtan deviates by {format_ratio(found)}, at {cost.exchanges} exchanges a round."

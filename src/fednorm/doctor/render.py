@@ -1,31 +1,35 @@
-"""The report for the terminal, and how its numbers are written.
+"""The report for the terminal."""
 
-Tables and sentences write numbers alike, so that a reader finds those of a sentence in the tables.
-"""
+from collections.abc import Iterable, Iterator, Sequence
 
-from collections.abc import Iterator, Sequence
-
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fednorm.doctor.findings import Clients, Cost, Report, State
+from fednorm.doctor.findings import ClientShift, Cost, DoctorReport, State
+from fednorm.report.format import (
+    MISSING,
+    Column,
+    format_number,
+    format_ratio,
+    format_share,
+    make_table,
+)
 
-MISSING = "–"
-_SHOWN = 4  # names in a list
 _TEXT = {"layer", "type", "place", "strategy", "statistics", "kind", "keeps", "note"}
 
 
-def show(report: Report) -> Group:
+def show(report: DoctorReport) -> Group:
     """Return the whole report."""
     return Group(*_render_parts(report))
 
 
-def _render_parts(report: Report) -> Iterator[RenderableType]:
+def _render_parts(report: DoctorReport) -> Iterator[RenderableType]:
     model = report.model
     algorithm = ", ".join(f"{key} {value}" for key, value in model.algorithm.items())
-    yield Text(f"{model.name}: {model.type}, {count(model.parameters)} parameters", style="bold")
+    yield Text(
+        f"{model.name}: {model.type}, {format_number(model.parameters)} parameters", style="bold"
+    )
     yield Text(
         f"samples of shape {model.shape}, {model.classes} classes, {model.dtype}; "
         f"algorithm {algorithm}; seed {model.seed}\n"
@@ -48,17 +52,17 @@ def _add_space(table: Table) -> Iterator[RenderableType]:
     yield Text()
 
 
-def _tabulate_layers(report: Report) -> Table:
+def _tabulate_layers(report: DoctorReport) -> Table:
     rows = [
         [
             *(x.path or "(the model)", x.type),
-            *(count(x.channels), count(x.values)),
-            *(f"{x.place} ({x.after})" if x.after else x.place, count(x.calls)),
+            *(format_number(x.channels), format_number(x.values)),
+            *(f"{x.place} ({x.after})" if x.after else x.place, format_number(x.calls)),
         ]
         for x in report.layers
     ]
     columns = ["layer", "type", "channels", "values", "place", "calls"]
-    return make_table("Normalization layers, and what they directly follow", columns, rows)
+    return _tabulate("Normalization layers, and what they directly follow", columns, rows)
 
 
 def _tabulate_state(state: State) -> Table:
@@ -68,40 +72,43 @@ def _tabulate_state(state: State) -> Table:
         "statistics": state.statistics,
         "counters": state.counters,
     }
-    rows = [[k, count(v), percent(v / state.total if state.total else 0)] for k, v in sizes.items()]
-    return make_table("State", ["kind", "bytes", "share"], rows)
+    rows = [
+        [k, format_number(v), format_share(v / state.total if state.total else 0)]
+        for k, v in sizes.items()
+    ]
+    return _tabulate("State", ["kind", "bytes", "share"], rows)
 
 
 def _tabulate_costs(costs: Sequence[Cost]) -> Table:
     rows = [
         [
             cost.strategy,
-            count(cost.exchanges),
-            count(cost.bytes_up),
-            count(cost.bytes_down),
+            format_number(cost.exchanges),
+            format_number(cost.bytes_up),
+            format_number(cost.bytes_down),
             _list_kept(cost),
             "; ".join(_list_notes(cost)),
         ]
         for cost in costs
     ]
     columns = ["strategy", "exchanges", "bytes up", "bytes down", "keeps", "note"]
-    return make_table("One round of one client", columns, rows)
+    return _tabulate("One round of one client", columns, rows)
 
 
 def _list_kept(cost: Cost) -> str:
     kept = {"personal": cost.personal_bytes, "momentum": cost.momentum_bytes}
-    return "\n".join(f"{count(v)} B {k}" for k, v in kept.items() if v) or MISSING
+    return "\n".join(f"{format_number(v)} B {k}" for k, v in kept.items() if v) or MISSING
 
 
 def _list_notes(cost: Cost) -> Iterator[str]:
     if cost.refused:
         yield f"refuses: {cost.refused}"
     if cost.measures:
-        yield "passes over all of a client's data before it trains"
+        yield "passes over all of a client's data before training"
     if cost.survey_bytes_up is not None:
         yield (
-            f"one survey before an evaluation: {count(cost.survey_bytes_up)} B up, "
-            f"{count(cost.survey_bytes_down)} B down"
+            f"calibration before each evaluation: {format_number(cost.survey_bytes_up)} B up, "
+            f"{format_number(cost.survey_bytes_down)} B down"
         )
     if cost.global_model is False:
         yield "no global model"
@@ -109,7 +116,7 @@ def _list_notes(cost: Cost) -> Iterator[str]:
         yield "must know the number of rounds"
 
 
-def _render_clients(clients: Clients) -> Iterator[RenderableType]:
+def _render_clients(clients: ClientShift) -> Iterator[RenderableType]:
     left = f"; {len(clients.left_out)} left out" if clients.left_out else ""
     yield Text(
         f"Clients: {clients.data}, {clients.partition}, {clients.clients} clients{left}, "
@@ -123,30 +130,33 @@ def _render_clients(clients: Clients) -> Iterator[RenderableType]:
     yield from _add_space(_tabulate_gradients(clients))
 
 
-def _tabulate_distances(clients: Clients) -> Table:
-    return make_table(
+def _tabulate_distances(clients: ClientShift) -> Table:
+    return _tabulate(
         "Layers",
         ["layer", "|Δmean|/σ", "σ²ᵢ/σ²", "min", "max", "bias", "alike", "excess"],
         [
             [
                 x.path,
-                *(number(v) for v in (x.shift, x.var_ratio, x.var_ratio_min, x.var_ratio_max)),
-                *(percent(v) for v in (x.bias, x.bias_alike, x.excess)),
+                *(
+                    format_ratio(v)
+                    for v in (x.shift, x.var_ratio, x.var_ratio_min, x.var_ratio_max)
+                ),
+                *(format_share(v) for v in (x.bias, x.bias_alike, x.excess)),
             ]
             for x in clients.layers
         ],
     )
 
 
-def _tabulate_gradients(clients: Clients) -> Table:
-    return make_table(
+def _tabulate_gradients(clients: ClientShift) -> Table:
+    return _tabulate(
         "Gradient against that of one machine",
         ["strategy", "statistics", "deviation", "alike", "excess", "note"],
         [
             [
                 g.strategy,
                 g.statistics,
-                *(number(v) for v in (g.deviation, g.alike, g.excess)),
+                *(format_ratio(v) for v in (g.deviation, g.alike, g.excess)),
                 f"refuses: {g.refused}" if g.refused else "",
             ]
             for g in clients.gradients
@@ -154,64 +164,6 @@ def _tabulate_gradients(clients: Clients) -> Table:
     )
 
 
-def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return a table; columns of text are left-justified, numbers are not."""
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=0,
-    )
-    for column in columns:
-        # A number that is broken would be read as another number.
-        text = column in _TEXT
-        table.add_column(
-            column,
-            justify="left" if text else "right",
-            no_wrap=column != "note",
-            overflow="fold",
-        )
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    return table
-
-
-def number(value: float | None) -> str:
-    """Write a ratio with three digits.
-
-    >>> number(0.12345), number(1.5e-16), number(None)
-    ('0.123', '1.5e-16', '–')
-    """
-    return MISSING if value is None else f"{value:.3g}"
-
-
-def percent(fraction: float | None) -> str:
-    """Write a fraction in per cent.
-
-    >>> percent(0.98765), percent(0.00123)
-    ('98.8 %', '0.123 %')
-    """
-    return MISSING if fraction is None else f"{100 * fraction:.3g} %"
-
-
-def count(value: float | None) -> str:
-    """Write a number of bytes or of other things, to the last digit.
-
-    >>> count(44426.0), count(None)
-    ('44,426', '–')
-    """
-    return MISSING if value is None else f"{value:,.0f}"
-
-
-def list_names(names: Sequence[object]) -> str:
-    """List names, or the first of many.
-
-    >>> list_names(["a", "b"]), list_names(range(9))
-    ('a, b', '0, 1, 2, 3 and 5 more')
-    """
-    listed = ", ".join(str(name) for name in names[:_SHOWN])
-    more = len(names) - _SHOWN
-    return f"{listed} and {more} more" if more > 0 else listed
+def _tabulate(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    made = [Column(c, numbers=c not in _TEXT, wraps=c == "note") for c in columns]
+    return make_table(made, rows, title=title)

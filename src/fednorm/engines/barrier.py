@@ -26,8 +26,8 @@ from fednorm.core.exchange import PendingError, answer_exchange
 from fednorm.core.layout import find_layout
 from fednorm.core.messages import Batches, Broadcast, ClientState, Reply
 from fednorm.core.round import broadcast
-from fednorm.core.task import Task
-from fednorm.core.types import ClientId
+from fednorm.core.task import Task, isolated_rng
+from fednorm.core.types import ClientId, nbytes
 from fednorm.engines import loop, trial
 from fednorm.engines.base import EngineRun, Progress, RoundResult, train_client, train_clients
 from fednorm.nn.copies import copy_model
@@ -176,7 +176,7 @@ class BarrierTrainer:
             )
         ]
         answers: dict[str, Tensor] = {}
-        with torch.random.fork_rng([]):
+        with isolated_rng(None, torch.device("cpu")):
             try:
                 reached = [thread.start() for thread in threads]
                 while pending := [one for one in reached if isinstance(one, PendingError)]:
@@ -208,7 +208,7 @@ class BarrierTrainer:
         if self.sample_bytes is None:
             x, _ = next(iter(batches[0].steps))
             self.sample_bytes = count_activations(self.task.model, x) * x.element_size() / len(x)
-        parameters = sum(p.numel() * p.element_size() for p in self.task.model.parameters())
+        parameters = nbytes(self.task.model.parameters())
         samples = sum(_find_batch_size(own) for own in batches)
         return round(samples * self.sample_bytes) + len(batches) * _COPIES * parameters
 

@@ -17,7 +17,7 @@ import safetensors.torch
 from torch import Tensor
 
 from fednorm.core.messages import ClientState
-from fednorm.core.types import ClientId
+from fednorm.core.types import ClientId, nbytes
 
 LIMIT = 4_000_000_000  # bytes
 
@@ -57,8 +57,7 @@ _Entry: TypeAlias = ClientState | _OnDisk
 
 def count_bytes(client_state: ClientState) -> int:
     """Return the bytes of a client state."""
-    tensors = [*client_state.tensors.values(), *client_state.optimizer.values()]
-    return sum(t.numel() * t.element_size() for t in tensors)
+    return nbytes([*client_state.tensors.values(), *client_state.optimizer.values()])
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from fednorm.core.messages import (
 )
 from fednorm.core.round import broadcast, server_round
 from fednorm.core.task import Task
-from fednorm.core.types import ClientId
+from fednorm.core.types import ClientId, nbytes
 from fednorm.core.validation import list_clients
 from fednorm.engines.base import (
     NO_FAULTS,
@@ -130,7 +130,7 @@ class _RoundRunner:
             own, adversary, received.round, tracked=find_tracked_layers(task, received)
         )
         state = server_round(task, state, replies, asked=answering, minimum=self.faults.min_replies)
-        exchanged = sum(t.numel() * t.element_size() for t in answers.values())
+        exchanged = nbytes(answers.values())
         return RoundResult(
             state=state,
             client_states=client_states.updated(

@@ -29,7 +29,6 @@ from fednorm.engines import trial
 from fednorm.engines.base import ClientSource, EngineRun, Progress, RoundResult
 from fednorm.engines.loop import rounds as rounds_in_turn
 from fednorm.errors import NonFiniteLossError
-from fednorm.nn import rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ def _list_needs(run: EngineRun) -> Iterator[tuple[str, bool]]:
     exact = task.strategy.mergeable_batches and _statistics_fit(task)
     yield "a strategy that is exact on the union of the clients' batches", exact
     yield "one step per round (dsgd)", task.algorithm.single_step
-    yield "the mean as aggregator", all(rule is weighted_mean for rule in aggregators)
+    yield "the mean as aggregator", all(rule.uses_weights for rule in aggregators)
     yield "clients that all are honest and answer", run.faults.faultless
     yield "no personal tensors", not task.layout.personal
     # The mean of clipped gradients is not the clipped mean.
@@ -162,7 +161,8 @@ def _statistics_fit(task: Task) -> bool:
     """Return whether moments of the whole are enough; an average needs those of each client."""
     if task.strategy.statistics == "pool" or not task.layout.sharing:
         return True
-    return task.strategy.rule(broadcast(task, task.initial_state)) is rules.batch_stats
+    rule = task.strategy.rule(broadcast(task, task.initial_state))
+    return rule.normalize_with == "batch" and rule.tracks
 
 
 class InterleavedClients(MergedClients):

@@ -86,7 +86,7 @@ def _allocate_shared(count: int) -> Tensor:
 
 
 def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return tensor.nbytes
 
 
 def _view(block: Tensor, place: TensorPlace) -> Tensor:

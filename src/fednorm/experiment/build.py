@@ -1,7 +1,6 @@
 """Build the data, clients, model and task of one run."""
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -120,7 +119,7 @@ def build_run(
         data = replace(data, transform=replace(data.transform, channels_last=True))
     clients = build_federation(
         data,
-        experiment.partition,
+        experiment.partition_rule,
         experiment.plan,
         clients=experiment.clients,
         seed=seed,
@@ -149,7 +148,7 @@ def build_run(
 
 def _build_task(experiment: Experiment, entry: StrategySpec, network: nn.Module) -> Task:
     strategy = experiment.make_strategy(entry)
-    aggregator, statistics_aggregator = threat_model.make_aggregators(experiment)
+    aggregator, statistics_aggregator = experiment.aggregators
     on_cpu = experiment.device.startswith("cpu")
     if experiment.precision == "bf16" and on_cpu and not has_bfloat16():
         _warn_of_slow_bfloat16()
@@ -168,15 +167,6 @@ def _build_task(experiment: Experiment, entry: StrategySpec, network: nn.Module)
             "choose a strategy that shares everything."
         )
     return task
-
-
-def describe_conversion(task: Task) -> tuple[str, ...]:
-    """Return what converting the model replaced and dropped, one note for each kind of layer."""
-    kinds = Counter((made.before, made.after, made.note) for made in task.replaced)
-    return tuple(
-        f"{count} × {before} → {after}{f' ({note})' if note else ''}"
-        for (before, after, note), count in kinds.items()
-    )
 
 
 @lru_cache(maxsize=1)

@@ -10,7 +10,6 @@ from fednorm.experiment.build import (
     ModelSource,
     PreparedRun,
     clear_data_cache,
-    describe_conversion,
     load_data,
 )
 from fednorm.experiment.config import Experiment
@@ -85,7 +84,7 @@ def _check_runs(
         news = prepared.bytes_per_round() + window_bytes(prepared)
         needs.add(found.bytes, prepared.kept * experiment.clients, news)
         most = max(most, prepared.count_workers(workers // at_once))
-        if notes := describe_conversion(prepared.task):
+        if notes := prepared.task.conversion_notes:
             log.info("%s: %s", entry.title, "; ".join(notes))
         held += _count_bytes(prepared)
         if at_once == 1 and held <= _HELD:

@@ -1,22 +1,38 @@
 """The schema of an experiment: one description for the command line, TOML files and Python."""
 
 import dataclasses
-from typing import Annotated, Any, Literal, Self
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
+from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import ALGORITHMS
-from fednorm.attacks import Target
-from fednorm.core.algorithm import Algorithm
+from fednorm.attacks import ATTACKS, Target
 from fednorm.data import DATASETS
 from fednorm.data.partition import create_partition
-from fednorm.data.sampling import Plan
 from fednorm.experiment.specs import OWN_SETTINGS, Spec, StrategySpec, create_entry
-from fednorm.experiment.threat_model import check_adversity
 from fednorm.models import MODELS
-from fednorm.registry import find
+from fednorm.registry import RENAMED, unknown
 from fednorm.strategies import STRATEGIES
-from fednorm.strategies.base import Strategy
+
+if TYPE_CHECKING:  # torch is imported when an experiment is checked, not when its keys are listed
+    from fednorm.algorithms.dsgd import DSGD
+    from fednorm.algorithms.fedavg import FedAvg
+    from fednorm.attacks import Attack
+    from fednorm.core.aggregation import Aggregator
+    from fednorm.core.algorithm import Algorithm
+    from fednorm.core.strategy import Strategy
+    from fednorm.data.partition import Partition
+    from fednorm.data.sampling import Plan
 
 
 def _split_list(value: Any) -> Any:
@@ -33,21 +49,24 @@ def _parse_choice(value: Any) -> Any:
 
 def _parse_seeds(value: Any) -> Any:
     """Read a number n of seeds as the seeds 0 to n-1."""
-    if isinstance(value, str):
-        value = [int(part) for part in value.split(",")] if "," in value else int(value)
+    try:
+        if isinstance(value, str):
+            value = [int(part) for part in value.split(",")] if "," in value else int(value)
+    except ValueError:
+        raise ValueError(f"seeds are a number or a list such as 0,7, not {value!r}.") from None
     return list(range(value)) if isinstance(value, int) else value
 
 
 class Experiment(BaseModel):
-    """What is run. The defaults are the demonstration: 8×8 digits, one digit per client."""
+    """An experiment. The defaults are the demonstration: 8×8 digits, one digit per client."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     strategies: Annotated[list[StrategySpec], BeforeValidator(_split_list)] = Field(
         default=["centralized", "naive", "fixbn", "fbn", "gn"],
         validate_default=True,
         min_length=1,
-        description="what is compared",
+        description="strategies to compare",
     )
     strategy: dict[str, Any] = Field(
         default={}, description="fields for all strategies that have them"
@@ -92,21 +111,23 @@ class Experiment(BaseModel):
         "unlabelled data",
     )
     unseen_clients: int = Field(
-        default=0, ge=0, description="how many clients never train and are only tested"
+        default=0, ge=0, description="number of clients that never train and are only tested"
     )
     unseen_init: Literal["average", "initial"] = Field(
         default="average",
-        description="personal layers with which a client that has not trained is tested: the mean "
-        "of the trained ones, or as they were at the start",
+        description="personal layers of clients that never trained: the average of the trained "
+        "ones, or the initial ones",
     )
     attack: Annotated[Spec | None, BeforeValidator(_parse_choice)] = Field(
-        default=None, description="what Byzantine clients do; none if not given"
+        default=None, description="attack of the Byzantine clients; none if not given"
     )
     attack_target: Target = Field(
-        default="both", description="what an attack falsifies: updates, statistics or both"
+        default="both", description="what the attack corrupts: updates, statistics or both"
     )
     byzantine: int = Field(
-        default=0, ge=0, description="how many clients lie, and how many robust rules withstand"
+        default=0,
+        ge=0,
+        description="number of Byzantine clients, and the number that robust rules tolerate",
     )
     aggregator: str = Field(
         default="mean", description="how updates are combined, e.g. 'nnm > trimmed_mean'"
@@ -115,23 +136,25 @@ class Experiment(BaseModel):
         default="mean", description="how statistics are combined, e.g. 'nnm > median'"
     )
     client_dropout: float = Field(
-        default=0.0, ge=0, lt=1, description="probability with which a client vanishes in a round"
+        default=0.0, ge=0, lt=1, description="probability that a client drops out of a round"
     )
     min_replies: int = Field(
-        default=1, ge=1, description="good replies without which a round is repeated with others"
+        default=1,
+        ge=1,
+        description="usable replies that a round needs; with fewer, other clients repeat it",
     )
     client_state_memory: float = Field(
         default=4.0,
         ge=0,
-        description="GB of memory for what clients keep between rounds; more lies in files, in the "
+        description="GB of memory for client states; those beyond it are kept in files, in the "
         "folder that TMPDIR names",
     )
     engine: Literal["auto", "loop", "merged", "stacked", "barrier", "processes", "flower"] = Field(
         default="auto",
-        description="'loop' trains client after client, 'merged' all in one pass, 'stacked' a few "
-        "side by side in a wide model, 'barrier' those of fedtan so that they wait for each other, "
-        "'processes' on all cores, 'flower' on Flower's nodes; 'auto' takes what is fastest "
-        "and exact; one that is named is refused where it is not exact",
+        description="'loop' trains client after client, 'merged' all in one pass, 'stacked' "
+        "several in one wide model, 'barrier' in one thread each, synchronized at every exchange "
+        "(fedtan), 'processes' on all cores, 'flower' on Flower's nodes; 'auto' takes the fastest "
+        "that is exact, and an engine that would not be exact is refused",
     )
     timeout: float = Field(
         default=600.0, gt=0, description="seconds that engine 'flower' waits for a client's answer"
@@ -150,19 +173,21 @@ class Experiment(BaseModel):
     dtype: Literal["float32", "float64"] = Field(default="float32", description="number format")
     precision: Literal["full", "bf16"] = Field(
         default="full",
-        description="'bf16' trains with products in bfloat16, which pays where the processor has "
-        "them; weights, statistics and evaluation stay as they are",
+        description="'bf16' trains with products in bfloat16, faster on processors that have them; "
+        "weights, statistics and evaluation do not change",
     )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        from fednorm.experiment.threat_model import check_adversity  # noqa: PLC0415 (needs torch)
+
         self.plan  # noqa: B018 (each of these raises an error that says what is wrong)
         self.make_algorithm()
-        create_partition(self.partition)
+        self.partition_rule  # noqa: B018 (as above)
         if ":" not in self.data.name:
-            create_entry("data set", DATASETS, self.data.name, self.data.fields)
+            create_entry(DATASETS, self.data.name, self.data.fields)
         if ":" not in self.model.name:
-            create_entry("model", MODELS, self.model.name, self.model.fields)
+            create_entry(MODELS, self.model.name, self.model.fields)
         check_adversity(self)
         for entry in self.strategies:
             self.make_strategy(entry)
@@ -183,6 +208,8 @@ class Experiment(BaseModel):
     def _check_strategy_fields(self) -> None:
         known = {f for e in self.strategies for f in list_entry_fields(e)}
         for key in self.strategy:
+            if key in RENAMED and RENAMED[key] in known:
+                raise unknown("strategy field", key, known)
             if key not in known:
                 raise ValueError(
                     f"strategy.{key} is a field of none of the chosen strategies; "
@@ -193,22 +220,36 @@ class Experiment(BaseModel):
         """Return the experiment as one entry runs it, with the keys that it sets for itself.
 
         Without Byzantine clients there is no attack. The reference on one machine has no clients
-        that could lie or vanish: it is what honest clients would reach.
+        that could be Byzantine or drop out: it is what honest clients would reach.
         """
         own = _list_honest_settings() if entry.centralized else entry.settings
-        if all(getattr(self, key) == value for key, value in own.items()):
+        own = {name: _check_setting(name, value) for name, value in own.items()}
+        if all(getattr(self, name) == value for name, value in own.items()):
             return self
+        key = entry.model_dump_json()
+        if key not in self._variants:
+            self._variants[key] = self._make_variant(entry, own)
+        return self._variants[key]
+
+    def _make_variant(self, entry: StrategySpec, own: dict[str, Any]) -> "Experiment":
+        from fednorm.experiment.threat_model import check_adversity  # noqa: PLC0415 (needs torch)
+
         if not own.get("byzantine", self.byzantine):
             own = {**own, "attack": None}
-        alone = {"name": entry.name, "label": entry.label, **entry.fields}
+        alone = StrategySpec(name=entry.name, label=entry.label, **entry.fields)
         common = {k: v for k, v in self.strategy.items() if k in list_entry_fields(entry)}
-        values = {**self.model_dump(), **own, "strategy": common, "strategies": [alone]}
-        return type(self).model_validate(values)
+        variant = self.model_copy(update={**own, "strategy": common, "strategies": [alone]})
+        for parsed in ("aggregators", "attack_rule", "_variants"):
+            variant.__dict__.pop(parsed, None)  # what these keys change is parsed again
+        check_adversity(variant)
+        return variant
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> "Plan":
         """How much a client trains in a round."""
-        algorithm = find("algorithm", ALGORITHMS, self.algorithm.name)
+        from fednorm.data.sampling import Plan  # noqa: PLC0415 (needs torch)
+
+        algorithm = ALGORITHMS.find(self.algorithm.name)
         if algorithm.single_step and (self.local_epochs or (self.local_steps or 1) > 1):
             raise ValueError(
                 f"algorithm {self.algorithm.name!r} takes one step per round, but "
@@ -223,18 +264,70 @@ class Experiment(BaseModel):
         """Rounds between evaluations."""
         return self.eval_every or max(1, self.rounds // 60)
 
-    def make_algorithm(self, strategy: Strategy | None = None) -> Algorithm:
-        """Return the training algorithm, warmed up as the strategy asks unless it is said here."""
-        made = create_entry("algorithm", ALGORITHMS, self.algorithm.name, self.algorithm.fields)
+    # Texts and tables are parsed once; an experiment never changes.
+
+    @cached_property
+    def partition_rule(self) -> "Partition":
+        """How data is divided among clients."""
+        return create_partition(self.partition)
+
+    @cached_property
+    def aggregators(self) -> "tuple[Aggregator, Aggregator]":
+        """The aggregators of updates and of statistics."""
+        f = self.byzantine
+        return create_aggregator(self.aggregator, f), create_aggregator(
+            self.statistics_aggregator, f
+        )
+
+    @cached_property
+    def attack_rule(self) -> "Attack | None":
+        """What Byzantine clients do, if there is an attack."""
+        return create_entry(ATTACKS, self.attack.name, self.attack.fields) if self.attack else None
+
+    @cached_property
+    def _plain_algorithm(self) -> "FedAvg | DSGD":
+        return create_entry(ALGORITHMS, self.algorithm.name, self.algorithm.fields)
+
+    @cached_property
+    def _strategies(self) -> "dict[str, Strategy]":
+        return {}
+
+    @cached_property
+    def _variants(self) -> "dict[str, Experiment]":
+        return {}
+
+    def make_algorithm(self, strategy: "Strategy | None" = None) -> "Algorithm":
+        """Return the training algorithm; a strategy's warm-up counts unless the user sets one."""
+        made = self._plain_algorithm
         if strategy is None or made.warmup is not None:
             return made
         return dataclasses.replace(made, warmup=strategy.warmup)
 
-    def make_strategy(self, entry: StrategySpec) -> Strategy:
+    def make_strategy(self, entry: StrategySpec) -> "Strategy":
         """Return the strategy of an entry."""
-        common = {k: None if v == "none" else v for k, v in self.strategy.items()}
-        fields = {k: v for k, v in common.items() if k in list_entry_fields(entry)} | entry.fields
-        return create_entry("strategy", STRATEGIES, entry.strategy, fields)
+        key = entry.model_dump_json()
+        if key not in self._strategies:
+            common = {k: None if v == "none" else v for k, v in self.strategy.items()}
+            known = list_entry_fields(entry)
+            fields = {k: v for k, v in common.items() if k in known} | entry.fields
+            self._strategies[key] = create_entry(STRATEGIES, entry.strategy, fields)
+        return self._strategies[key]
+
+
+@cache
+def _adapt_setting(key: str) -> TypeAdapter[Any]:
+    info = Experiment.model_fields[key]
+    annotated: Any = Annotated[info.annotation, info]
+    return TypeAdapter(annotated)
+
+
+def _check_setting(key: str, value: Any) -> Any:
+    """Return the value of a key that an entry sets for itself, checked as the schema says."""
+    try:
+        return _adapt_setting(key).validate_python(value)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].lower()
+        raise ValueError(f"{key} = {value!r} is not valid: {reason}.") from None
 
 
 def _list_honest_settings() -> dict[str, Any]:
@@ -244,5 +337,5 @@ def _list_honest_settings() -> dict[str, Any]:
 
 def list_entry_fields(entry: StrategySpec) -> set[str]:
     """Return the fields that the strategy of an entry has."""
-    cls = find("strategy", STRATEGIES, entry.strategy)
+    cls = STRATEGIES.find(entry.strategy)
     return {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # all are

@@ -1,10 +1,10 @@
-"""Reads an experiment from TOML and overrides; an unknown key is an error with a suggestion."""
+"""Experiments from TOML files, `--set` and `--sweep`; an unknown key is an error with a hint."""
 
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import tomli_w
 from pydantic import ValidationError
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.experiment.config import Experiment, list_entry_fields
 from fednorm.experiment.specs import OWN_SETTINGS
-from fednorm.registry import unknown
+from fednorm.registry import RENAMED, unknown
 
 _CHOICES = re.compile(r",(?![^(]*\))")  # commas, but not those inside brackets
 
@@ -28,7 +28,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def override_settings(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """Return the values with `key=value` settings applied; a dot goes into a table.
+    """Apply `key=value` settings to the values; `table.key` sets a key of a table.
 
     >>> override_settings({"data": "digits"}, ["data.test=100", "partition=gamma=0.5"])
     {'data': {'name': 'digits', 'test': 100}, 'partition': 'gamma=0.5'}
@@ -51,7 +51,7 @@ def override_settings(values: Mapping[str, Any], settings: Sequence[str]) -> dic
 
 
 def _default(table: str) -> Any:
-    """Return what a table is when only one field of it is given."""
+    """Return the value of a table of which only one field is given."""
     return Experiment.model_fields[table].default if table in Experiment.model_fields else {}
 
 
@@ -68,7 +68,7 @@ def parse_value(text: str) -> Any:
 
 
 def expand_sweep(values: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """Return the values with one entry of each strategy for each value of a field or key.
+    """Replace each strategy of the values by one entry for each value of a field or key.
 
     `strategy.FIELD` is a field of the strategies that have it; a key of the experiment is one that
     an entry may set for itself. Keys joined by + get the same value.
@@ -84,6 +84,9 @@ def expand_sweep(values: Mapping[str, Any], text: str) -> dict[str, Any]:
     key, equals, choices = text.partition("=")
     table, _, field = key.strip().partition(".")
     names = [name.strip() for name in key.split("+")]
+    for name in names:
+        if RENAMED.get(name) in OWN_SETTINGS:
+            raise ConfigError(str(unknown("key", name, OWN_SETTINGS)))
     own = all(name in OWN_SETTINGS for name in names)
     if not equals or not (own or (table == "strategy" and field)):
         raise ConfigError(
@@ -91,7 +94,13 @@ def expand_sweep(values: Mapping[str, Any], text: str) -> dict[str, Any]:
             f"{', '.join(OWN_SETTINGS)}, not {text!r}."
         )
     entries: list[dict[str, Any]] = []
-    for entry in build_experiment(values).strategies:
+    chosen_strategies = build_experiment(values).strategies
+    known = {name for entry in chosen_strategies for name in list_entry_fields(entry)}
+    if not own and field not in known:
+        if RENAMED.get(field) in known:
+            raise ConfigError(str(unknown("strategy field", field, known)))
+        raise ConfigError(f"none of the chosen strategies has a field {field!r} to sweep.")
+    for entry in chosen_strategies:
         plain = entry.model_dump(exclude_defaults=True)
         if entry.centralized if own else field not in list_entry_fields(entry):
             entries.append(plain)
@@ -102,8 +111,6 @@ def expand_sweep(values: Mapping[str, Any], text: str) -> dict[str, Any]:
             label = f"{entry.title}{told if own else f' {field}={word}'}"
             chosen = dict.fromkeys(names, value) if own else {field: value}
             entries.append({**plain, **chosen, "label": label})
-    if not own and not any(field in entry for entry in entries):
-        raise ConfigError(f"none of the chosen strategies has a field {field!r} to sweep.")
     return {**values, "strategies": entries}
 
 
@@ -123,6 +130,10 @@ def _describe_error(error: Mapping[str, Any]) -> str:
         return str(unknown("key", where, Experiment.model_fields))
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
+    if error["type"] == "literal_error" and str(error["input"]) in RENAMED:
+        return str(
+            unknown(where, error["input"], get_args(Experiment.model_fields[where].annotation))
+        )
     return f"{where} = {error['input']!r} is not valid: {error['msg'].lower()}."
 
 

@@ -21,7 +21,7 @@ from fednorm.engines.evaluation_statistics import (
     initial_client_state,
 )
 from fednorm.errors import NonFiniteLossError, NoUsableReplyError
-from fednorm.experiment.build import PreparedRun, describe_conversion
+from fednorm.experiment.build import PreparedRun
 from fednorm.experiment.checkpoint import Checkpoint
 from fednorm.experiment.diagnostics import Diagnosis
 from fednorm.experiment.results import Evaluation, Event, RunRecorder, RunResult, Status
@@ -167,7 +167,7 @@ def _make_result(
         strategy=prepared.entry.title,
         seed=prepared.seed,
         personal=has_personal_models(prepared),
-        conversion=describe_conversion(prepared.task),
+        conversion=prepared.task.conversion_notes,
         metric=prepared.data.metric,
         tested=len(prepared.data.y_test),
     )

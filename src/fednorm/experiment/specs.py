@@ -3,11 +3,12 @@
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
-from fednorm.registry import create, find
+from fednorm.errors import ConfigError
+from fednorm.registry import RENAMED, Registry, unknown
 
 T = TypeVar("T")
 
@@ -24,20 +25,26 @@ OWN_SETTINGS = (
 
 
 class Spec(BaseModel):
-    """`"fbn"`, or `{name = "fbn", momentum = 0.05}`."""
+    """`"fbn"`, or `{name = "fbn", stats_momentum = 0.05}`."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
 
     name: str
 
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+        if isinstance(value, str):
+            return {"name": value}
+        if not isinstance(value, Spec | Mapping):
+            raise ValueError(f"{value!r} is not a name, nor a table with a name and fields.")  # noqa: TRY004 (pydantic reports ValueError)
+        if isinstance(value, Mapping) and "name" not in value:
+            raise ValueError(f"{dict(value)!r} needs a name.")
+        return value
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What the table says beside the name; the text "none" stands for no value."""
+        """The keys of the table other than the name; the text "none" means no value."""
         extra = self.__pydantic_extra__ or {}
         return {key: None if value == "none" else value for key, value in extra.items()}
 
@@ -45,11 +52,18 @@ class Spec(BaseModel):
 class StrategySpec(Spec):
     """A strategy; `centralized` is the reference on one machine, as is `centralized:gn`.
 
-    Beside fields of the strategy it may set some keys of the experiment for itself:
-    `{name = "fbn", byzantine = 3, aggregate_statistics = "median", label = "fbn, median"}`.
+    Besides fields of the strategy it may set some keys of the experiment for itself:
+    `{name = "fbn", byzantine = 3, statistics_aggregator = "median", label = "fbn, median"}`.
     """
 
     label: str = ""
+
+    @model_validator(mode="after")
+    def _refuse_old_settings(self) -> Self:
+        for key in self.__pydantic_extra__ or {}:
+            if RENAMED.get(key) in OWN_SETTINGS:
+                raise unknown("key", key, OWN_SETTINGS)
+        return self
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -68,25 +82,23 @@ class StrategySpec(Spec):
 
     @property
     def strategy(self) -> str:
-        """The name of the strategy; the reference uses ordinary BatchNorm unless it says else."""
+        """The name of the strategy; the reference uses ordinary BatchNorm by default."""
         return (self.name.partition(":")[2] or "naive") if self.centralized else self.name
 
     @property
     def title(self) -> str:
-        """What the run is called in tables and plots."""
+        """The name of the run in tables and plots."""
         return self.label or self.name
 
     @property
     def folder(self) -> str:
-        """What its runs are called on disk."""
+        """The name of its runs on disk."""
         return re.sub(r"[^\w.=-]+", "_", self.title)
 
 
-def create_entry(
-    kind: str, registry: Mapping[str, type[T]], name: str, fields: Mapping[str, Any]
-) -> T:
-    """Make a registered dataclass from values that came from a file or a command line."""
-    cls = find(kind, registry, name)
+def create_entry(registry: Registry[T], name: str, fields: Mapping[str, Any]) -> T:
+    """Create an entry of a registry from values of a file or a command line."""
+    cls = registry.find(name)
     adapters = {
         f.name: TypeAdapter(f.type)
         for f in dataclasses.fields(cls)  # type: ignore[arg-type]  # entries are dataclasses
@@ -98,7 +110,7 @@ def create_entry(
             checked[key] = adapters[key].validate_python(value) if key in adapters else value
         except ValidationError as error:
             reason = error.errors()[0]["msg"].lower()
-            raise ValueError(
-                f"{kind} {name!r}: {key} = {value!r} is not valid: {reason}."
+            raise ConfigError(
+                f"{registry.kind} {name!r}: {key} = {value!r} is not valid: {reason}."
             ) from None
-    return create(kind, registry, name, checked)
+    return registry.create(name, checked)

@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fednorm.aggregators import check_client_count, create_aggregator
-from fednorm.attacks import ATTACKS, Adversary, Attack, Backdoor, DataInfo, choose_byzantine
-from fednorm.core.aggregation import Aggregator
+from fednorm.aggregators import check_client_count
+from fednorm.attacks import Adversary, Backdoor, DataInfo, choose_byzantine
 from fednorm.core.task import Task
 from fednorm.data import Dataset
 from fednorm.data.sampling import count_participants
 from fednorm.engines.base import ClientSource, Faults
-from fednorm.experiment.specs import StrategySpec, create_entry
+from fednorm.experiment.specs import StrategySpec
 
 if TYPE_CHECKING:
     from fednorm.experiment.config import Experiment
@@ -28,7 +27,7 @@ def check_adversity(experiment: "Experiment") -> None:
         )
     taking_part = count_participants(trained, experiment.participation)
     for key, rule in zip(
-        ("aggregator", "statistics_aggregator"), make_aggregators(experiment), strict=True
+        ("aggregator", "statistics_aggregator"), experiment.aggregators, strict=True
     ):
         try:
             check_client_count(rule, taking_part)
@@ -39,7 +38,7 @@ def check_adversity(experiment: "Experiment") -> None:
             f"min_replies = {experiment.min_replies}, but only {taking_part} clients take "
             "part in a round."
         )
-    make_attack(experiment)
+    experiment.attack_rule  # noqa: B018 (raises an error that says what is wrong)
     if experiment.attack and not f and not _has_byzantine(experiment.strategies):
         raise ValueError(
             f"attack {experiment.attack.name!r} needs clients that make it; "
@@ -51,23 +50,9 @@ def _has_byzantine(entries: Iterable[StrategySpec]) -> bool:
     return any(entry.settings.get("byzantine") for entry in entries)
 
 
-def make_aggregators(experiment: "Experiment") -> tuple[Aggregator, Aggregator]:
-    """Return the aggregators of updates and of statistics."""
-    f = experiment.byzantine
-    return create_aggregator(experiment.aggregator, f), create_aggregator(
-        experiment.statistics_aggregator, f
-    )
-
-
-def make_attack(experiment: "Experiment") -> Attack | None:
-    """Return the attack, if there is one."""
-    entry = experiment.attack
-    return create_entry("attack", ATTACKS, entry.name, entry.fields) if entry else None
-
-
 def make_faults(experiment: "Experiment", task: Task, clients: ClientSource, seed: int) -> Faults:
     """Return who lies and how, and how clients vanish."""
-    attack, adversary = make_attack(experiment), None
+    attack, adversary = experiment.attack_rule, None
     if attack and experiment.byzantine:
         nothing = not attack.on_data and not task.layout.sharing
         if experiment.attack_target == "statistics" and nothing:

@@ -1,40 +1,41 @@
 """The networks of the papers, small ones, and your own as "package.module:function"."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+from fednorm.registry import Registry, call_user_function, export_lazily
 
-from fednorm.models.base import ModelConfig
-from fednorm.models.deeplabv3plus import DeepLabV3Plus
-from fednorm.models.fbn_cnn import FbnCnn
-from fednorm.models.lenet import LeNet
-from fednorm.models.mobilenet_v2 import MobileNetV2
-from fednorm.models.resnet import ResNet, ResNet18, ResNet20, ResNet50
-from fednorm.models.small import Cnn, Mlp, TutorialCnn
-from fednorm.registry import call_user_function, create
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fednorm.models.base import ModelConfig
 
 __all__ = ["MODELS", "ModelConfig", "create_model", "list_models"]
 
-MODELS: dict[str, type[ModelConfig]] = {
-    "mlp": Mlp,
-    "cnn": Cnn,
-    "resnet": ResNet,
-    "tutorial_cnn": TutorialCnn,
-    "fbn_cnn": FbnCnn,
-    "lenet": LeNet,
-    "resnet20": ResNet20,
-    "resnet18": ResNet18,
-    "resnet50": ResNet50,
-    "mobilenet_v2": MobileNetV2,
-    "deeplabv3plus": DeepLabV3Plus,
-}
+MODELS: "Registry[ModelConfig]" = Registry(
+    "model",
+    __name__,
+    {
+        "mlp": "small:Mlp",
+        "cnn": "small:Cnn",
+        "resnet": "resnet:ResNet",
+        "tutorial_cnn": "small:TutorialCnn",
+        "fbn_cnn": "fbn_cnn:FbnCnn",
+        "lenet": "lenet:LeNet",
+        "resnet20": "resnet:ResNet20",
+        "resnet18": "resnet:ResNet18",
+        "resnet50": "resnet:ResNet50",
+        "mobilenet_v2": "mobilenet_v2:MobileNetV2",
+        "deeplabv3plus": "deeplabv3plus:DeepLabV3Plus",
+    },
+)
+
+__getattr__ = export_lazily(__name__, {"fednorm.models.base": "ModelConfig"})
 
 
 def create_model(
     name: str, shape: tuple[int, ...], classes: int, seed: int, **fields: Any
-) -> nn.Module:
+) -> "nn.Module":
     """Create the model `name`; its initial weights depend on `seed` alone.
 
     Args:
@@ -45,15 +46,15 @@ def create_model(
         seed: the same seed gives the same weights; the global random state does not change.
         fields: further settings of the model, such as `hidden=(64,)`.
 
-    >>> create_model("mlp", (2,), classes=3, seed=0, hidden=(4,))(torch.zeros(5, 2)).shape
-    torch.Size([5, 3])
+    >>> create_model("mlp", (2,), classes=3, seed=0, hidden=(4,))[-1]
+    Linear(in_features=4, out_features=3, bias=True)
     """
-    devices = range(torch.cuda.device_count())
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+    from fednorm.core.task import isolated_rng  # noqa: PLC0415 (models are listed without torch)
+
+    with isolated_rng(seed):
         if ":" in name:
             return _call_user_model(name, {"shape": tuple(shape), "classes": classes}, fields)
-        return create("model", MODELS, name, fields).build(tuple(shape), classes)
+        return MODELS.create(name, fields).build(tuple(shape), classes)
 
 
 def list_models() -> list[str]:
@@ -65,8 +66,12 @@ def list_models() -> list[str]:
     return sorted(MODELS)
 
 
-def _call_user_model(name: str, offered: Mapping[str, Any], fields: Mapping[str, Any]) -> nn.Module:
+def _call_user_model(
+    name: str, offered: Mapping[str, Any], fields: Mapping[str, Any]
+) -> "nn.Module":
     """Call the user's function, with `offered` arguments if it takes them."""
+    from torch import nn  # noqa: PLC0415 (as above)
+
     model = call_user_function("model", name, offered, fields)
     if not isinstance(model, nn.Module):
         raise TypeError(

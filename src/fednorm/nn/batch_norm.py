@@ -9,21 +9,22 @@ from functools import reduce
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fednorm.core.aggregation import weighted_mean
 from fednorm.core.layer import NormLayer, NormRule, RoundContext, Statistics
 from fednorm.core.messages import LayerStats, RunningStats
 from fednorm.core.moments import Moments
-from fednorm.nn import rules
 
 
 @dataclass(slots=True)
 class CallRecord:
-    """What a layer has seen in one of its calls of a step, over the steps of a round."""
+    """What a layer has seen in one call per step, over the steps of a round."""
 
     moments: Moments
     var: Tensor  # the mean of the batches' own variances, as running statistics follow them
-    samples: float  # that the moments are of, in the same weights
+    samples: float  # behind the moments, in the same weights
     mass: float  # how much of the running statistics these batches would replace
 
 
@@ -71,7 +72,7 @@ class LayerRecorder:
         log.samples += new * (samples - log.samples)
 
     def accumulate(self, moments: Moments, *, rows: int) -> None:
-        """Add a batch to what a pass without training has seen; every value weighs the same."""
+        """Add a batch to those of a pass without training; every value weighs the same."""
         self.calibrated += 1
         samples = float(self.context.samples or rows)
         if not self.logs:
@@ -98,8 +99,8 @@ class LayerRecorder:
     def report(self, batches: int) -> LayerStats:
         """Return the moments of each call, with the layer's counter after the round.
 
-        Where steps call the layer unequally often, no call stands for all of them: they are put
-        together, each with its weight.
+        Where steps call the layer unequally often, calls do not correspond: they are merged, each
+        with its weight.
         """
         first, *more = (log.moments for log in self.logs)
         samples = self.logs[0].samples or 1.0
@@ -110,25 +111,56 @@ class LayerRecorder:
         return LayerStats(first, batches, samples, tuple(more))
 
 
-_PLAIN = LayerRecorder(
-    rules.batch_stats, RoundContext(), ""
-)  # a layer that has taken part in no round is BatchNorm
-
-
 class FedBatchNorm(NormLayer, _BatchNorm):
     """What the layers below share; see `rules.py` for how a batch is treated."""
 
-    recorder = _PLAIN
+    recorder: LayerRecorder
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's own name)
         """Normalise by the rule in training, by the running statistics in evaluation."""
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         if not self.training and self.running_mean is not None:
-            return rules.frozen_stats(self, input)
-        return self.recorder.rule(self, input)
+            return self.normalize_by_running(input)
+        return self.recorder.rule.normalize(self, input)
+
+    def normalize_by_batch(self, x: Tensor, momentum: float | None = None) -> Tensor:
+        """Normalise with the batch's own statistics; merged clients each with their part's.
+
+        With a `momentum` the running statistics follow, as in torch; with None they stay fixed.
+        """
+        if self.recorder.context.client_sizes:
+            return normalize_per_client(self, x, momentum)
+        return functional.batch_norm(
+            x,
+            None if momentum is None else self.running_mean,
+            None if momentum is None else self.running_var,
+            self.weight,
+            self.bias,
+            training=True,
+            momentum=momentum or 0.0,
+            eps=self.eps,
+        )
+
+    def normalize_by_running(self, x: Tensor) -> Tensor:
+        """Normalise with the running statistics, constants for the gradient."""
+        return functional.batch_norm(
+            x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            training=False,
+            eps=self.eps,
+        )
 
     def start_round(self, rule: NormRule, context: RoundContext, site: str) -> None:
         """Start a round: forget what was recorded and follow `rule`."""
+        if context.client_sizes and rule.normalize_with == "mixed":
+            raise ValueError(
+                f"layer {site!r} was given the merged batches of {len(context.client_sizes)} "
+                "clients, which its rule cannot tell apart; set mergeable_batches = False in the "
+                "strategy, or choose engine 'loop'."
+            )
         self.recorder = LayerRecorder(rule, context, site)
 
     def count_batch(self) -> float:
@@ -142,16 +174,16 @@ class FedBatchNorm(NormLayer, _BatchNorm):
         return self.momentum
 
     def record_batch(self, batch: Tensor, moments: Moments | None = None) -> None:
-        """Add a batch to the moments of this round; `moments` stand in the place of its own."""
+        """Add a batch to the moments of this round; `moments` replace its own."""
         moments, call = moments or Moments.of(batch.detach()), self.recorder.next_call()
         self.recorder.add(moments, self.count_batch(), rows=len(batch), call=call)
 
     def accumulate(self, batch: Tensor) -> None:
-        """Add a batch to the moments of a survey; here every value weighs the same."""
+        """Add a batch to the moments of a calibration pass; every value weighs the same."""
         self.recorder.accumulate(Moments.of(batch.detach()), rows=len(batch))
 
     def average_batch(self, batch: Tensor) -> None:
-        """Average a batch's statistics with those before it; here every batch weighs the same."""
+        """Average a batch's statistics with those before it; every batch weighs the same."""
         self.recorder.average(Moments.of(batch.detach()), rows=len(batch))
 
     def read_running(self) -> RunningStats | None:
@@ -170,7 +202,7 @@ class FedBatchNorm(NormLayer, _BatchNorm):
             batches.fill_(running.num_batches)
 
     def report(self, statistics: Statistics) -> LayerStats | None:
-        """Return what this round showed, or None if the rule recorded nothing."""
+        """Return the statistics of this round, or None if the rule recorded nothing."""
         log = self.recorder
         if not log.seen and not log.calibrated:
             return None
@@ -211,3 +243,99 @@ class FedBatchNorm3d(FedBatchNorm, nn.BatchNorm3d):
 
 class FedSyncBatchNorm(FedBatchNorm, nn.SyncBatchNorm):
     """SyncBatchNorm that follows a rule; a client is one process, so there is nothing to sync."""
+
+
+def _follow_batch(layer: FedBatchNorm, x: Tensor) -> Tensor:
+    return layer.normalize_by_batch(x, layer.count_batch())
+
+
+batch_stats = NormRule("batch", tracks=True, reports="running", normalize=_follow_batch)
+FedBatchNorm.recorder = LayerRecorder(batch_stats, RoundContext(), "")  # outside of rounds
+
+
+def normalize_per_client(layer: FedBatchNorm, x: Tensor, momentum: float | None) -> Tensor:
+    """Normalise each client's part by itself.
+
+    With a momentum, the running statistics become the mean of those that the clients would have,
+    weighted by the sizes of their parts; with None they stay fixed.
+    """
+    sizes = layer.recorder.context.client_sizes
+    mean, var = layer.running_mean, layer.running_var
+    if momentum is None or mean is None or var is None:
+        return _normalize_parts(layer, x, None, None, 0.0)
+    # One row for each client.
+    means, variances = (_repeat_rows(values, len(sizes)) for values in (mean, var))
+    y = _normalize_parts(layer, x, means, variances, momentum)
+    if len(set(sizes)) == 1:
+        torch.mean(means, 0, out=mean)
+        torch.mean(variances, 0, out=var)
+        return y
+    weights = torch.tensor(sizes, dtype=torch.float64)
+    with torch.autocast(x.device.type, enabled=False):  # bfloat16 is too coarse for statistics
+        mean.copy_(weighted_mean(means, weights))
+        var.copy_(weighted_mean(variances, weights))
+    return y
+
+
+def _normalize_parts(
+    layer: FedBatchNorm, x: Tensor, means: Tensor | None, variances: Tensor | None, momentum: float
+) -> Tensor:
+    """Normalise the parts; torch updates the clients' rows of `means` and `variances`."""
+    sizes = layer.recorder.context.client_sizes
+    if len(set(sizes)) == 1:
+        return _normalize_as_channels(layer, x, means, variances, momentum)
+    parts = [
+        functional.batch_norm(
+            part,
+            _row_of(means, i),
+            _row_of(variances, i),
+            layer.weight,
+            layer.bias,
+            training=True,
+            momentum=momentum,
+            eps=layer.eps,
+        )
+        for i, part in enumerate(torch.split(x, list(sizes)))
+    ]
+    return torch.cat(parts)
+
+
+def _repeat_rows(values: Tensor, count: int) -> Tensor:
+    """Return a row of the values for each client; a quarter of the time that `repeat` takes."""
+    return values.expand(count, -1).clone(memory_format=torch.contiguous_format)
+
+
+def _row_of(rows: Tensor | None, i: int) -> Tensor | None:
+    return None if rows is None else rows[i]
+
+
+def _normalize_as_channels(
+    layer: FedBatchNorm, x: Tensor, means: Tensor | None, variances: Tensor | None, momentum: float
+) -> Tensor:
+    """Treat clients with parts of one size, which are interleaved, as further channels.
+
+    A model may have folded more into the batch, such as the positions of a sequence: then several
+    rows in succession are one sample's.
+    """
+    sizes = layer.recorder.context.client_sizes
+    count, folded = len(sizes), len(x) // sum(sizes)
+    by_client = x
+    if folded != 1:
+        by_client = x.reshape(-1, count, folded, *x.shape[1:]).transpose(1, 2)
+    y = functional.batch_norm(
+        by_client.reshape(-1, count * x.shape[1], *x.shape[2:]),
+        None if means is None else means.view(-1),
+        None if variances is None else variances.view(-1),
+        None if layer.weight is None else _repeat_rows(layer.weight, count).view(-1),
+        None if layer.bias is None else _repeat_rows(layer.bias, count).view(-1),
+        training=True,
+        momentum=momentum,
+        eps=layer.eps,
+    )
+    y = y.view(by_client.shape)
+    return y if folded == 1 else y.transpose(1, 2).reshape(x.shape)
+
+
+def per_channel(value: Tensor, x: Tensor) -> Tensor:
+    """Shape one value per channel so that it broadcasts against a batch."""
+    return value.view(1, -1, *[1] * (x.dim() - 2))

@@ -4,19 +4,14 @@ With bounds that are never reached, the forward pass is that of normalisation by
 statistics, while the gradient still flows through the batch's own.
 """
 
-from __future__ import annotations
+from functools import partial
 
-from typing import TYPE_CHECKING
-
+from torch import Tensor
 from torch.nn import functional
 
+from fednorm.core.layer import NormRule, Statistics
 from fednorm.core.moments import Moments
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fednorm.core.layer import NormRule, Statistics
-    from fednorm.nn.batch_norm import FedBatchNorm
+from fednorm.nn.batch_norm import FedBatchNorm
 
 
 def make_renorm_rule(r_max: float, d_max: float, statistics: Statistics) -> NormRule:
@@ -25,28 +20,34 @@ def make_renorm_rule(r_max: float, d_max: float, statistics: Statistics) -> Norm
     With "average" the running statistics follow as in torch; with "pool" they stay fixed and the
     moments are recorded.
     """
+    follows = statistics == "average"
+    normalize = partial(_renormalize, r_max=r_max, d_max=d_max, follows=follows)
+    if follows:
+        return NormRule("mixed", tracks=True, reports="running", normalize=normalize)
+    return NormRule("mixed", tracks=False, reports="moments", normalize=normalize)
 
-    def rule(layer: FedBatchNorm, x: Tensor) -> Tensor:
-        r, d = compute_corrections(layer, x, r_max, d_max)
-        # γ(x̂·r + d) + β is BatchNorm with γ·r and β + γ·d: one call of torch's own kernel.
-        weight, bias = (r, d) if layer.weight is None else (layer.weight * r, layer.weight * d)
-        if layer.bias is not None:  # torch has layers with γ alone
-            bias = bias + layer.bias
-        if statistics == "pool":
-            layer.record_batch(x)
-            return functional.batch_norm(x, None, None, weight, bias, training=True, eps=layer.eps)
-        return functional.batch_norm(
-            x,
-            layer.running_mean,
-            layer.running_var,
-            weight,
-            bias,
-            training=True,
-            momentum=layer.count_batch(),
-            eps=layer.eps,
-        )
 
-    return rule
+def _renormalize(
+    layer: FedBatchNorm, x: Tensor, *, r_max: float, d_max: float, follows: bool
+) -> Tensor:
+    r, d = compute_corrections(layer, x, r_max, d_max)
+    # γ(x̂·r + d) + β is BatchNorm with γ·r and β + γ·d: one call of torch's own kernel.
+    weight, bias = (r, d) if layer.weight is None else (layer.weight * r, layer.weight * d)
+    if layer.bias is not None:  # torch has layers with γ alone
+        bias = bias + layer.bias
+    if not follows:
+        layer.record_batch(x)
+        return functional.batch_norm(x, None, None, weight, bias, training=True, eps=layer.eps)
+    return functional.batch_norm(
+        x,
+        layer.running_mean,
+        layer.running_var,
+        weight,
+        bias,
+        training=True,
+        momentum=layer.count_batch(),
+        eps=layer.eps,
+    )
 
 
 def compute_corrections(

@@ -1,7 +1,7 @@
 """Replace the BatchNorm layers in a copy of a model, and report each replacement.
 
-A layer becomes FedBatchNorm, which follows a rule (`federate`); SampleNorm, which is GroupNorm,
-LayerNorm or InstanceNorm (`to_sample_norm`); or a copy of its input (`remove`).
+A layer becomes FedBatchNorm, which follows a rule (`to_fed_batch_norm`); SampleNorm, which is
+GroupNorm, LayerNorm or InstanceNorm (`to_sample_norm`); or a copy of its input (`remove`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -157,11 +157,10 @@ def to_sample_norm(model: nn.Module, groups: int | None, *, round_down: bool = F
 
     Args:
         model: the model.
-        groups: groups of channels; None stands for one group per channel.
+        groups: groups of channels; None is one group per channel.
         round_down: where `groups` does not divide a layer's channels, take the largest smaller
             number that does, instead of refusing; the report says so.
     """
-    fitted: dict[str, str] = {}
 
     def make(path: str, layer: _BatchNorm) -> nn.Module:
         channels = layer.num_features
@@ -173,16 +172,23 @@ def to_sample_norm(model: nn.Module, groups: int | None, *, round_down: bool = F
                     "choose a number of groups that divides them, or round_down=True for the "
                     "largest smaller one that does."
                 )
-            fits = max(n for n in range(1, count) if channels % n == 0)
-            fitted[path] = f"{fits} groups, as {count} do not divide {channels} channels"
-            count = fits
+            count = max(n for n in range(1, count) if channels % n == 0)
         norm = SampleNorm(count, channels, layer.eps, layer.affine)
         norm.weight, norm.bias = layer.weight, layer.bias
         return norm
 
     conversion = replace(model, make)
-    replaced = [with_fields(r, note=r.note or fitted.get(r.path, "")) for r in conversion.replaced]
+    replaced = (_name_sample_norm(conversion.model, r, groups) for r in conversion.replaced)
     return with_fields(conversion, replaced=tuple(replaced))
+
+
+def _name_sample_norm(model: nn.Module, made: Replacement, groups: int | None) -> Replacement:
+    norm = model.get_submodule(made.path)
+    count, channels = norm.num_groups, norm.num_channels
+    if groups is None or groups == 1:
+        return with_fields(made, after="InstanceNorm" if groups is None else "LayerNorm")
+    rounded = "" if count == groups else f"{groups} groups do not divide {channels} channels"
+    return with_fields(made, after=f"GroupNorm({count} groups)", note=made.note or rounded)
 
 
 class Removed(nn.Identity):
@@ -198,5 +204,5 @@ class Removed(nn.Identity):
 
 
 def remove(model: nn.Module) -> Conversion:
-    """Take every BatchNorm layer out, with its γ and β."""
+    """Remove every BatchNorm layer, with its γ and β."""
     return replace(model, lambda _path, _layer: Removed())

@@ -62,8 +62,8 @@ def _strip_user_class(path: str, layer: nn.Module) -> Subclass:
         return Subclass(tail=_detach_tail(layer))
     if own_forward and not calls_super_once(layer, plain):
         raise ConversionError(
-            f"layer {path!r} ({cls.__name__}) is a BatchNorm with a forward pass of its own, which "
-            "a conversion would lose; let it call super().forward(x) once, or use one of torch's "
+            f"layer {path!r} ({cls.__name__}) is a BatchNorm with a custom forward pass, which a "
+            "conversion would lose; let it call super().forward(x) once, or use one of torch's "
             "BatchNorm layers there."
         )
     if taken := [name for name in _OURS if hasattr(layer, name)]:
@@ -81,8 +81,8 @@ def restore_subclass(path: str, stripped: Subclass, old: nn.Module, new: nn.Modu
         new.__class__ = _combine_classes(stripped.user, type(new), f"Fed{stripped.user.__name__}")
     elif stripped.user is not None and stripped.own_forward:
         raise ConversionError(
-            f"layer {path!r} ({stripped.user.__name__}) is a BatchNorm with a forward pass of its "
-            f"own, which {type(new).__name__} in its place would lose; use one of torch's "
+            f"layer {path!r} ({stripped.user.__name__}) is a BatchNorm with a custom forward pass, "
+            f"which {type(new).__name__} would lose; use one of torch's "
             "BatchNorm layers there, or a strategy that keeps BatchNorm."
         )
     if stripped.tail is not None:

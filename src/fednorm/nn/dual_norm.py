@@ -5,8 +5,6 @@ follow the weights. A client cannot know the means over all clients' samples; it
 ones of the round before, and reports its own part of the new ones.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +16,8 @@ from fednorm.core.layer import NormLayer, NormRule, RoundContext, Statistics
 from fednorm.core.messages import LayerStats, RunningStats
 from fednorm.core.moments import Moments
 from fednorm.core.strategy import Conversion
-from fednorm.nn import rules
-from fednorm.nn.batch_norm import FedBatchNorm, LayerRecorder
+from fednorm.nn.batch_norm import FedBatchNorm, LayerRecorder, batch_stats, per_channel
 from fednorm.nn.convert import to_fed_batch_norm
-from fednorm.nn.rules import per_channel
 
 
 class BackwardMeans(NormLayer):
@@ -39,7 +35,7 @@ class BackwardMeans(NormLayer):
         self.momentum: float | None = momentum
         self.register_buffer("means", torch.zeros_like(like).repeat(2, 1), persistent=False)
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64), persistent=False)
-        self.recorder = LayerRecorder(rules.batch_stats, RoundContext(), "")
+        self.recorder = LayerRecorder(batch_stats, RoundContext(), "")
 
     def start_round(self, rule: NormRule, context: RoundContext, site: str) -> None:
         """Start a round: forget what was recorded."""
@@ -84,8 +80,7 @@ def add_backward_means(
     return conversion
 
 
-def normalize_dual(layer: FedBatchNorm, x: Tensor) -> Tensor:
-    """Normalise with the shared statistics, forward and backward; record both."""
+def _record_and_use_shared(layer: FedBatchNorm, x: Tensor) -> Tensor:
     layer.record_batch(x)
     means = layer.backward_means
     if not isinstance(means, BackwardMeans):
@@ -94,6 +89,12 @@ def normalize_dual(layer: FedBatchNorm, x: Tensor) -> Tensor:
         x, layer.weight, layer.bias, layer.running_mean, layer.running_var, layer.eps, means
     )
     return y
+
+
+# The shared statistics, forward and backward; both are recorded.
+normalize_dual = NormRule(
+    "shared", tracks=False, reports="moments", normalize=_record_and_use_shared
+)
 
 
 class _Dual(torch.autograd.Function):

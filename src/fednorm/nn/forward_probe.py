@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
+from fednorm.core.task import isolated_rng
 from fednorm.nn.copies import drop_hooks
 
 _BATCH, _SIDE = 4, 3  # of the sample
@@ -108,18 +109,11 @@ def _make_samples(layer: nn.Module, plain: type[_BatchNorm]) -> Iterator[Tensor]
 def _call(layer: nn.Module, x: Tensor) -> Tensor | None:
     """Return the output of a layer, or None if it fails or is no tensor."""
     try:
-        with torch.no_grad(), _isolated_rng(x.device):
+        with torch.no_grad(), isolated_rng(None, x.device):
             output = layer(x.clone())
     except Exception:  # noqa: BLE001 (a user's forward pass may fail in any way)
         return None
     return output if isinstance(output, Tensor) else None
-
-
-@contextmanager
-def _isolated_rng(device: torch.device) -> Iterator[None]:
-    devices = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(devices, device_type=device.type):
-        yield
 
 
 @contextmanager

@@ -1,20 +1,13 @@
 """The rule of HBN: shared and batch statistics mixed per channel by a learnable weight."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
+from fednorm.core.layer import NormRule
 from fednorm.core.moments import Moments, exact_values
 from fednorm.core.strategy import Conversion
-from fednorm.nn.batch_norm import FedBatchNorm
+from fednorm.nn.batch_norm import FedBatchNorm, per_channel
 from fednorm.nn.convert import to_fed_batch_norm
-from fednorm.nn.rules import per_channel
-
-if TYPE_CHECKING:
-    from torch.nn import Module
 
 
 class Mixing(nn.Module):
@@ -29,7 +22,7 @@ class Mixing(nn.Module):
         return torch.sigmoid(self.alpha)
 
 
-def add_mixing(model: Module) -> Conversion:
+def add_mixing(model: nn.Module) -> Conversion:
     """Convert BatchNorm layers and give each a mixing weight."""
     conversion = to_fed_batch_norm(model, tracking=True)
     for layer in conversion.model.modules():
@@ -45,19 +38,16 @@ def _mixing_share(layer: FedBatchNorm) -> Tensor:
     return share
 
 
-def normalize_hybrid(layer: FedBatchNorm, x: Tensor) -> Tensor:
-    """Normalise with the mixed statistics; gradients flow through the batch's part and a."""
+def _use_mixed(layer: FedBatchNorm, x: Tensor) -> Tensor:
     return _normalize(layer, x, *_mix(layer, x))
 
 
-def normalize_hybrid_measured(layer: FedBatchNorm, x: Tensor) -> Tensor:
-    """Normalise with the mixed statistics; add the batch to those of the pass."""
+def _accumulate_and_use_mixed(layer: FedBatchNorm, x: Tensor) -> Tensor:
     layer.accumulate(x)
-    return normalize_hybrid(layer, x)
+    return _use_mixed(layer, x)
 
 
-def normalize_hybrid_calibrated(layer: FedBatchNorm, x: Tensor) -> Tensor:
-    """Normalise with the mixed statistics; add these to the survey, not the batch's own."""
+def _accumulate_mixed(layer: FedBatchNorm, x: Tensor) -> Tensor:
     mean, var = _mix(layer, x)
     mixed = Moments(x.numel() / x.shape[1], mean.detach(), var.detach())
     layer.recorder.accumulate(mixed, rows=len(x))
@@ -78,3 +68,14 @@ def _normalize(layer: FedBatchNorm, x: Tensor, mean: Tensor, var: Tensor) -> Ten
         return y
     y = y * per_channel(layer.weight, x)
     return y if layer.bias is None else y + per_channel(layer.bias, x)
+
+
+# Gradients flow through the batch's part and a.
+normalize_hybrid = NormRule("mixed", tracks=False, reports="nothing", normalize=_use_mixed)
+normalize_hybrid_measured = NormRule(
+    "mixed", tracks=False, reports="totals", normalize=_accumulate_and_use_mixed
+)
+# Reports the mixed statistics, not those of the inputs.
+normalize_hybrid_calibrated = NormRule(
+    "mixed", tracks=False, reports="totals", normalize=_accumulate_mixed
+)

@@ -1,7 +1,7 @@
 """References to modules: registered children, and attributes that torch does not look into.
 
-A plain list such as `self.norms = [...]` beside the registered layers must follow a replacement.
-What is registered nowhere is in no state_dict either, and no strategy can see it.
+A plain list of registered layers, such as `self.norms = [...]`, must follow a replacement. A layer
+that is not registered is in no state_dict either, and no strategy can see it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

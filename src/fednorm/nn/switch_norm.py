@@ -1,17 +1,11 @@
 """Switchable normalization: BatchNorm layers that mix instance, layer and batch statistics.
 
 Means are mixed with one softmax of three learnable weights, variances with another. In evaluation
-the running statistics stand for the batch's. A part that looks at a single value has variance 0
+the running statistics replace the batch's. A part that looks at a single value has variance 0
 and would erase it, so it is left out and the softmax runs over the others: the instance part where
 a channel of a sample is one value (every 2-D input), and the layer part where a whole sample is.
 
 A layer keeps all that BatchNorm has, and gains the keys `mean_mix` and `var_mix`.
-
-| rule | running statistics | reports |
-|---|---|---|
-| `normalize_switched` | follow as in torch | the client's running statistics |
-| `normalize_switched_recorded` | stay fixed | the moments of its input |
-| `normalize_switched_surveyed` | stay fixed | the moments of all it sees in a survey |
 """
 
 import math
@@ -24,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fednorm.core.layer import RoundContext
+from fednorm.core.layer import NormRule, RoundContext
 from fednorm.core.moments import Moments, exact_values
 from fednorm.core.strategy import Conversion
 from fednorm.errors import ConversionError
@@ -42,8 +36,7 @@ _Pair: TypeAlias = tuple[Tensor, Tensor]  # mean and variance
 _PARTS = 3  # instance, layer, batch: in this order in the mixing weights
 
 
-def normalize_switched(layer: "SwitchableNorm", x: Tensor) -> Tensor:
-    """Mix in the batch's own statistics; the running ones follow as in torch."""
+def _follow(layer: "SwitchableNorm", x: Tensor) -> Tensor:
     y = _normalize_mixed(layer, x, _measure_batch(x))
     momentum, moments = layer.count_batch(), Moments.of(x.detach())
     if layer.running_mean is not None and layer.running_var is not None:
@@ -52,24 +45,27 @@ def normalize_switched(layer: "SwitchableNorm", x: Tensor) -> Tensor:
     return y
 
 
-def normalize_switched_recorded(layer: "SwitchableNorm", x: Tensor) -> Tensor:
-    """Mix in the batch's own statistics; record its moments."""
+def _record(layer: "SwitchableNorm", x: Tensor) -> Tensor:
     layer.record_batch(x)
     return _normalize_mixed(layer, x, _measure_batch(x))
 
 
-def normalize_switched_calibrated(layer: "SwitchableNorm", x: Tensor) -> Tensor:
-    """Mix in the batch's own statistics; add it to the survey."""
+def _accumulate(layer: "SwitchableNorm", x: Tensor) -> Tensor:
     layer.accumulate(x)
     return _normalize_mixed(layer, x, _measure_batch(x))
+
+
+normalize_switched = NormRule("mixed", tracks=True, reports="running", normalize=_follow)
+normalize_switched_recorded = NormRule("mixed", tracks=False, reports="moments", normalize=_record)
+normalize_switched_calibrated = NormRule(
+    "mixed", tracks=False, reports="totals", normalize=_accumulate
+)
 
 
 class SwitchableNorm(FedBatchNorm):
     """What the layers below share: two vectors of mixing weights, all equal at first."""
 
-    round = LayerRecorder(
-        normalize_switched, RoundContext(), ""
-    )  # of a layer that has taken part in no round
+    recorder = LayerRecorder(normalize_switched, RoundContext(), "")  # outside of rounds
     mean_mix: nn.Parameter
     var_mix: nn.Parameter
 
@@ -82,23 +78,23 @@ class SwitchableNorm(FedBatchNorm):
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         if not self.training and self.running_mean is not None and self.running_var is not None:
             return _normalize_mixed(self, input, (self.running_mean, self.running_var))
-        return self.recorder.rule(self, input)
+        return self.recorder.rule.normalize(self, input)
 
 
 class SwitchNorm1d(SwitchableNorm, FedBatchNorm1d):
-    """In the place of BatchNorm1d."""
+    """Switchable normalization of BatchNorm1d's inputs."""
 
 
 class SwitchNorm2d(SwitchableNorm, FedBatchNorm2d):
-    """In the place of BatchNorm2d."""
+    """Switchable normalization of BatchNorm2d's inputs."""
 
 
 class SwitchNorm3d(SwitchableNorm, FedBatchNorm3d):
-    """In the place of BatchNorm3d."""
+    """Switchable normalization of BatchNorm3d's inputs."""
 
 
 class SwitchSyncNorm(SwitchableNorm, FedSyncBatchNorm):
-    """In the place of SyncBatchNorm."""
+    """Switchable normalization of SyncBatchNorm's inputs."""
 
 
 _SWITCHED: dict[type[_BatchNorm], type[SwitchableNorm]] = {

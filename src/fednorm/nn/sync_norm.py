@@ -4,23 +4,18 @@ Both passes are exact: on all clients together the layer computes what one Batch
 compute on the union of their batches.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fednorm.core.exchange import Exchange
+from fednorm.core.layer import NormRule, RoundContext
 from fednorm.core.moments import Moments, exact_values
-from fednorm.nn.rules import batch_stats_untracked, per_channel
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fednorm.core.exchange import Exchange
-    from fednorm.core.layer import NormRule, RoundContext
-    from fednorm.nn.batch_norm import FedBatchNorm
+from fednorm.nn.batch_norm import FedBatchNorm, per_channel
 
 
 def make_sync_rule(*, shared_message: bool = False, follow: bool = False) -> NormRule:
@@ -30,26 +25,26 @@ def make_sync_rule(*, shared_message: bool = False, follow: bool = False) -> Nor
     `follow`, a client's running statistics follow the synchronised ones in that step, and not those
     of its own batch.
     """
+    normalize = partial(_synchronize, shared_message=shared_message, follow=follow)
+    return NormRule("synchronized", tracks=False, reports="moments", normalize=normalize)
 
-    def rule(layer: FedBatchNorm, x: Tensor) -> Tensor:
-        site = (
-            f"{layer.recorder.site}#{layer.recorder.seen}"  # a layer may be called twice in a step
-        )
-        if layer.recorder.context.step > 0:
-            layer.record_batch(x)
-            return batch_stats_untracked(layer, x)
-        around, _, _ = layer.running_buffers()
-        values = exact_values(x)
-        place = _Site.of(layer.recorder.context, x, site)
-        mean, var = place.moments(values.detach(), around if shared_message else None)
-        layer.record_batch(x, Moments(x.numel() / x.shape[1], mean, var) if follow else None)
-        normalised: Tensor = _Synchronized.apply(values, mean, var, layer.eps, place)  # type: ignore[no-untyped-call]
-        if layer.weight is None:
-            return normalised.clone()  # kept for the backward pass; what follows may work in place
-        scaled = normalised * per_channel(layer.weight, x)
-        return scaled if layer.bias is None else scaled + per_channel(layer.bias, x)
 
-    return rule
+def _synchronize(layer: FedBatchNorm, x: Tensor, *, shared_message: bool, follow: bool) -> Tensor:
+    context = layer.recorder.context
+    if context.step > 0:
+        layer.record_batch(x)
+        return layer.normalize_by_batch(x)
+    around, _, _ = layer.running_buffers()
+    values = exact_values(x)
+    # A layer may be called twice in a step.
+    place = _Site.of(context, x, f"{layer.recorder.site}#{layer.recorder.seen}")
+    mean, var = place.moments(values.detach(), around if shared_message else None)
+    layer.record_batch(x, Moments(x.numel() / x.shape[1], mean, var) if follow else None)
+    normalised: Tensor = _Synchronized.apply(values, mean, var, layer.eps, place)  # type: ignore[no-untyped-call]
+    if layer.weight is None:
+        return normalised.clone()  # kept for the backward pass; what follows may work in place
+    scaled = normalised * per_channel(layer.weight, x)
+    return scaled if layer.bias is None else scaled + per_channel(layer.bias, x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +61,7 @@ class _Site:
     values: float  # per sample
 
     @classmethod
-    def of(cls, context: RoundContext, x: Tensor, site: str) -> _Site:
+    def of(cls, context: RoundContext, x: Tensor, site: str) -> "_Site":
         samples = context.samples or len(x)
         values = x.numel() / x.shape[1] / samples
         return cls(context.exchange, site, samples, context.examples or samples, values)

@@ -15,10 +15,10 @@ from typing import cast
 
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils import parametrize
 
+from fednorm.core.layout import NORM_LAYERS
 from fednorm.core.strategy import Conversion, Replacement
 from fednorm.errors import ConversionError
 from fednorm.nn.copies import copy_model
@@ -74,7 +74,6 @@ class StandardizedConv3d(StandardizedConv, nn.Conv3d):
     """Conv3d with standardised kernels."""
 
 
-_NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 _STANDARDIZED: dict[type[_ConvNd], type[StandardizedConv]] = {
     nn.Conv1d: StandardizedConv1d,
     nn.Conv2d: StandardizedConv2d,
@@ -110,7 +109,7 @@ def standardize(
 
     >>> plain, settings = nn.Conv2d(3, 4, 5), {"eps": 1e-6, "gain": False, "bias": True}
     >>> conv = standardize(plain, scale_by_fan_in=True, **settings).model
-    >>> round(conv.standardized_weight()[0].norm().item(), 3)
+    >>> round(conv.standardize_weight()[0].norm().item(), 3)
     1.0
     """
     model = copy_model(model)
@@ -135,7 +134,7 @@ def _convolutions(model: nn.Module, *, before_norms: bool) -> list[tuple[str, _C
     for path, layer in model.named_modules():
         if isinstance(layer, _ConvNd) and not isinstance(layer, _ConvTransposeNd):
             found.append((path, layer))
-        elif isinstance(layer, _NORMS):
+        elif isinstance(layer, NORM_LAYERS):
             followed = len(found)
     # A model that names all its norms first says nothing about what comes after what.
     return found[:followed] if before_norms and followed else found
@@ -152,7 +151,7 @@ def _standardized_type(path: str, layer: _ConvNd) -> type[StandardizedConv]:
         if isinstance(layer, plain) and _computes_like(layer, plain):
             return standardized
     raise ConversionError(
-        f"{named} is a convolution with a forward pass or a parametrization of its own, which a "
+        f"{named} is a convolution with a custom forward pass or a parametrization, which a "
         "conversion would lose; use one of torch's convolutions there."
     )
 

@@ -1,4 +1,4 @@
-"""Published against measured: the gap of every method, and whether their order is the same."""
+"""Compare published with measured numbers: the gap of every method, and their order."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +16,7 @@ CLOSE = 0.5  # points; published numbers that are no further apart have no order
 RULE = (
     f"Two methods are too close to call if they were published within {CLOSE} points of each other "
     "or within one published standard deviation, or measured within one standard deviation over "
-    "seeds, or within the standard error of so many test samples."
+    "seeds, or within the standard error that the number of test samples leaves."
 )
 _LISTED = 4  # pairs in a sentence; the others are counted
 _DIGITS = 9  # 80.4 − 79.9 is 0.5, not 0.5000000000000142
@@ -24,18 +24,18 @@ _DIGITS = 9  # 80.4 − 79.9 is 0.5, not 0.5000000000000142
 
 @dataclass(frozen=True)
 class Row:
-    """One method; all numbers in per cent, None where there is none."""
+    """One method; all numbers in per cent, None where missing."""
 
     label: str
     published: float | None
     published_std: float | None
     measured: float | None  # mean over seeds
     spread: float  # standard deviation over seeds
-    seeds: int  # that came to an evaluation
+    seeds: int  # with at least one evaluation
 
     @property
     def gap(self) -> float | None:
-        """Points by which the measured number is higher."""
+        """Measured minus published, in points."""
         if self.published is None or self.measured is None:
             return None
         return round(self.measured - self.published, _DIGITS)
@@ -52,23 +52,23 @@ class Pair:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What a panel says of the published numbers."""
+    """How the measurements of a panel compare with the published numbers."""
 
     rows: tuple[Row, ...]
     pairs: tuple[Pair, ...]
 
-    def of(self, order: Order) -> list[Pair]:
-        """Return the pairs of that order."""
+    def select(self, order: Order) -> list[Pair]:
+        """Return the pairs with that order."""
         return [pair for pair in self.pairs if pair.order == order]
 
-    def statement(self) -> str:
-        """Say in plain words whether the order of methods is the published one."""
-        swapped, close = self.of("swapped"), self.of("too close to call")
+    def describe(self) -> str:
+        """Say whether the methods are ordered as published."""
+        swapped, close = self.select("swapped"), self.select("too close to call")
         if not self.pairs:
             return "Fewer than two methods have both numbers, so there is no order to compare."
         if len(close) == len(self.pairs):
             return f"Too close to call: {_list_pairs(close, ' and ')}."
-        same = len(self.of("same"))
+        same = len(self.select("same"))
         first = "Same order of methods as published."
         if close and not swapped:
             first = f"{same} of {len(self.pairs)} pairs of methods in the published order."
@@ -78,9 +78,9 @@ class Agreement:
         return first + (f" Too close to call: {_list_pairs(close, ' and ')}." if close else "")
 
     def to_json(self) -> dict[str, Any]:
-        """Return what stands in results.json."""
+        """Return the entry of results.json."""
         return {
-            "statement": self.statement(),
+            "statement": self.describe(),
             "rows": [{**asdict(row), "gap": row.gap} for row in self.rows],
             "pairs": [asdict(pair) for pair in self.pairs],
         }
@@ -102,7 +102,7 @@ def compare_published(panel: PanelResult) -> Agreement | None:
 
 
 def _find_published(panel: PanelResult, label: str) -> tuple[float | None, float | None]:
-    """Return the published mean and its standard deviation; without a mean there is neither."""
+    """Return the published mean and standard deviation; both None without a mean."""
     mean = keep_finite(panel.published.get(label))
     return mean, None if mean is None else keep_finite(panel.published_std.get(label))
 
@@ -118,12 +118,13 @@ def _make_row(summary: Summary, panel: PanelResult) -> Row:
         summary.strategy,
         *_find_published(panel, summary.strategy),
         measured=None if mean is None else 100 * mean,
-        spread=100 * max(keep_finite(summary.spread) or 0.0, _standard_error(summary, mean)),
+        spread=100
+        * max(keep_finite(summary.spread) or 0.0, _estimate_standard_error(summary, mean)),
         seeds=seeds,
     )
 
 
-def _standard_error(summary: Summary, accuracy: float | None) -> float:
+def _estimate_standard_error(summary: Summary, accuracy: float | None) -> float:
     """Return the standard error that the number of test samples leaves in one run's accuracy."""
     tested = min((run.tested for run in summary.runs), default=0)
     if not tested or accuracy is None or any(run.metric != "accuracy" for run in summary.runs):

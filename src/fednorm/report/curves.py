@@ -1,4 +1,4 @@
-"""The curves of a story by round: all panels in one figure, or one panel for the page."""
+"""Plot accuracy by round: all panels in one figure, or one panel for the page."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -13,15 +13,15 @@ from fednorm.report.final_values import draw_final_values
 from fednorm.report.series import Curve, Plot, Plots
 from fednorm.report.styles import Style, frame_axes, name_method, render_svg
 
-WIDE, NARROW = (7.2, 3.7), (4.2, 3.1)  # inches: a panel alone, and one beside others or on a phone
+WIDE, NARROW = (7.2, 3.7), (4.2, 3.1)  # inches: a single panel; one of several, or on a phone
 _EMPTY, _LEGEND_LINE = 1.5, 0.22  # inches
 _IN_A_ROW = 3  # panels
-_LETTERS = 12  # that fit in an inch of the legend
-_KEY = 9  # letters that a legend's line and gaps take
+_LETTERS = 12  # per inch of the legend
+_KEY = 9  # width of a legend's line and gaps, in letters
 _LONGEST = 32  # longer labels are cut
 _MARKS = 8  # markers on a line
 _DIVERGED, _PUBLISHED = "diverged", "published"
-_BESIDE = (1.015, 1.06)  # where published numbers stand, in widths of the plot
+_BESIDE = (1.015, 1.06)  # where published numbers are marked, in widths of the plot
 
 
 def draw_figure(plots: Plots, *, ink: str, title: str = "") -> Figure:
@@ -56,7 +56,7 @@ def render_panel(plots: Plots, plot: Plot, size: tuple[float, float]) -> str:
 
 
 def _draw_alone(plots: Plots, plot: Plot, size: tuple[float, float], ink: str) -> Figure:
-    """Draw one panel without title and legend, which the page has as text."""
+    """Draw one panel without title and legend; the page has both as text."""
     empty = not plots.drawn
     result = Figure(figsize=(size[0], _EMPTY if empty else size[1]), layout="constrained")
     axes = result.add_subplot()
@@ -69,23 +69,23 @@ def _draw_panel(axes: Axes, plots: Plots, plot: Plot, ink: str) -> None:
     """Draw a mean line and a band from minimum to maximum over seeds for each method."""
     if not plot.lines:
         axes.set_axis_off()
-        message = "Nothing to plot: no run came to an evaluation."
+        message = "Nothing to plot: no run was evaluated."
         axes.text(0.5, 0.5, message, color=ink, ha="center", transform=axes.transAxes)
         return
     frame_axes(axes, ink)
     axes.set_ylabel(f"{plot.metric} (%)", color=ink)
     axes.set(xlim=plot.x, ylim=plots.y)
     for label, line in plot.lines.items():
-        draw_curve(axes, line, plots.looks[label], plots.number[label])
+        draw_curve(axes, line, plots.styles[label], plots.numbers[label])
     for label, value in plot.published.items():
-        _mark_published(axes, value, plots.looks[label], plots.number[label])
+        _mark_published(axes, value, plots.styles[label], plots.numbers[label])
     for label, points in plot.ends.items():
-        _mark_divergences(axes, points, plots.looks[label], plots.number[label])
+        _mark_divergences(axes, points, plots.styles[label], plots.numbers[label])
 
 
-def draw_curve(axes: Axes, line: Curve, look: Style, number: int) -> None:
-    """Draw one method, the `number`-th of the story."""
-    rounds, color, gid = line.rounds, look.color, name_method(number)
+def draw_curve(axes: Axes, line: Curve, style: Style, number: int) -> None:
+    """Draw the curve of method `number`."""
+    rounds, color, gid = line.rounds, style.color, name_method(number)
     if len(rounds) == 1:  # a band needs two rounds to be seen
         axes.vlines(rounds, line.low, line.high, color=color, alpha=0.4, linewidth=5, gid=gid)
     axes.fill_between(rounds, line.low, line.high, color=color, alpha=0.14, linewidth=0, gid=gid)
@@ -94,8 +94,8 @@ def draw_curve(axes: Axes, line: Curve, look: Style, number: int) -> None:
         rounds,
         line.mean,
         color=color,
-        linestyle=look.line,
-        marker=look.marker,
+        linestyle=style.line,
+        marker=style.marker,
         markevery=(number % every, every),  # lines that coincide show their markers in turn
         markersize=5,
         linewidth=1.8,
@@ -103,15 +103,15 @@ def draw_curve(axes: Axes, line: Curve, look: Style, number: int) -> None:
     )
 
 
-def _mark_published(axes: Axes, value: float, look: Style, number: int) -> None:
-    """Mark a published number beside the plot."""
+def _mark_published(axes: Axes, value: float, style: Style, number: int) -> None:
+    """Mark a published number at the right of the plot."""
     axes.plot(
         _BESIDE,
         (value, value),
-        color=look.color,
+        color=style.color,
         linestyle=(0, (2, 1)),
         linewidth=1.4,
-        marker=look.marker,
+        marker=style.marker,
         markevery=[1],
         markersize=5,
         markerfacecolor="none",
@@ -122,14 +122,14 @@ def _mark_published(axes: Axes, value: float, look: Style, number: int) -> None:
 
 
 def _mark_divergences(
-    axes: Axes, points: Sequence[tuple[int, float]], look: Style, number: int
+    axes: Axes, points: Sequence[tuple[int, float]], style: Style, number: int
 ) -> None:
     """Mark where diverged runs end."""
     rounds, values = zip(*points, strict=True)
     axes.plot(
         rounds,
         values,
-        color=look.color,
+        color=style.color,
         linestyle="",
         marker="x",
         markersize=9,
@@ -139,8 +139,8 @@ def _mark_divergences(
 
 
 def _make_keys(plots: Plots, ink: str) -> dict[str, Line2D]:
-    """Return what stands in the legend: each method, and marks that are the same for all."""
-    keys = {_shorten(label): _make_key(look) for label, look in plots.drawn.items()}
+    """Return the entries of the legend: methods, and marks shared by all methods."""
+    keys = {_shorten(label): _make_key(style) for label, style in plots.drawn.items()}
     if any(plot.ends for plot in plots.panels):
         keys[_DIVERGED] = Line2D([], [], color=ink, marker="x", markersize=7, linestyle="")
     if any(plot.published for plot in plots.panels):
@@ -148,13 +148,13 @@ def _make_keys(plots: Plots, ink: str) -> dict[str, Line2D]:
     return keys
 
 
-def _make_key(look: Style) -> Line2D:
+def _make_key(style: Style) -> Line2D:
     return Line2D(
         [],
         [],
-        color=look.color,
-        linestyle=look.line,
-        marker=look.marker,
+        color=style.color,
+        linestyle=style.line,
+        marker=style.marker,
         markersize=5,
         linewidth=1.8,
     )
@@ -165,7 +165,7 @@ def _shorten(label: str) -> str:
 
 
 def _add_legend(result: Figure, keys: Mapping[str, Line2D], ink: str) -> None:
-    """Write the legend below the plots, for which the figure grows."""
+    """Add the legend below the plots and enlarge the figure by its height."""
     columns = _count_columns(list(keys), int(_LETTERS * result.get_figwidth()))
     result.set_figheight(result.get_figheight() + ceil(len(keys) / columns) * _LEGEND_LINE)
     result.legend(

@@ -1,4 +1,4 @@
-"""Small plots of what `--diagnose` recorded, for the page."""
+"""Small plots of the values that `--diagnose` records, for the page."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -24,33 +24,35 @@ _MEANINGS = {
     "statistics_variance": "Variance of statistics: how much each client's batch statistics S_i "
     "varied over the last 200 rounds, summed over channels, mean over clients.",
     "gradient_deviation": "Gradient deviation: distance of the clients' mean gradient from that of "
-    "BatchNorm on their merged batches, with the same dropout masks, relative to it; what is below "
-    "0.001 stands at 0.001.",
+    "BatchNorm on their merged batches, with the same dropout masks, relative to it; values "
+    "below 0.001 are drawn at 0.001.",
 }
-_FLOOR = {"gradient_deviation": 1e-3}  # rounding, far below, would take most of the plot
+_FLOOR = {
+    "gradient_deviation": 1e-3
+}  # rounding errors are far smaller and would take most of the plot
 _SIZE = (3.1, 2.3)  # inches
-_MOST = 150  # points of a curve; more cannot be told apart, and make the page heavy
+_MOST = 150  # points of a curve; more are indistinguishable and make the page heavy
 
 Lines = Mapping[str, Curve]  # by strategy
 
 
 def render_diagnostics(
-    comparison: Comparison, looks: Mapping[str, Style], name: str
+    comparison: Comparison, styles: Mapping[str, Style], name: str
 ) -> dict[str, str]:
-    """Return an SVG element for each kind of value that was recorded, by its title."""
+    """Render each recorded quantity as an SVG element, by title."""
     return {
-        _TITLES[key]: render_svg(partial(_draw_figure, lines, looks), f"{key} {name}")
+        _TITLES[key]: render_svg(partial(_draw_figure, lines, styles), f"{key} {name}")
         for key, lines in _collect_recorded(comparison).items()
     }
 
 
 def list_diagnosed(comparison: Comparison) -> set[str]:
-    """Return the methods that have something to show."""
+    """Return the methods with recorded diagnostics."""
     return {label for lines in _collect_recorded(comparison).values() for label in lines}
 
 
 def explain_diagnostics(comparison: Comparison) -> str:
-    """Return what the plots show."""
+    """Return the caption of the plots."""
     sentences = [_MEANINGS[key] for key in _collect_recorded(comparison)]
     width = _choose_width(comparison.runs)
     if width > 1:
@@ -69,7 +71,7 @@ def _collect_recorded(comparison: Comparison) -> dict[str, Lines]:
 
 
 def _choose_width(runs: Sequence[RunResult]) -> int:
-    """Return how many rounds become one point."""
+    """Return how many rounds are averaged into one point."""
     return max(1, ceil(max((len(run.diagnostics) for run in runs), default=0) / _MOST))
 
 
@@ -83,12 +85,12 @@ def _average(runs: Sequence[RunResult], key: str, width: int) -> Curve:
     return summarize_rounds((number, max(value, least)) for number, value in found if value)
 
 
-def _draw_figure(lines: Lines, looks: Mapping[str, Style], ink: str) -> Figure:
+def _draw_figure(lines: Lines, styles: Mapping[str, Style], ink: str) -> Figure:
     result = Figure(figsize=_SIZE, layout="constrained")
     axes = result.add_subplot()
     frame_axes(axes, ink)
-    for number, (label, look) in enumerate(looks.items()):
+    for number, (label, style) in enumerate(styles.items()):
         if label in lines:
-            draw_curve(axes, lines[label], look, number)
+            draw_curve(axes, lines[label], style, number)
     use_log_scale(axes)
     return result

@@ -1,4 +1,4 @@
-"""Final values drawn against what the panels differ in, such as accuracy against heterogeneity."""
+"""Plot final values against the parameter that differs between panels, such as γ."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from fednorm.report.series import Plots
 from fednorm.report.styles import frame_axes, name_method, render_svg
 
-_LETTERS = 44  # of ticks that fit beside each other
+_LETTERS = 44  # of all tick labels that fit without rotation
 
 
 def render_final_values(plots: Plots, size: tuple[float, float]) -> str:
@@ -21,13 +21,13 @@ def render_final_values(plots: Plots, size: tuple[float, float]) -> str:
 
 
 def draw_final_values(axes: Axes, plots: Plots, ink: str) -> None:
-    """Draw final values with their range over seeds; hollow markers are published ones."""
+    """Draw final values with their range over seeds; hollow markers are published values."""
     if plots.finals is None:
         return
     frame_axes(axes, ink)
-    drawn, looks, number = plots.finals, plots.looks, plots.number
+    drawn, styles, number = plots.finals, plots.styles, plots.numbers
     for label, line in drawn.lines.items():
-        look = looks[label]
+        style = styles[label]
         around = [
             [m - low for m, low in zip(line.mean, line.low, strict=True)],
             [high - m for m, high in zip(line.mean, line.high, strict=True)],
@@ -36,22 +36,22 @@ def draw_final_values(axes: Axes, plots: Plots, ink: str) -> None:
             line.rounds,
             line.mean,
             yerr=around,
-            color=look.color,
-            linestyle=look.line,
-            marker=look.marker,
+            color=style.color,
+            linestyle=style.line,
+            marker=style.marker,
             markersize=5,
             linewidth=1.8,
             gid=name_method(number[label]),
         )
     for label, points in drawn.published.items():
         places, values = zip(*points, strict=True)
-        look = looks[label]
+        style = styles[label]
         axes.plot(
             places,
             values,
-            color=look.color,
+            color=style.color,
             linestyle="",
-            marker=look.marker,
+            marker=style.marker,
             markersize=9,
             markerfacecolor="none",
             gid=name_method(number[label]),

@@ -1,20 +1,25 @@
-"""How numbers and settings are written, in tables and sentences alike."""
+"""How numbers, settings and tables are written, in the terminal and on the page."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
+
+from rich import box
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
 
 MISSING = "–"
 
 _ASPECTS = ("data", "model", "partition", "clients", "algorithm")
-_UNITS = ("B", "kB", "MB", "GB")
-_STEP = 1000
-_WHOLE = 100  # from here on, decimals say nothing
+_WHOLE = 100  # larger numbers have no decimals
+_SHOWN = 4  # names in a list
 
 
 def keep_finite(value: float | None) -> float | None:
-    """Return the value, or None if it is none or not a finite number."""
+    """Return `value`, or None if it is missing or not finite."""
     return value if value is not None and isfinite(value) else None
 
 
@@ -39,24 +44,36 @@ def format_mean(mean: float | None, spread: float, seeds: int) -> str:
     return f"{written} ± {format_percent(spread)}" if with_spread else written
 
 
-def format_bytes(count: float | None) -> str:
-    """Write a number of bytes with three digits; 1 kB = 1000 B.
+def format_share(fraction: float | None) -> str:
+    """Write a fraction in per cent, with three digits and the sign.
 
-    >>> [format_bytes(count) for count in (0, 812, 44_426, 1_080_000, None)]
-    ['0', '812 B', '44.4 kB', '1.08 MB', '–']
+    >>> format_share(0.98765), format_share(0.00123)
+    ('98.8 %', '0.123 %')
+    """
+    return MISSING if fraction is None else f"{100 * fraction:.3g} %"
+
+
+def format_ratio(value: float | None) -> str:
+    """Write a ratio or an error with three digits.
+
+    >>> format_ratio(0.12345), format_ratio(1.5e-16), format_ratio(None)
+    ('0.123', '1.5e-16', '–')
+    """
+    return MISSING if value is None else f"{value:.3g}"
+
+
+def format_bytes(count: float | None) -> str:
+    """Write a number of bytes in a unit that suits it; 1 kB = 1000 bytes.
+
+    >>> [format_bytes(count) for count in (0, 812, 44_426.0, 1_080_000, None)]
+    ['0 bytes', '812 bytes', '44.43 kB', '1.08 MB', '–']
     """
     value = keep_finite(count)
-    if not value:
-        return MISSING if value is None else "0"
-    power = 0
-    while round(value) >= _STEP and power < len(_UNITS) - 1:
-        value, power = value / _STEP, power + 1
-    decimals = min(power, 1) * max(0, 3 - len(f"{value:.0f}"))
-    return f"{value:.{decimals}f} {_UNITS[power]}"
+    return MISSING if value is None else decimal(round(value), precision=2)
 
 
 def format_number(value: float | None) -> str:
-    """Write any other number: whole where it is whole or large, else with one decimal.
+    """Write a count or a time: whole where it is whole or large, else with one decimal.
 
     >>> format_number(58.0), format_number(1.25), format_number(1234.5), format_number(None)
     ('58', '1.2', '1,234', '–')
@@ -82,8 +99,19 @@ def format_points(difference: float | None) -> str:
     return text if float(text) == 0 else sign + text
 
 
+def list_names(names: Sequence[object]) -> str:
+    """List names, or the first of many.
+
+    >>> list_names(["a", "b"]), list_names(range(9))
+    ('a, b', '0, 1, 2, 3 and 5 more')
+    """
+    listed = ", ".join(str(name) for name in names[:_SHOWN])
+    more = len(names) - _SHOWN
+    return f"{listed} and {more} more" if more > 0 else listed
+
+
 def capitalize(words: str) -> str:
-    """Begin with a capital, as at the start of a sentence.
+    """Capitalize the first letter only.
 
     >>> capitalize("accuracy"), capitalize("mean IoU")
     ('Accuracy', 'Mean IoU')
@@ -94,8 +122,7 @@ def capitalize(words: str) -> str:
 def describe_setting(config: Mapping[str, Any]) -> str:
     """Return data, model, partition, number of clients and algorithm in one line.
 
-    An aspect stands at the top of the config or inside one of its sections; one that the config
-    does not name is left out.
+    An aspect is a key of the config or of one of its sections; missing aspects are left out.
 
     >>> describe_setting({"data": {"name": "digits"}, "federation": {"clients": 10},
     ...                   "partition": {"name": "dirichlet", "alpha": 0.1}})
@@ -133,7 +160,9 @@ def _format_word(value: Any) -> str:
 
 
 def format_toml(value: Any) -> str:
-    """Write a value as TOML does, without empty texts; None, which TOML lacks, becomes `none`.
+    """Write a value as TOML in one line; empty strings are omitted, None becomes `none`.
+
+    `tomli_w` breaks arrays into lines and refuses None.
 
     >>> format_toml({"name": "fixbn", "label": "", "rounds": [1, 2], "affine": False})
     '{ name = "fixbn", rounds = [1, 2], affine = false }'
@@ -150,25 +179,23 @@ def format_toml(value: Any) -> str:
     return str(value)
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return every value of a nested config under its dotted key; empty tables have none.
 
     >>> flatten({"rounds": 100, "data": {"name": "digits"}})
-    {'rounds': '100', 'data.name': '"digits"'}
+    {'rounds': 100, 'data.name': 'digits'}
     """
-    flat: dict[str, str] = {}
+    flat: dict[str, Any] = {}
     for key, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = format_toml(value)
+        inner = flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else None
+        flat |= {f"{prefix}{key}": value} if inner is None else inner
     return flat
 
 
 def split_common(
     listed: Sequence[Mapping[str, str]],
 ) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """Return what all mappings have in common, and what is left of each.
+    """Split mappings into their common items and the rest of each.
 
     >>> split_common([{"rounds": "9", "gamma": "0"}, {"rounds": "9", "gamma": "1"}])
     ({'rounds': '9'}, [{'gamma': '0'}, {'gamma': '1'}])
@@ -180,3 +207,52 @@ def split_common(
         if all(other.get(key) == value for other in others)
     }
     return shared, [{k: v for k, v in one.items() if k not in shared} for one in listed]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: text, or numbers, which are right-aligned and never wrap."""
+
+    title: str
+    numbers: bool = False
+    wraps: bool = False
+
+
+def make_table(
+    columns: Sequence[Column],
+    rows: Iterable[Sequence[str | Text]],
+    *,
+    title: str = "",
+    caption: str = "",
+    ruled: bool = True,
+) -> Table:
+    """Return a table for the terminal; cells are plain text, not markup.
+
+    A table is ruled below its header and leaves one space between columns; a list is not ruled
+    and leaves two.
+    """
+    listed = list(rows)
+    table = Table(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        caption=caption or None,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD if ruled else None,
+        show_edge=False,
+        pad_edge=False,
+        padding=0 if ruled else (0, 1),
+    )
+    for number, column in enumerate(columns):
+        widest = max((len(row[number]) for row in listed), default=0)
+        table.add_column(
+            column.title,
+            justify="right" if column.numbers else "left",
+            no_wrap=not column.wraps,
+            overflow="fold",
+            # A number that is cut would be read as another number.
+            min_width=widest if column.numbers else None,
+        )
+    for row in listed:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    return table

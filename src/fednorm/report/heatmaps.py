@@ -1,21 +1,21 @@
 """Heat maps: the gap between two methods, or attacks against defences.
 
-A story may ask by how many points one method is ahead of another, panel by panel. The titles of the
-panels then say where a cell is: "ResNet-20, shards, E = 100" is the row "shards" and the column
-"E = 100" of the map "ResNet-20".
+A figure may plot the gap between two methods in every panel. The titles of the panels then locate
+the cells: "ResNet-20, shards, E = 100" is the row "shards" and the column "E = 100" of the map
+"ResNet-20".
 
-A comparison that was swept over attacks and defences has one map for each strategy, with the final
-accuracy in per cent. What an entry sets for itself says where its cell is: keys that say what
-clients do wrong make the rows, keys that say how the server combines replies make the columns. A
-key that is the same in all entries makes neither.
+A comparison swept over attacks and defences has one map for each strategy, with the final accuracy
+in per cent. The keys that an entry overrides locate its cell: keys of client faults make the rows,
+keys of the server's aggregation make the columns. A key with one value in all entries makes
+neither.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -25,12 +25,16 @@ from fednorm.experiment.results import Comparison, FigureResult, PanelResult
 from fednorm.report.format import format_points, keep_finite
 from fednorm.report.styles import render_svg
 
+Colors: TypeAlias = tuple[
+    str, float, float
+]  # a colour map of matplotlib, and the ends of its scale
+
 _CELL, _MARGIN = (0.8, 0.42), (1.6, 1.1)  # inches
-_LETTER = 0.085  # inches of a label's letter
+_LETTER = 0.085  # inches per letter of a label
 _IN_A_ROW = 2
 _DARK = 0.6  # share of the scale from which a cell needs light digits
 _FAULT_KEYS = ("attack", "attack_target", "byzantine", "client_dropout")
-_DEFENCE_KEYS = ("aggregator", "statistics_aggregator", "min_replies")
+_DEFENSE_KEYS = ("aggregator", "statistics_aggregator", "min_replies")
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class HeatMap:
 
 
 def collect_gap_maps(story: FigureResult) -> list[HeatMap]:
-    """Return the maps of a story, or none if it does not ask for them."""
+    """Return the maps of gaps, or none if the figure does not ask for them."""
     if story.heat is None:
         return []
     ahead, behind = story.heat
@@ -63,7 +67,7 @@ def describe_gaps(story: FigureResult) -> str:
     ahead, behind = story.heat
     above = sum(gap > 0 for gap in gaps)
     return (
-        f"{ahead} ends above {behind} in {above} of {len(gaps)} settings; the gap goes from "
+        f"{ahead} ends above {behind} in {above} of {len(gaps)} settings; the gap ranges from "
         f"{format_points(min(gaps))} to {format_points(max(gaps))} points."
     )
 
@@ -94,7 +98,7 @@ def draw_gap_maps(maps: Sequence[HeatMap], heat: tuple[str, str], ink: str) -> F
     """Draw the maps: green where the first method is behind, purple where it is ahead."""
     most = max((abs(v) for one in maps for v in one.cells.values()), default=0.0) or 1.0
     title = f"{heat[0]} minus {heat[1]}, points"
-    return _draw_maps(maps, title, ink, colors=("PRGn_r", -most, most), sign="+")
+    return _draw_maps(maps, title, ink, colors=("PRGn_r", -most, most), write=format_points)
 
 
 def render_gap_maps(story: FigureResult) -> str:
@@ -106,9 +110,9 @@ def render_gap_maps(story: FigureResult) -> str:
 
 
 def collect_grid_maps(comparison: Comparison) -> list[HeatMap]:
-    """Return one map for each strategy, or none if entries differ in rows or columns alone."""
+    """Return one map per strategy; none unless entries differ in rows and in columns."""
     swept = _list_swept(comparison)
-    rows, columns = (_find_differing(swept, keys) for keys in (_FAULT_KEYS, _DEFENCE_KEYS))
+    rows, columns = (_find_differing(swept, keys) for keys in (_FAULT_KEYS, _DEFENSE_KEYS))
     if not rows or not columns:
         return []
     finals = {s.strategy: keep_finite(s.accuracy) for s in comparison.summaries()}
@@ -125,9 +129,9 @@ def collect_grid_maps(comparison: Comparison) -> list[HeatMap]:
 
 
 def is_full(comparison: Comparison) -> bool:
-    """Return whether every strategy was to be run in every row and column."""
+    """Return whether the entries cover every cell of every map."""
     swept = _list_swept(comparison)
-    rows, columns = (_find_differing(swept, keys) for keys in (_FAULT_KEYS, _DEFENCE_KEYS))
+    rows, columns = (_find_differing(swept, keys) for keys in (_FAULT_KEYS, _DEFENSE_KEYS))
     places = {(e["name"], _describe_place(e, rows), _describe_place(e, columns)) for e in swept}
     runs = Counter(name for name, _, _ in places)
     maps = collect_grid_maps(comparison)
@@ -139,14 +143,14 @@ def _list_swept(comparison: Comparison) -> list[Mapping[str, Any]]:
     return [
         e
         for e in entries
-        if e.get("label") and any(key in e for key in _FAULT_KEYS + _DEFENCE_KEYS)
+        if e.get("label") and any(key in e for key in _FAULT_KEYS + _DEFENSE_KEYS)
     ]
 
 
 def draw_grid_maps(comparison: Comparison, ink: str) -> Figure:
     """Draw the maps; the darker a cell, the higher the accuracy."""
     maps, title = collect_grid_maps(comparison), f"final {comparison.metric}, %"
-    return _draw_maps(maps, title, ink, colors=("Blues", 0.0, 100.0), sign="")
+    return _draw_maps(maps, title, ink, colors=("Blues", 0.0, 100.0), write="{:.1f}".format)
 
 
 def render_grid_maps(story: FigureResult) -> str:
@@ -166,7 +170,7 @@ def _find_differing(entries: Sequence[Mapping[str, Any]], keys: Sequence[str]) -
 
 
 def _describe_place(entry: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """Return the values of the keys, each once: a rule for updates and statistics is one rule."""
+    """Join the values of the keys, each once: updates and statistics may share a rule."""
     found = {key: entry[key] for key in keys if key in entry}
     words = (
         _describe_value(value) if isinstance(value, str | Mapping) else f"{key} {value}"
@@ -180,9 +184,9 @@ def _describe_value(value: Any) -> str:
 
 
 def _draw_maps(
-    maps: Sequence[HeatMap], title: str, ink: str, *, colors: tuple[str, float, float], sign: str
+    maps: Sequence[HeatMap], title: str, ink: str, *, colors: Colors, write: Callable[[float], str]
 ) -> Figure:
-    """Draw maps side by side; `colors` are a colour map of matplotlib's and the ends of it."""
+    """Draw maps side by side, each cell with its value."""
     columns = min(len(maps), _IN_A_ROW)
     words = max(len(word) for one in maps for word in one.columns)
     cell = max(_CELL[0], _LETTER * words)
@@ -196,16 +200,16 @@ def _draw_maps(
         axes.set_axis_off()
     for axes, one in zip(grid, maps, strict=False):
         _draw_map(axes, one, colors, ink)
-        _write_values(axes, one, colors, sign)
+        _write_values(axes, one, colors, write)
     result.suptitle(title, x=0.01, ha="left", color=ink, fontsize=9)
     return result
 
 
-def _draw_map(axes: Axes, one: HeatMap, colors: tuple[str, float, float], ink: str) -> None:
+def _draw_map(axes: Axes, one: HeatMap, colors: Colors, ink: str) -> None:
     values = np.full((len(one.rows), len(one.columns)), np.nan)
     for (row, column), value in one.cells.items():
         values[one.rows.index(row), one.columns.index(column)] = value
-    # Drawn as shapes: the page's policy refuses pictures, even embedded ones.
+    # Drawn as shapes: the page's policy refuses images, even embedded ones.
     edges = [np.arange(len(names) + 1) - 0.5 for names in (one.columns, one.rows)]
     name, low, high = colors
     axes.pcolormesh(*edges, values, cmap=name, vmin=low, vmax=high)
@@ -217,11 +221,11 @@ def _draw_map(axes: Axes, one: HeatMap, colors: tuple[str, float, float], ink: s
     axes.spines[:].set_visible(False)
 
 
-def _write_values(axes: Axes, one: HeatMap, colors: tuple[str, float, float], sign: str) -> None:
+def _write_values(axes: Axes, one: HeatMap, colors: Colors, write: Callable[[float], str]) -> None:
     _, low, high = colors
     for (row, column), value in one.cells.items():
         # Both ends of a scale around 0 are dark; of one that begins at 0, the upper end is.
         dark = abs(value) > _DARK * max(abs(low), abs(high))
         x, y = one.columns.index(column), one.rows.index(row)
         color = "white" if dark else "black"
-        axes.text(x, y, f"{value:{sign}.1f}", ha="center", va="center", color=color, fontsize=8)
+        axes.text(x, y, write(value), ha="center", va="center", color=color, fontsize=8)

@@ -1,6 +1,6 @@
-"""What is plotted of a story: curves by round, and final values by panel.
+"""The data of all plots: curves by round, and final values by panel.
 
-All panels have the same scale, and a method has the same look in each of them.
+All panels share one scale, and a method has the same style in each of them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ _DIGITS = 3  # of the values that the page holds, in per cent
 
 @dataclass(frozen=True)
 class Curve:
-    """A value, such as accuracy in per cent, for every round that at least one seed has."""
+    """A quantity, such as accuracy in per cent, for every round that any seed has."""
 
     rounds: tuple[int, ...]
     mean: tuple[float, ...]
@@ -41,7 +41,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Finals:
-    """One line for each method; the place of a panel on the axis is its number."""
+    """Final values: one line for each method; the x value of a panel is its index."""
 
     axis: str
     metric: str
@@ -52,37 +52,37 @@ class Finals:
 
 @dataclass(frozen=True)
 class Plots:
-    """All plots of a story. A method is known by its place in `looks`."""
+    """All plots of a figure; the number of a method is its position in `styles`."""
 
-    looks: Mapping[str, Style]
+    styles: Mapping[str, Style]
     panels: tuple[Plot, ...]
     y: Limits
     finals: Finals | None = None
 
     @property
     def drawn(self) -> dict[str, Style]:
-        """The looks of those methods that have something to show in at least one panel."""
+        """The styles of the methods that are shown in at least one panel."""
         shown = {label for plot in self.panels for label in (*plot.lines, *plot.published)}
         shown |= set(self.finals.lines) if self.finals else set()
-        return {label: look for label, look in self.looks.items() if label in shown}
+        return {label: style for label, style in self.styles.items() if label in shown}
 
     @property
-    def number(self) -> dict[str, int]:
-        """The place of each method."""
-        return {label: number for number, label in enumerate(self.looks)}
+    def numbers(self) -> dict[str, int]:
+        """The number of each method."""
+        return {label: number for number, label in enumerate(self.styles)}
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the page's script reads."""
+        """Return the data for the page's script."""
         return {
-            "methods": list(self.looks),
+            "methods": list(self.styles),
             "y": self.y,
-            "panels": [self._panel(plot) for plot in self.panels],
+            "panels": [self._record_plot(plot) for plot in self.panels],
         }
 
-    def _panel(self, plot: Plot) -> dict[str, Any]:
+    def _record_plot(self, plot: Plot) -> dict[str, Any]:
         curves = (
             {
-                "method": self.number[label],
+                "method": self.numbers[label],
                 "rounds": line.rounds,
                 "mean": _round_all(line.mean),
                 "low": _round_all(line.low),
@@ -94,7 +94,7 @@ class Plots:
 
 
 def collect_plots(story: FigureResult) -> Plots:
-    """Return what is drawn of a story."""
+    """Collect the data of all plots."""
     drawn = tuple(_collect_plot(panel) for panel in story.curve_panels)
     runs = (run.strategy for panel in story.panels for run in panel.comparison.runs)
     only_published = (label for panel in story.panels for label in panel.published)
@@ -102,7 +102,7 @@ def collect_plots(story: FigureResult) -> Plots:
     values = [value for line in lines for value in (*line.low, *line.high)]
     values += [value for plot in drawn for value in plot.published.values()]
     return Plots(
-        looks=choose_styles([*runs, *only_published]),
+        styles=choose_styles([*runs, *only_published]),
         panels=drawn,
         y=_find_limits(values, margin=0.05),
         finals=_collect_finals(story),
@@ -124,7 +124,7 @@ def _collect_plot(panel: PanelResult) -> Plot:
 
 
 def average_accuracy(runs: Sequence[RunResult]) -> Curve:
-    """Return mean, minimum and maximum over the runs, leaving out what is not finite."""
+    """Return mean, minimum and maximum over the runs, ignoring values that are not finite."""
     found = ((e.round, keep_finite(e.accuracy)) for run in runs for e in run.history)
     return summarize_rounds((number, 100 * value) for number, value in found if value is not None)
 
@@ -152,7 +152,7 @@ def find_divergences(runs: Sequence[RunResult]) -> list[tuple[int, float]]:
 
 
 def _collect_finals(story: FigureResult) -> Finals | None:
-    """Return what is drawn, or None if the story does not ask for it."""
+    """Collect final values, or return None if they are not plotted."""
     if not story.finals or not story.panels:
         return None
     points: dict[str, list[tuple[int, float, float, float]]] = {}
@@ -180,7 +180,7 @@ def _summarize_final(summary: Summary) -> tuple[float, float, float] | None:
 
 
 def _shorten_titles(titles: Sequence[str]) -> tuple[str, ...]:
-    """Return the values of titles that differ in one value alone, else the titles.
+    """Shorten titles such as "γ = 0" to their values if all name the same parameter.
 
     >>> _shorten_titles(["γ = 0", "γ = 0.01"]), _shorten_titles(["iid", "E = 1"])
     (('0', '0.01'), ('iid', 'E = 1'))
@@ -191,7 +191,7 @@ def _shorten_titles(titles: Sequence[str]) -> tuple[str, ...]:
 
 
 def _find_limits(values: Iterable[float], margin: float) -> Limits:
-    """Return the ends of an axis that leaves a margin on both sides, as a share of its length."""
+    """Return the limits of an axis; `margin` is a fraction of the range."""
     listed = list(values) or [0.0]
     low, high = min(listed), max(listed)
     space = margin * (high - low) or 1.0

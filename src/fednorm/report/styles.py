@@ -1,4 +1,4 @@
-"""The look of everything drawn: methods, axes, and figures as PNG or SVG.
+"""Styles of methods and axes, and the output of figures as PNG or SVG.
 
 A method has the same colour, marker and line in each table and plot. Colours have a contrast of at
 least 3 to white and to the page's dark background. Those of the first eight strategies were chosen
@@ -29,7 +29,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from matplotlib.transforms import Affine2D
 
 Line: TypeAlias = Literal["-", "--", "-.", ":"]
-Draw: TypeAlias = Callable[[str], Figure]  # from the colour of text and axes
+Draw: TypeAlias = Callable[[str], Figure]  # takes the colour of text and axes
 
 LINES: tuple[Line, ...] = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "d")
@@ -42,6 +42,16 @@ class Style:
     color: str
     marker: str
     line: Line = "-"
+
+    @property
+    def dashes(self) -> str:
+        """The line as an SVG dash pattern."""
+        return _DASHES[self.line]
+
+    @property
+    def outline(self) -> str:
+        """The marker as an SVG path, in the middle of the page's swatch."""
+        return _trace_marker(self.marker)
 
 
 KNOWN = {
@@ -69,7 +79,7 @@ KNOWN = {
 }
 OTHERS = ("#d02990", "#337226", "#81700a", "#7944d8", "#be08a6")
 
-_SWATCH_WIDTH, _SWATCH_HEIGHT, _SWATCH_MARKER = 30, 12, 7.5  # pixels
+_SWATCH_MIDDLE, _SWATCH_MARKER = (15, 6), 7.5  # pixels, in the template's box of 30 by 12
 _DASHES: dict[Line, str] = {"-": "none", "--": "6 3", "-.": "7 2.5 1.5 2.5", ":": "1.5 2.5"}
 _LETTER = {
     int(shapes.Path.MOVETO): "M",
@@ -81,7 +91,7 @@ _LETTER = {
 _NARROW, _WIDEN, _WIDE = 4, 1.6, 100  # ratios of the ends of a logarithmic axis
 _DPI = 150
 _DARK = "#24292f"
-_STAND_IN = "#010203"  # for the page's text colour, until the SVG is written
+_STAND_IN = "#010203"  # replaced by the page's text colour in the SVG
 _SETTINGS: Any = {  # the type of the keys differs between versions of matplotlib
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same figure everywhere
@@ -131,22 +141,11 @@ def _vary(first: Style, number: int) -> Style:
 
 
 @cache
-def draw_swatch(look: Style) -> str:
-    """Draw line and marker of `look` as an SVG element; the name stands beside it."""
-    middle = _SWATCH_HEIGHT / 2
-    return (
-        f'<svg class="swatch" viewBox="0 0 {_SWATCH_WIDTH} {_SWATCH_HEIGHT}" aria-hidden="true">'
-        f'<path d="M0 {middle:g}H{_SWATCH_WIDTH}" fill="none" stroke="{look.color}" '
-        f'stroke-width="2" stroke-dasharray="{_DASHES[look.line]}"/>'
-        f'<path d="{_outline(look.marker)}" fill="{look.color}"/></svg>'
-    )
-
-
-def _outline(marker: str) -> str:
-    """Trace one of matplotlib's markers, which have y upwards."""
+def _trace_marker(marker: str) -> str:
+    """Return a matplotlib marker, whose y axis points up, as an SVG path."""
     shape = MarkerStyle(marker)
     scaled = Affine2D().scale(_SWATCH_MARKER, -_SWATCH_MARKER)
-    place = scaled.translate(_SWATCH_WIDTH / 2, _SWATCH_HEIGHT / 2)
+    place = scaled.translate(*_SWATCH_MIDDLE)
     path = shape.get_path().transformed(shape.get_transform() + place)
     parts: list[str] = []
     for points, code in path.iter_segments(curves=True, simplify=False):
@@ -157,7 +156,7 @@ def _outline(marker: str) -> str:
 
 
 def frame_axes(axes: Axes, ink: str) -> None:
-    """Draw the axes of a plot against rounds."""
+    """Style the axes of a plot by round."""
     axes.set_xlabel("round", color=ink)
     axes.tick_params(colors=ink, length=0)
     axes.grid(axis="y", color=ink, alpha=0.15, linewidth=0.8)
@@ -170,7 +169,7 @@ def frame_axes(axes: Axes, ink: str) -> None:
 
 
 def use_log_scale(axes: Axes) -> None:
-    """Give drawn values a logarithmic axis with plain numbers, at least one of them visible."""
+    """Use a logarithmic y axis with plain numbers and at least one visible tick."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     if high / low < _NARROW:
@@ -191,15 +190,15 @@ def write_png(draw: Draw, path: Path) -> None:
 
 
 def name_method(number: int) -> str:
-    """Return the id of all that is drawn for a method; in SVG it becomes `data-method`."""
+    """Return the gid of artists of a method; in SVG it becomes `data-method`."""
     return f"method-{number}"
 
 
 def render_svg(draw: Draw, name: str) -> str:
     """Render the figure that `draw` makes as an SVG element, its text in `currentColor`.
 
-    What belongs to a method has the attribute `data-method`, by which the page's script finds it.
-    `name` is unique on the page: it keeps the ids of two figures apart.
+    Elements of a method have the attribute `data-method`, for the page's script. `name` must be
+    unique on the page, so that the ids of two figures differ.
     """
     target = StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))

@@ -1,16 +1,14 @@
-"""Tables: one row for each strategy, for the terminal and for the page.
+"""Tables with one row for each strategy, for the terminal and the page.
 
-A comparison shows what was measured; a story puts what was published beside it, and says whether
-the order of methods is the same.
+A comparison has measured numbers; a published figure adds the published ones and says whether the
+order of methods is the same.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from textwrap import fill
-from typing import Literal
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -19,6 +17,7 @@ from fednorm.experiment.results import Comparison, FigureResult, PanelResult, Ru
 from fednorm.report.agreement import Agreement, Row, compare_published
 from fednorm.report.format import (
     MISSING,
+    Column,
     capitalize,
     format_bytes,
     format_mean,
@@ -26,6 +25,7 @@ from fednorm.report.format import (
     format_percent,
     format_points,
     keep_finite,
+    make_table,
 )
 from fednorm.report.styles import choose_style
 
@@ -36,14 +36,14 @@ _NOTE_LENGTH = 60  # the page has the whole message under "Failures"
 
 @dataclass(frozen=True)
 class Cell:
-    """What is written, and the number behind it by which rows are sorted."""
+    """The text of a cell, and the number by which rows are sorted."""
 
     text: str
     value: float | None = None
 
 
 def list_columns(comparison: Comparison) -> list[str]:
-    """Return the titles of the columns; some are there only if it was measured."""
+    """Return the titles of the columns; optional ones only if they were measured."""
     titles = [
         STRATEGY,
         _name_final(comparison),
@@ -82,28 +82,23 @@ def fill_rows(comparison: Comparison) -> list[dict[str, str]]:
 
 def build_table(comparison: Comparison) -> Table:
     """Return the table for the terminal."""
-    result = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=0,  # the box itself leaves one space; a line has 80 at worst
-        caption=f"\n{write_caption(comparison)}",
-        caption_justify="left",
-    )
     filled = fill_rows(comparison)
-    for title in list_columns(comparison):
-        header = _break_title(title, [row[title] for row in filled])
-        justify: Literal["left", "right"] = "left" if title in {STRATEGY, NOTE} else "right"
-        # Names and notes may wrap; a number that is cut would be read as another number.
-        wraps = title in (STRATEGY, NOTE)
-        width = None if wraps else max((len(row[title]) for row in filled), default=None)
-        result.add_column(
-            header, justify=justify, no_wrap=not wraps, min_width=width, overflow="fold"
+    text = (STRATEGY, NOTE)  # may wrap
+    columns = [
+        Column(
+            _break_title(title, [row[title] for row in filled]),
+            numbers=title not in text,
+            wraps=title in text,
         )
-    for row in filled:
-        label = Text(row[STRATEGY], style=f"bold {choose_style(row[STRATEGY]).color}")
-        result.add_row(label, *(Text(cell) for title, cell in row.items() if title != STRATEGY))
-    return result
+        for title in list_columns(comparison)
+    ]
+    rows = [list(row.values()) for row in filled]
+    return _color_labels(columns, rows, caption=f"\n{write_caption(comparison)}")
+
+
+def color_label(label: str) -> Text:
+    """Return the label of a method in the colour that it has in plots."""
+    return Text(label, style=f"bold {choose_style(label).color}")
 
 
 def _break_title(title: str, cells: Iterable[str]) -> str:
@@ -113,11 +108,11 @@ def _break_title(title: str, cells: Iterable[str]) -> str:
 
 
 def write_caption(comparison: Comparison) -> str:
-    """Return what the numbers of the table mean."""
+    """Explain the numbers of the table."""
     seeds = len({run.seed for run in comparison.runs})
-    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "of one seed"
+    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     metric = capitalize(comparison.metric)
-    return f"{metric}: {over}. Up and down: what one client sends and receives in a round."
+    return f"{metric}: {over}. Up and down: bytes that one client sends and receives per round."
 
 
 def _name_final(comparison: Comparison) -> str:
@@ -136,10 +131,10 @@ def _fill_row(summary: Summary, seeds: int) -> dict[str, Cell]:
         "best %": (format_percent, summary.best),
         _WORST: (format_percent, summary.worst_client),
         _SUCCESS: (format_percent, summary.attack_success),
-        "exchanges / round": (format_number, _mean(run.exchanges_per_round for run in started)),
-        "up / round": (format_bytes, _mean(run.bytes_up_per_round for run in started)),
-        "down / round": (format_bytes, _mean(run.bytes_down_per_round for run in started)),
-        "s / run": (format_number, _mean(run.seconds for run in summary.runs)),
+        "exchanges / round": (format_number, _average(run.exchanges_per_round for run in started)),
+        "up / round": (format_bytes, _average(run.bytes_up_per_round for run in started)),
+        "down / round": (format_bytes, _average(run.bytes_down_per_round for run in started)),
+        "s / run": (format_number, _average(run.seconds for run in summary.runs)),
     }
     written = {
         title: Cell(write(value), keep_finite(value)) for title, (write, value) in numbers.items()
@@ -148,7 +143,7 @@ def _fill_row(summary: Summary, seeds: int) -> dict[str, Cell]:
     return {STRATEGY: Cell(summary.strategy), **written, NOTE: note}
 
 
-def _mean(values: Iterable[float]) -> float | None:
+def _average(values: Iterable[float]) -> float | None:
     listed = list(values)
     return fmean(listed) if listed else None
 
@@ -210,7 +205,7 @@ def _compare_row(row: Row, measured: str) -> dict[str, Cell]:
 
 
 def compare_exchanges(panel: PanelResult) -> list[dict[str, Cell]]:
-    """Return published and counted exchanges of each method; nothing if none were published."""
+    """Return published and measured exchanges of each method; none if none are published."""
     if not panel.published_exchanges:
         return []
     rows = []
@@ -221,7 +216,7 @@ def compare_exchanges(panel: PanelResult) -> list[dict[str, Cell]]:
             {
                 STRATEGY: Cell(summary.strategy),
                 "published": Cell(format_number(before), before),
-                "counted": Cell(format_number(counted), counted),
+                "measured": Cell(format_number(counted), counted),
             }
         )
     return rows
@@ -241,7 +236,7 @@ def _list_parts(story: FigureResult) -> Iterator[RenderableType]:
 def _show_panel(panel: PanelResult) -> Iterator[RenderableType]:
     found = compare_published(panel)
     if rows := compare_exchanges(panel):
-        yield Text("Exchanges a round, published and counted", style="bold")
+        yield Text("Exchanges per round, published and measured", style="bold")
         yield _build_comparison(rows)
     title = f"{panel.title}: " if panel.title else ""
     if not found:
@@ -250,15 +245,19 @@ def _show_panel(panel: PanelResult) -> Iterator[RenderableType]:
         return
     yield Text(f"{title}{panel.comparison.metric}, published and measured", style="bold")
     yield _build_comparison(compare_accuracies(found, best=panel.best))
-    yield Text(found.statement())
+    yield Text(found.describe())
 
 
 def _build_comparison(rows: Sequence[Mapping[str, Cell]]) -> Table:
-    result = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0)
-    for title in rows[0]:
-        result.add_column(title, justify="left" if title == STRATEGY else "right")
-    for row in rows:
-        label = row[STRATEGY].text
-        numbers = (Text(cell.text) for title, cell in row.items() if title != STRATEGY)
-        result.add_row(Text(label, style=f"bold {choose_style(label).color}"), *numbers)
-    return result
+    columns = [
+        Column(title, numbers=title != STRATEGY, wraps=title == STRATEGY) for title in rows[0]
+    ]
+    return _color_labels(columns, [[cell.text for cell in row.values()] for row in rows])
+
+
+def _color_labels(
+    columns: Sequence[Column], rows: Iterable[Sequence[str]], caption: str = ""
+) -> Table:
+    """Return a table whose first column names methods in the colours of the plots."""
+    colored: list[list[str | Text]] = [[color_label(label), *cells] for label, *cells in rows]
+    return make_table(columns, colored, caption=caption)

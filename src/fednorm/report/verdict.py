@@ -1,4 +1,4 @@
-"""The result in a few sentences, each true of the numbers in the table."""
+"""State the result in a few sentences that agree with the table."""
 
 from collections.abc import Sequence
 
@@ -25,8 +25,8 @@ def list_caveats(comparison: Comparison) -> list[str]:
     summaries = comparison.summaries()
     sentences = (
         *(_tell_diverged(summary) for summary in summaries),
-        _tell_stopped(comparison.runs),
-        _tell_interrupted(comparison.runs),
+        _tell_ended(comparison.runs, "stopped", " for lack of valid replies"),
+        _tell_ended(comparison.runs, "interrupted"),
         _tell_one_seed(comparison.runs),
         _tell_personal(comparison),
     )
@@ -34,13 +34,13 @@ def list_caveats(comparison: Comparison) -> list[str]:
 
 
 def _rank(summaries: Sequence[Summary]) -> list[Summary]:
-    """The strategies with a result, best first; one whose every seed diverged has none."""
+    """Sort the strategies with a result, best first; those that diverged have none."""
     having = [s for s in summaries if keep_finite(s.accuracy) is not None and not all_diverged(s)]
     return sorted(having, key=lambda s: -(s.accuracy or 0.0))
 
 
 def all_diverged(summary: Summary) -> bool:
-    """Tell whether every seed diverged: then the last evaluation is no result."""
+    """Return whether every seed diverged; the last evaluation is then not a result."""
     return all(run.status == "diverged" for run in summary.runs)
 
 
@@ -53,7 +53,7 @@ def _name_winner(ranked: Sequence[Summary], federated: Sequence[Summary]) -> str
     if not federated:
         return "No federated strategy was run."
     if not ranked:
-        return "No federated strategy came to a result."
+        return "No federated strategy has a result."
     best, worst = ranked[0], ranked[-1]
     if len(ranked) == 1:
         only = "" if len(federated) == 1 else ", the only federated strategy with a result"
@@ -76,7 +76,7 @@ def _count_ranked(ranked: Sequence[Summary], federated: Sequence[Summary]) -> st
 
 
 def _doubt_lead(best: Summary, second: Summary) -> str:
-    """Warn where the second is as good, or where chance over seeds may have made the lead."""
+    """Say if the second is level, or if the lead is within the spread over seeds."""
     if format_percent(best.accuracy) == format_percent(second.accuracy):
         return f" {second.strategy} is level with it."
     lead = (best.accuracy or 0.0) - (second.accuracy or 0.0)
@@ -115,20 +115,10 @@ def _tell_diverged(summary: Summary) -> str:
     return f"{summary.strategy} diverged with {len(diverged)} of {total} seeds; its mean {covers}."
 
 
-def _tell_stopped(runs: Sequence[RunResult]) -> str:
-    count = sum(run.status == "stopped" for run in runs)
-    if not count:
-        return ""
+def _tell_ended(runs: Sequence[RunResult], status: str, why: str = "") -> str:
+    count = sum(run.status == status for run in runs)
     were = "1 run was" if count == 1 else f"{count} runs were"
-    return f"{were} stopped for lack of good replies; what counts is the last evaluation."
-
-
-def _tell_interrupted(runs: Sequence[RunResult]) -> str:
-    count = sum(run.status == "interrupted" for run in runs)
-    if not count:
-        return ""
-    were = "1 run was" if count == 1 else f"{count} runs were"
-    return f"{were} interrupted; what counts is the last evaluation before that."
+    return f"{were} {status}{why}; the last evaluation counts." if count else ""
 
 
 def _tell_one_seed(runs: Sequence[RunResult]) -> str:

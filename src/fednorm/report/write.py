@@ -1,4 +1,4 @@
-"""Write a report into its folder: each file is there as a whole or not at all."""
+"""Write a report into its folder; each file is replaced as a whole."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def write_comparison(comparison: Comparison, folder: Path) -> Path:
 
 
 def tell_story(comparison: Comparison) -> FigureResult:
-    """Return a comparison that reproduces nothing as a story: one panel without a title."""
+    """Wrap a comparison that reproduces nothing: one panel without a title."""
     return FigureResult(
         title="",
         question=QUESTION,
@@ -81,7 +81,7 @@ def _write(story: FigureResult, record: Mapping[str, Any], folder: Path) -> Path
 
 
 def write_curves(story: FigureResult, path: Path) -> None:
-    """Write the curves of all panels as one PNG; of a grid that was swept, its heat maps."""
+    """Write the curves of all panels as one PNG, or the heat maps of a swept grid."""
     title = story.title or " – ".join(describe_setting(p.comparison.config) for p in story.panels)
     maps = collect_gap_maps(story)
     if (swept := find_swept(story)) and is_full(swept):
@@ -94,7 +94,7 @@ def write_curves(story: FigureResult, path: Path) -> None:
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside the real one, which it replaces if all goes well."""
+    """Yield a temporary path, which replaces `path` on success."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary

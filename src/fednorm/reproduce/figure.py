@@ -30,8 +30,8 @@ class PanelSpec(BaseModel):
     def _check(self) -> Self:
         if alone := sorted(set(self.published_std) - set(self.published)):
             raise ValueError(
-                f"{alone[0]!r} has a published deviation but no published mean; give both, under "
-                "the same label"
+                f"{alone[0]!r} has a published standard deviation but no published mean; give "
+                "both, under the same label"
             )
         return self
 
@@ -58,7 +58,7 @@ class Figure(BaseModel):
 
 
 def find_configs() -> Path:
-    """Return where the files are: in the package, or beside its source."""
+    """Return the folder of the files: in the package, or next to its source."""
     package = Path(__file__).parents[1]
     installed = package / "configs"
     return installed if installed.is_dir() else package.parents[1] / "configs"
@@ -66,15 +66,16 @@ def find_configs() -> Path:
 
 def list_figures() -> dict[str, Figure]:
     """Return every published table and figure by name."""
-    # Other experiments lie in the same folder; they have no source.
+    # Other experiments in the same folder have no source.
     found = {
-        path.stem: read_toml(path) for path in sorted(find_configs().glob("*.toml"), key=_sort_key)
+        path.stem: read_toml(path)
+        for path in sorted(find_configs().glob("*.toml"), key=_make_sort_key)
     }
     return {name: _validate(name, values) for name, values in found.items() if "source" in values}
 
 
 def find_figure(name: str) -> Figure:
-    """Return the figure of that name, or that the file describes."""
+    """Return the figure with that name, or the one in a TOML file."""
     if name.endswith(".toml"):
         return _validate(name, read_toml(Path(name)))
     known = list_figures()
@@ -94,7 +95,7 @@ def _validate(name: str, values: dict[str, Any]) -> Figure:
         raise ConfigError(f"{name}: {where}: {said}.") from None
 
 
-def _sort_key(path: Path) -> tuple[str, int, str]:
+def _make_sort_key(path: Path) -> tuple[str, int, str]:
     """Sort fig2 before fig10."""
     word = path.stem.rstrip("0123456789")
     return word, int(path.stem[len(word) :] or 0), path.stem

@@ -54,7 +54,7 @@ class Draws:
         return Batches(client, [own], examples=POINTS)
 
     def all_batches(self, client: ClientId) -> Batches:
-        """Return all points that a client ever draws."""
+        """Return a client's points of all rounds."""
         steps = list(zip(self.x[:, client], self.y[:, client], strict=True))
         return Batches(client, steps, examples=POINTS * len(steps))
 
@@ -91,7 +91,7 @@ class RingResult:
     before: Tensor  # [clients · points, 2]
     labels: Tensor
 
-    def of(self, method: str) -> list[Outcome]:
+    def select(self, method: str) -> list[Outcome]:
         """Return the outcomes of a method, in the order of γ."""
         return [outcome for outcome in self.outcomes if outcome.method == method]
 
@@ -135,7 +135,7 @@ def _record(outcome: Outcome) -> dict[str, Any]:
 def run_ring(rounds: int = 100, seed: int = 0) -> RingResult:
     """Normalise the same points with every method at every level of heterogeneity."""
     drawn = {gamma: draw_points(gamma, rounds, seed) for gamma in GAMMAS}
-    with limit_threads(1):  # more would wait for each other: the tensors are tiny
+    with limit_threads(1):  # the tensors are too small for more
         outcomes = [
             outcome for gamma in GAMMAS for outcome in _compare_methods(gamma, drawn[gamma])
         ]
@@ -155,21 +155,21 @@ def draw_points(gamma: float, rounds: int, seed: int) -> Draws:
     return Draws(points.double().reshape(*shape, 2), torch.from_numpy(labels))
 
 
-class _Looking:
-    """A loss that keeps the normalised points and teaches nothing."""
+class _PointRecorder:
+    """A zero loss that records the normalised points."""
 
     def __init__(self) -> None:
         self.seen: list[Tensor] = []
 
-    def __call__(self, normalised: Tensor, labels: Tensor) -> Tensor:
+    def __call__(self, normalized: Tensor, labels: Tensor) -> Tensor:
         del labels
-        self.seen.append(normalised.detach())
-        return 0 * normalised.sum()
+        self.seen.append(normalized.detach())
+        return 0 * normalized.sum()
 
 
 @dataclass(frozen=True, slots=True)
-class Normalised:
-    """What one layer made of the points, and what it knows in the end."""
+class NormalizedPoints:
+    """Points normalised by one layer, and its final running statistics."""
 
     points: Tensor  # [rounds, clients · points, 2]
     running: RunningStats
@@ -191,19 +191,19 @@ def _compare_methods(gamma: float, draws: Draws) -> list[Outcome]:
     ]
 
 
-def normalize(method: str, draws: Draws) -> Normalised:
-    """Run all rounds with a model that is nothing but one BatchNorm layer."""
+def normalize(method: str, draws: Draws) -> NormalizedPoints:
+    """Run all rounds with a model of one BatchNorm layer."""
     central = method == REFERENCE
     layer = nn.BatchNorm1d(2, momentum=MOMENTUM, dtype=torch.float64)
-    looking, rounds = _Looking(), len(draws.x)
+    recorder, rounds = _PointRecorder(), len(draws.x)
     chosen = create_strategy("naive" if central else method)
-    task = Task.build(layer, chosen, DSGD(), rounds=rounds, loss=looking)
+    task = Task.build(layer, chosen, DSGD(), rounds=rounds, loss=recorder)
     if central:
         *_, last = loop.rounds(task, MergedClients(draws), rounds)
-        points = torch.stack(looking.seen)
+        points = torch.stack(recorder.seen)
     else:
         *_, last = merged_batch.rounds(task, draws, rounds)
-        interleaved = torch.stack(looking.seen).view(rounds, POINTS, CLIENTS, -1)
+        interleaved = torch.stack(recorder.seen).view(rounds, POINTS, CLIENTS, -1)
         points = interleaved.transpose(1, 2).reshape(rounds, CLIENTS * POINTS, -1)
     (running,) = last.state.running.values()
-    return Normalised(points, running)
+    return NormalizedPoints(points, running)

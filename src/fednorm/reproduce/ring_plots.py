@@ -8,16 +8,17 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from rich import box
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from fednorm.report.format import Column, make_table
 from fednorm.report.styles import KNOWN, choose_style, use_log_scale, write_png
+from fednorm.report.tables import color_label
 from fednorm.report.write import replace_file
 from fednorm.reproduce.ring import CLIENTS, GAMMAS, METHODS, REFERENCE, RingResult
 
-_CLASSES = [look.color for look in KNOWN.values() if look is not KNOWN[REFERENCE]][:CLIENTS]
+_CLASSES = [style.color for style in KNOWN.values() if style is not KNOWN[REFERENCE]][:CLIENTS]
 _FEDERATED = [method for method in METHODS if method != REFERENCE]
 _BEFORE, _AFTER = "before normalization", "after"
 _FIGURE_1 = {"centralized": "a  centralized BatchNorm", "naive": "b  naive: each client by itself"}
@@ -39,24 +40,16 @@ def write_ring(result: RingResult, folder: Path) -> list[Path]:
 
 def build_ring_table(result: RingResult) -> Table:
     """Return the normalization errors for the terminal."""
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        title="Normalization error: distance from centralized BatchNorm, mean over points",
-        title_justify="left",
-        title_style="bold",
-    )
-    table.add_column("method")
-    table.add_column("rounds")
-    for gamma in GAMMAS:
-        table.add_column(f"γ = {gamma:g}", justify="right")
+    rows: list[list[str | Text]] = []
     for method in _FEDERATED:
-        label = Text(method, style=f"bold {choose_style(method).color}")
-        found = result.of(method)
-        table.add_row(label, "all", *(f"{o.error:.3f}" for o in found))
-        table.add_row("", "second half", *(f"{o.late_error:.3f}" for o in found))
-    return table
+        found = result.select(method)
+        rows.append([color_label(method), "all", *(f"{o.error:.3f}" for o in found)])
+        rows.append(["", "second half", *(f"{o.late_error:.3f}" for o in found)])
+    return make_table(
+        [Column("method"), Column("rounds"), *(Column(f"γ = {g:g}", numbers=True) for g in GAMMAS)],
+        rows,
+        title="Normalization error: mean distance from centralized BatchNorm",
+    )
 
 
 def draw_figure_1(result: RingResult, ink: str) -> Figure:
@@ -74,8 +67,8 @@ def draw_figure_2(result: RingResult, ink: str) -> Figure:
     grid = figure.subplots(2, 3)
     _draw_scatters(result, grid.T[:2], _FIGURE_2, ink)
     above, below = grid.T[2]
-    _draw_errors(above, {m: [o.error for o in result.of(m)] for m in _FEDERATED}, ink)
-    _draw_errors(below, {m: [o.late_error for o in result.of(m)] for m in _FEDERATED}, ink)
+    _draw_errors(above, {m: [o.error for o in result.select(m)] for m in _FEDERATED}, ink)
+    _draw_errors(below, {m: [o.late_error for o in result.select(m)] for m in _FEDERATED}, ink)
     above.set_title("c  normalization error, all rounds", loc="left", color=ink, fontsize=11)
     above.legend(frameon=False, labelcolor=ink)
     below.set_title("second half of the rounds, log scale", loc="left", color=ink, fontsize=9)
@@ -88,16 +81,16 @@ def draw_figure_2(result: RingResult, ink: str) -> Figure:
 def _draw_scatters(
     result: RingResult, columns: Sequence[Sequence[Axes]], titles: Mapping[str, str], ink: str
 ) -> None:
-    """Draw a method in each column: above beside the points as they were, below alone."""
+    """Draw a method in each column: with the original points above, alone below."""
     for (whole, alone), (method, title) in zip(columns, titles.items(), strict=True):
-        outcome = result.of(method)[0]
+        outcome = result.select(method)[0]
         after = outcome.last
         _draw_points(whole, result.before, result.labels, "o")
         _draw_points(whole, after, result.labels, "+")
         _draw_points(alone, after, result.labels, "+")
         whole.set_title(title, loc="left", color=ink, fontsize=11)
         variance = ", ".join(f"{value:.1f}" for value in outcome.variance)
-        below = f"{_AFTER}, in its own scale; running variance {variance}"
+        below = f"{_AFTER}, rescaled; running variance {variance}"
         alone.set_title(below, loc="left", color=ink, fontsize=9)
         for axes in (whole, alone):
             axes.set_aspect("equal", adjustable="datalim")
@@ -121,12 +114,12 @@ def _draw_points(axes: Axes, points: Tensor, labels: Tensor, marker: str) -> Non
 
 def _draw_errors(axes: Axes, errors: Mapping[str, Sequence[float]], ink: str) -> None:
     for method, values in errors.items():
-        look = choose_style(method)
+        style = choose_style(method)
         axes.plot(
             range(len(values)),
             values,
-            color=look.color,
-            marker=look.marker,
+            color=style.color,
+            marker=style.marker,
             linewidth=1.8,
             label=method,
         )

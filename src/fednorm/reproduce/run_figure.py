@@ -1,4 +1,4 @@
-"""Run a figure panel by panel into a folder; what is there already is not run again."""
+"""Run a figure panel by panel into a folder; finished runs are not repeated."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ class FigureRequest:
 
     name: str
     scale: Scale
-    settings: Sequence[str] = ()  # `key=value`, a user's own
+    settings: Sequence[str] = ()  # `key=value`, given by the user
 
     @property
     def experiments(self) -> list[tuple[PanelSpec, Experiment]]:
@@ -33,7 +33,7 @@ class FigureRequest:
 def reproduce(
     request: FigureRequest, folder: Path, *, shown: Shown, workers: int = 1
 ) -> Iterator[FigureResult]:
-    """Run every panel of a figure; yield the story so far after each of them.
+    """Run every panel of a figure; yield the result so far after each of them.
 
     `shown` opens a live view of one panel. An interrupted panel is the last one.
     """
@@ -48,15 +48,15 @@ def reproduce(
                 monitor=monitor,
                 workers=workers,
             )
-        # Two rounds on made-up data say nothing of published numbers.
-        made_up = request.scale == "smoke"
+        # Two rounds on synthetic data cannot be compared with published numbers.
+        synthetic = request.scale == "smoke"
         panels.append(
             PanelResult(
                 spec.title,
                 comparison,
-                published={} if made_up else spec.published,
+                published={} if synthetic else spec.published,
                 published_exchanges=spec.published_exchanges,
-                published_std={} if made_up else spec.published_std,
+                published_std={} if synthetic else spec.published_std,
                 best=figure.best,
             )
         )
@@ -83,7 +83,7 @@ def _tell_story(
 
 
 def name_folder(title: str) -> str:
-    """Return what a panel is called on disk.
+    """Return the folder name of a panel.
 
     >>> name_folder("(d) E = 100")
     'd_E_=_100'

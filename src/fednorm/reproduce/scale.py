@@ -1,6 +1,6 @@
 """The three scales at which a figure is run, and what each of them cuts.
 
-The smallest takes a minute: made-up data in the shape of the real, and two tiny rounds.
+The smallest takes a minute: two tiny rounds on synthetic data of the same shape.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,16 +10,17 @@ from fednorm.data.partition import rename_partition
 from fednorm.errors import ConfigError
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import build_experiment, override_settings
+from fednorm.report.format import flatten
 from fednorm.reproduce.figure import Figure, PanelSpec
 
 Scale: TypeAlias = Literal["full", "short", "smoke"]
 SCALES: dict[Scale, str] = {
     "full": "the paper's setting",
     "short": "the same data set, network, clients and partition for fewer rounds",
-    "smoke": "a minute on made-up data, to see that it runs",
+    "smoke": "a minute on synthetic data, to check that it runs",
 }
 
-# How often a run is looked at, and where it runs.
+# Keys that say how often a run is evaluated, and where it runs.
 _HARMLESS = {
     "eval_every",
     "diagnose",
@@ -29,7 +30,7 @@ _HARMLESS = {
     "data.root",
     "client_state_memory",
 }
-_COUNTS = {"data.train", "data.test"}  # of which none means all
+_COUNTS = {"data.train", "data.test"}  # None means all
 
 _SHAPES = {  # channels and pixels of the stand-in; large images are made smaller
     "mnist": (1, 28),
@@ -44,7 +45,7 @@ _CLASSES, _CLIENTS, _SAMPLES, _BATCH, _STEPS = 10, 5, 12, 4, 2
 def scale_figure(
     figure: Figure, scale: Scale, settings: Sequence[str] = ()
 ) -> list[tuple[PanelSpec, Experiment]]:
-    """Return the experiment of every panel at a scale, with `key=value` settings of a user's.
+    """Return the experiment of every panel at a scale, with `key=value` settings of the user.
 
     A partition that is named without its value keeps the value that each panel has.
     """
@@ -65,8 +66,8 @@ def _find_partition(values: Mapping[str, Any]) -> str:
 def _choose_partitions(before: Sequence[str], after: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the partition of every panel.
 
-    One that takes another value than the user's stays as it is, such as γ = 0 among values of α;
-    if all do, the name alone is left, of which `build` says what it needs.
+    A partition with another parameter than the user's is kept, such as γ = 0 among values of α; if
+    all are, the name alone is left, and building it reports the missing value.
     """
     names = [_find_partition(values) for values in after]
     renamed = [rename_partition(old, new) for old, new in zip(before, names, strict=True)]
@@ -153,7 +154,7 @@ def _keep_panels(figure: Figure, scale: Scale) -> list[PanelSpec]:
 
 
 def merge_tables(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with changes; tables are merged key by key, a name is a table.
+    """Return the values with changes; tables are merged key by key; a name counts as a table.
 
     >>> merge_tables({"data": "digits", "rounds": 9}, {"data": {"test": 10}})
     {'data': {'name': 'digits', 'test': 10}, 'rounds': 9}
@@ -186,26 +187,19 @@ def describe_cuts(figure: Figure, scale: Scale, settings: Sequence[str] = ()) ->
 
 
 def _list_differences(full: Experiment, cut: Experiment) -> list[str]:
-    before, after = _flatten(full.model_dump()), _flatten(cut.model_dump())
+    before, after = (
+        {key.removesuffix(".name"): value for key, value in flatten(one.model_dump()).items()}
+        for one in (full, cut)
+    )
     kept = {entry.title for entry in cut.strategies}
     lost = [entry.title for entry in full.strategies if entry.title not in kept]
     listed = [f"Without {', '.join(lost)}."] if lost else []
     changed = [
         f"{key} = {_format(key, after.get(key))} instead of {_format(key, before.get(key))}."
         for key in dict.fromkeys([*before, *after])
-        if before.get(key) != after.get(key) and key not in _HARMLESS
+        if before.get(key) != after.get(key) and key not in _HARMLESS and key != "strategies"
     ]
     return listed + changed
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        elif key != "strategies":
-            flat[f"{prefix}{key}".removesuffix(".name")] = value
-    return flat
 
 
 def _format(key: str, value: Any) -> str:

@@ -1,67 +1,72 @@
 """Normalization strategies: one file for each method, and one line here."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fednorm.registry import create
-from fednorm.strategies.base import Strategy
-from fednorm.strategies.brn import BRN
-from fednorm.strategies.dualbn import DualBN
-from fednorm.strategies.fbn import FBN
-from fednorm.strategies.fedbn import FedBN
-from fednorm.strategies.feddna import FedDNA
-from fednorm.strategies.fedfn import FedFN
-from fednorm.strategies.fedtan import FedTAN
-from fednorm.strategies.fedwon import FedWon
-from fednorm.strategies.fixbn import FixBN
-from fednorm.strategies.fixup import Fixup
-from fednorm.strategies.gn import GN
-from fednorm.strategies.gn_ws import GnWs
-from fednorm.strategies.hbn import HBN
-from fednorm.strategies.heterofl import HeteroFL
-from fednorm.strategies.instance_norm import IN
-from fednorm.strategies.ln import LN
-from fednorm.strategies.naive import Naive
-from fednorm.strategies.none import NoNorm
-from fednorm.strategies.silobn import SiloBN
-from fednorm.strategies.switchnorm import SwitchNorm
+from fednorm.errors import ConfigError
+from fednorm.registry import Registry
 
-STRATEGIES: dict[str, type[Strategy]] = {
-    "naive": Naive,
-    "fixbn": FixBN,
-    "fbn": FBN,
-    "dualbn": DualBN,
-    "fedtan": FedTAN,
-    "fedbn": FedBN,
-    "silobn": SiloBN,
-    "hbn": HBN,
-    "heterofl": HeteroFL,
-    "feddna": FedDNA,
-    "brn": BRN,
-    "switchnorm": SwitchNorm,
-    "gn": GN,
-    "ln": LN,
-    "in": IN,
-    "none": NoNorm,
-    "gn_ws": GnWs,
-    "fixup": Fixup,
-    "fedwon": FedWon,
-    "fedfn": FedFN,
-}
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fednorm.core.strategy import Strategy
+
+__all__ = ["STRATEGIES", "convert", "create_strategy", "list_strategies"]
+
+STRATEGIES: "Registry[Strategy]" = Registry(
+    "strategy",
+    __name__,
+    {
+        "naive": "naive:Naive",
+        "fixbn": "fixbn:FixBN",
+        "fbn": "fbn:FBN",
+        "dualbn": "dualbn:DualBN",
+        "fedtan": "fedtan:FedTAN",
+        "fedbn": "fedbn:FedBN",
+        "silobn": "silobn:SiloBN",
+        "hbn": "hbn:HBN",
+        "heterofl": "heterofl:HeteroFL",
+        "feddna": "feddna:FedDNA",
+        "brn": "brn:BRN",
+        "switchnorm": "switchnorm:SwitchNorm",
+        "gn": "gn:GN",
+        "ln": "ln:LN",
+        "in": "instance_norm:IN",
+        "none": "none:NoNorm",
+        "gn_ws": "gn_ws:GnWs",
+        "fixup": "fixup:Fixup",
+        "fedwon": "fedwon:FedWon",
+        "fedfn": "fedfn:FedFN",
+    },
+)
 
 
-def create_strategy(name: str, **fields: Any) -> Strategy:
-    """Make a strategy by its name; fields are its hyper-parameters.
+def create_strategy(name: str, **fields: Any) -> "Strategy":
+    """Create the strategy `name`; `fields` are its hyper-parameters.
 
-    >>> strategy("fixbn", freeze_round=300).freeze_round
+    >>> create_strategy("fixbn", freeze_round=300).freeze_round
     300
     """
-    return create("strategy", STRATEGIES, name, fields)
+    return STRATEGIES.create(name, fields)
 
 
 def list_strategies() -> list[str]:
-    """Return the names of all strategies.
+    """Return the names of all strategies, sorted.
 
-    >>> "fbn" in strategies()
-    True
+    >>> list_strategies()[:3]
+    ['brn', 'dualbn', 'fbn']
     """
-    return list(STRATEGIES)
+    return sorted(STRATEGIES)
+
+
+def convert(model: "nn.Module", strategy: "str | Strategy", **fields: Any) -> "nn.Module":
+    """Return a copy of `model` with the layers of `strategy`; `fields` are its hyper-parameters.
+
+    >>> from torch import nn
+    >>> convert(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)), "gn", groups=2)[1].num_groups
+    2
+    """
+    if isinstance(strategy, str):
+        strategy = create_strategy(strategy, **fields)
+    elif fields:
+        raise ConfigError(f"{strategy} has its fields; {', '.join(fields)} cannot be given again.")
+    return strategy.convert(model).model

@@ -3,20 +3,19 @@
 Ioffe, "Batch Renormalization: Towards Reducing Minibatch Dependence in Batch-Normalized Models",
 2017, arXiv:1702.03275, applied on every client.
 
-Client: normalises with its batch's own mean and deviation, then scales by r and shifts by d, which
-carry the result over to the running statistics as far as the bounds `r_max` and `d_max` allow. r
-and d are constants for the gradient. With bounds 1 and 0 it is BatchNorm.
+Client: normalises with its batch's own mean and standard deviation, then scales by r and shifts by
+d, which carry the result over to the running statistics as far as the bounds `r_max` and `d_max`
+allow. r and d are constants for the gradient. With bounds 1 and 0 it is BatchNorm.
 
 Server: averages weights, γ, β and the running statistics. With `statistics="pool"` clients correct
 to the shared statistics, which stay fixed within a round, and the server pools their moments.
 
 Deviations: the running statistic is torch's (unbiased) variance, of which the root is taken, not
-the average of deviations; and the bounds are the same from the first step, where the paper begins
-with 1 and 0 and relaxes them to 3 and 5.
+the average of standard deviations; and the bounds are the same from the first step, where the paper
+begins with 1 and 0 and relaxes them to 3 and 5.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fednorm.core.layer import NormRule
 from fednorm.core.messages import Broadcast
@@ -28,8 +27,6 @@ from fednorm.strategies.base import SharedStatisticsStrategy
 @dataclass(frozen=True)
 class BRN(SharedStatisticsStrategy):
     """Batch statistics, corrected towards the running ones within bounds."""
-
-    needs_batch_statistics: ClassVar[bool] = True
 
     r_max: float = param(3.0, "bound of the scale correction, at least 1; 1 corrects no scale")
     d_max: float = param(5.0, "bound of the shift correction, at least 0; 0 corrects no shift")

@@ -25,22 +25,22 @@ import torch
 from torch import nn
 
 from fednorm.core.layer import NormRule
-from fednorm.core.merge import ema_update, find_rate
+from fednorm.core.merge import MergeInput, ema_update, find_rate
 from fednorm.core.messages import Broadcast, RunningStats
-from fednorm.core.strategy import Conversion, MergeInput
+from fednorm.core.strategy import Conversion
 from fednorm.nn import rules
 from fednorm.nn.convert import to_fed_batch_norm
 from fednorm.nn.dual_norm import BackwardMeans, add_backward_means, normalize_dual
 from fednorm.registry import param
-from fednorm.strategies.base import Strategy, require_batch_norm, standardize_weights
+from fednorm.strategies.base import BatchNormStrategy, require_batch_norm, standardize_weights
 
 
 @dataclass(frozen=True)
-class DualBN(Strategy):
+class DualBN(BatchNormStrategy):
     """Shared running statistics, forward and backward; convolution weights standardised."""
 
     statistics = "pool"
-    mergeable_batches: ClassVar[bool] = True
+    needs_batch_statistics: ClassVar[bool] = False
     warmup: ClassVar[int] = 50
 
     stats_momentum: float = param(0.1, "with which the forward statistics follow, in (0, 1]")

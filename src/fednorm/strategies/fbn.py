@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fednorm.core.layer import NormRule, Statistics
-from fednorm.core.messages import Broadcast
+from fednorm.core.merge import MergeInput, average, ema_update
+from fednorm.core.messages import Broadcast, RunningStats
+from fednorm.core.moments import pool
 from fednorm.nn import rules
 from fednorm.registry import param
 from fednorm.strategies.base import SharedStatisticsStrategy
@@ -29,7 +31,7 @@ from fednorm.strategies.base import SharedStatisticsStrategy
 class FBN(SharedStatisticsStrategy):
     """All clients normalise with the same running statistics, pooled over all of them."""
 
-    mergeable_batches: ClassVar[bool] = True
+    needs_batch_statistics: ClassVar[bool] = False
 
     statistics: Statistics = param(
         "pool",
@@ -40,3 +42,7 @@ class FBN(SharedStatisticsStrategy):
     def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (the same in all rounds)
         """Normalise with the shared running statistics."""
         return rules.shared_stats
+
+    def merge(self, previous: RunningStats, merge: MergeInput) -> RunningStats:
+        """Pool the clients' moments, and let the shared statistics follow them once."""
+        return ema_update(previous, merge, pool) if self.statistics == "pool" else average(merge)

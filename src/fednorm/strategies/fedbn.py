@@ -8,7 +8,7 @@ FedAvg.
 
 Server: averages the rest. There is no global model: every client's own is tested, on its own test
 split or, with `evaluate = "global"`, on all test samples. A client that has not trained yet is
-tested with the mean of the layers of those that have (`newcomers = "average"`).
+tested with the mean of the layers of those that have (`unseen_init = "average"`).
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fednorm.core.types import Kind, Role
-from fednorm.strategies.base import BatchNormStrategy
+from fednorm.strategies.base import RunningStatisticsStrategy
 
 
 @dataclass(frozen=True)
-class FedBN(BatchNormStrategy):
+class FedBN(RunningStatisticsStrategy):
     """Clients keep γ, β and the running statistics of their BatchNorm layers."""
 
-    needs_batch_statistics: ClassVar[bool] = True
     roles: ClassVar[Mapping[Kind, Role]] = {
         Kind.AFFINE: Role.PERSONAL,
         Kind.STATISTIC: Role.PERSONAL,

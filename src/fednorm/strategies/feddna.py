@@ -18,8 +18,8 @@ where clients are Gaussians in each channel, their divergence is the mean over c
 the clients' shares of all values. Given w, the best Gaussian has the pooled moments; given that,
 w_i is proportional to n_i · exp(-strength · KL(client i ‖ pooled)). The two steps alternate from
 w = n, and neither can raise the sum. A client far from the others weighs less than its share, and
-one that is several deviations away in most channels nothing at all; `strength=0` is `naive` with
-`statistics="pool"`.
+one that is several standard deviations away in most channels nothing at all; `strength=0` is
+`naive` with `statistics="pool"`.
 """
 
 from collections.abc import Sequence
@@ -29,24 +29,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fednorm.core.aggregation import Aggregator, is_weighted_mean
+from fednorm.core.aggregation import Aggregator
 from fednorm.core.layer import NormRule
-from fednorm.core.merge import ema_update
+from fednorm.core.merge import MergeInput, ema_update
 from fednorm.core.messages import Broadcast, RunningStats
 from fednorm.core.moments import Moments, pool
-from fednorm.core.strategy import MergeInput
 from fednorm.nn import rules
 from fednorm.registry import param
-from fednorm.strategies.base import BatchNormStrategy
+from fednorm.strategies.base import RunningStatisticsStrategy
 
 _EPS = 1e-5  # as BatchNorm adds to a variance: smaller differences are invisible to it
 
 
 @dataclass(frozen=True)
-class FedDNA(BatchNormStrategy):
+class FedDNA(RunningStatisticsStrategy):
     """Ordinary BatchNorm on clients; statistics pooled with importance weights."""
 
-    needs_batch_statistics: ClassVar[bool] = True
     needs_tracking: ClassVar[bool] = True
     statistics = "pool"
 
@@ -68,7 +66,7 @@ class FedDNA(BatchNormStrategy):
 
     def merge(self, previous: RunningStats, merge: MergeInput) -> RunningStats:
         """Pool the moments with importance weights; the running statistics follow them."""
-        if not is_weighted_mean(merge.aggregator):  # a robust rule looks at no weights
+        if not merge.aggregator.uses_weights:  # a robust rule looks at no weights
             return ema_update(previous, merge)
         return ema_update(previous, merge, self._pool)
 
@@ -81,7 +79,7 @@ def reweight(moments: Sequence[Moments], strength: float, iterations: int) -> li
 
     >>> here, there = torch.zeros(1), torch.full((1,), 2.0)
     >>> three = [Moments(4.0, mean, torch.ones(1)) for mean in (here, here, there)]
-    >>> [round(m.mass, 1) for m in reweighted(three, strength=1.0, iterations=10)]
+    >>> [round(m.mass, 1) for m in reweight(three, strength=1.0, iterations=10)]
     [4.9, 4.9, 2.2]
     """
     masses = torch.tensor([m.mass for m in moments], dtype=torch.float64)

@@ -13,15 +13,16 @@ Deviation: the classifier keeps its bias, which the paper's formula does not hav
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fednorm.core.strategy import Conversion, Replacement
+from fednorm.core.strategy import Conversion, Replacement, Strategy
 from fednorm.nn.convert import ConversionError
 from fednorm.registry import param
-from fednorm.strategies.base import Strategy
+from fednorm.strategies import create_strategy
 
 
 class DirectionLinear(nn.Linear):
@@ -30,6 +31,11 @@ class DirectionLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's own name)
         """Return the product with each input's direction."""
         return functional.linear(functional.normalize(input, dim=-1), self.weight, self.bias)
+
+
+def _delegate(name: str) -> Any:
+    """Return a property that reads `name` of the base strategy."""
+    return property(attrgetter(f"_base.{name}"))
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,6 @@ class FedFN(Strategy):
 
     @cached_property
     def _base(self) -> Strategy:
-        from fednorm.strategies import create_strategy  # noqa: PLC0415 (the registry holds this class)
-
         options = {k: None if v == "none" else v for k, v in self.options.items()}
         return create_strategy(self.base, **options)
 
@@ -58,13 +62,26 @@ class FedFN(Strategy):
         return _normalize_features(self._base.convert(model))
 
     # Everything else is the base strategy's.
-
-    def __getattribute__(self, name: str) -> Any:
-        """Look up what a strategy decides at the base strategy."""
-        return getattr(self._base, name) if name in _DELEGATED else super().__getattribute__(name)
-
-
-_DELEGATED = {name for name in vars(Strategy) if not name.startswith("_") and name != "convert"}
+    statistics = _delegate("statistics")
+    roles = _delegate("roles")
+    needs_batch_statistics = _delegate("needs_batch_statistics")
+    mergeable_batches = _delegate("mergeable_batches")
+    exchanges = _delegate("exchanges")
+    calibration = _delegate("calibration")
+    measures = _delegate("measures")
+    warmup = _delegate("warmup")
+    role = _delegate("role")
+    rates = _delegate("rates")
+    clips = _delegate("clips")
+    rule = _delegate("rule")
+    trains_affine = _delegate("trains_affine")
+    reports = _delegate("reports")
+    merge = _delegate("merge")
+    measure_rule = _delegate("measure_rule")
+    calibration_rule = _delegate("calibration_rule")
+    adaptation_rule = _delegate("adaptation_rule")
+    adopt = _delegate("adopt")
+    remember = _delegate("remember")
 
 
 def _normalize_features(conversion: Conversion) -> Conversion:

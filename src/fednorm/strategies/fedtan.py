@@ -37,7 +37,6 @@ class FedTAN(SharedStatisticsStrategy):
 
     mergeable_batches: ClassVar[bool] = True
     exchanges: ClassVar[bool] = True
-    needs_batch_statistics: ClassVar[bool] = True
 
     statistics: Statistics = param(
         "pool",

@@ -24,17 +24,16 @@ client takes one step: each client clips its own gradient.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fednorm.core.strategy import Conversion
+from fednorm.core.strategy import Conversion, Strategy
 from fednorm.core.types import Clip
 from fednorm.nn.convert import remove
 from fednorm.nn.weight_std import StandardizedConv, standardize
 from fednorm.registry import param
-from fednorm.strategies.base import Strategy, require_batch_norm
+from fednorm.strategies.base import require_batch_norm
 
 EPS = 1e-4
 LEAST_NORM = 1e-3
@@ -43,8 +42,6 @@ LEAST_NORM = 1e-3
 @dataclass(frozen=True)
 class FedWon(Strategy):
     """No normalization; scaled weight standardisation, and gradients clipped on demand."""
-
-    mergeable_batches: ClassVar[bool] = True
 
     clip: float | None = param(
         None,

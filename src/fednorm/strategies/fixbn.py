@@ -5,9 +5,9 @@ arXiv:2303.06530.
 
 Stage I, up to the freezing round: as `naive`.
 
-Stage II: clients normalise with the shared statistics, which no longer change. γ and β go on
+Stage II: clients normalise with the shared statistics, which no longer change. γ and β keep
 learning unless `freeze_affine` is set. With `freeze_statistics=False` γ and β alone are frozen, and
-statistics go on as in stage I (all three are in the paper's Table H; nothing frozen is `naive`).
+statistics continue as in stage I (all three are in the paper's Table H; nothing frozen is `naive`).
 
 `freeze_round="auto"` follows the paper's appendix B.6: the server keeps the change of the shared
 statistics over the last `window` rounds and freezes once the variance of that window falls under
@@ -35,7 +35,6 @@ class FixBN(SharedStatisticsStrategy):
     """Ordinary BatchNorm until the freezing round, then frozen shared statistics."""
 
     mergeable_batches: ClassVar[bool] = True
-    needs_batch_statistics: ClassVar[bool] = True
 
     freeze_round: int | float | Literal["auto"] = param(
         0.5, "last round of stage I: a round, a share of all rounds such as 0.5, or 'auto'"

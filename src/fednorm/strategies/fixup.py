@@ -2,9 +2,9 @@
 
 Zhang, Dauphin and Ma, "Fixup Initialization", ICLR 2019, arXiv:1901.09321.
 
-Client: trains the model with a scalar bias in the place of each BatchNorm layer, and a scalar
-multiplier as well in the place of the last one of each residual branch. As in the authors' code,
-scalars, whose gradients are sums over all positions, learn and decay at a tenth of the rate.
+Client: trains the model with a scalar bias instead of each BatchNorm layer, and a scalar multiplier
+as well instead of the last one of each residual branch. As in the authors' code, scalars, whose
+gradients are sums over all positions, learn and decay at a tenth of the rate.
 
 Server: averages everything. Before the first round the classifier and the last layer of each
 residual branch are set to 0; the other layers are scaled to He's standard deviation √(2/fan_in),
@@ -15,7 +15,7 @@ come from one, each by a plain chain of operations, one chain with two convoluti
 at least, the other with one at most (the shortcut). A model that cannot be traced is searched part
 by part. The classifier is the linear layer outside the branches that the model registers last.
 
-Deviations: biases stand where BatchNorm stood, shortcuts included, none right before a convolution;
+Deviations: biases are where BatchNorm was, shortcuts included, none right before a convolution;
 the classifier's bias learns at the full rate (their code: a tenth); fan-in (their code: fan-out).
 """
 
@@ -24,16 +24,15 @@ import math
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from fednorm.core.strategy import Conversion
+from fednorm.core.strategy import Conversion, Strategy
 from fednorm.nn.convert import ConversionError, replace
-from fednorm.strategies.base import Strategy, require_batch_norm
+from fednorm.strategies.base import require_batch_norm
 
 _LAYERS = (_ConvNd, nn.Linear)
 _ADDITIONS = {operator.add, torch.add, "add", "add_"}
@@ -56,10 +55,8 @@ class ScalarAffine(nn.Module):
 class Fixup(Strategy):
     """No normalization; residual branches that start at 0, scalar biases and multipliers."""
 
-    mergeable_batches: ClassVar[bool] = True
-
     def convert(self, model: nn.Module) -> Conversion:
-        """Return a copy with scalars in the place of BatchNorm, initialised as Fixup says."""
+        """Return a copy with scalars instead of BatchNorm, initialised as in the paper."""
 
         def make(_: str, layer: _BatchNorm) -> nn.Module:
             return ScalarAffine(layer.weight if layer.affine else next(model.parameters()))

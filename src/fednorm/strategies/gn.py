@@ -1,4 +1,4 @@
-"""GroupNorm in the place of BatchNorm.
+"""GroupNorm instead of BatchNorm.
 
 Wu and He, "Group Normalization", ECCV 2018, arXiv:1803.08494; proposed for federated learning by
 Hsieh et al., "The Non-IID Data Quagmire of Decentralized Machine Learning", 2020, arXiv:1910.00189.
@@ -10,21 +10,18 @@ Server: averages everything; there are no statistics. γ and β of the replaced 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
-from fednorm.core.strategy import Conversion
+from fednorm.core.strategy import Conversion, Strategy
 from fednorm.nn.convert import to_sample_norm
 from fednorm.registry import param
-from fednorm.strategies.base import Strategy, require_batch_norm
+from fednorm.strategies.base import require_batch_norm
 
 
 @dataclass(frozen=True)
 class GN(Strategy):
-    """GroupNorm in the place of BatchNorm."""
-
-    mergeable_batches: ClassVar[bool] = True
+    """GroupNorm instead of BatchNorm."""
 
     groups: int = param(2, "groups of channels; must divide the channels of every layer")
     round_down: bool = param(

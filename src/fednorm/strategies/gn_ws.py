@@ -1,4 +1,4 @@
-"""GroupNorm in the place of BatchNorm, and weight-standardised convolutions.
+"""GroupNorm instead of BatchNorm, and weight-standardised convolutions.
 
 Qiao, Wang, Liu, Shen and Yuille, "Micro-Batch Training with Batch-Channel Normalization and Weight
 Standardization", 2019, arXiv:1903.10520; GroupNorm: Wu and He, 2018, arXiv:1803.08494.
@@ -27,7 +27,7 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class GnWs(GN):
-    """GroupNorm in the place of BatchNorm, and weight-standardised convolutions."""
+    """GroupNorm instead of BatchNorm, and weight-standardised convolutions."""
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy with GroupNorm layers and standardised convolutions."""

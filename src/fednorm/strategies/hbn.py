@@ -12,10 +12,10 @@ Server: pools the moments by the law of total variance, and lets the shared stat
 small momentum; clients use them from the next round on.
 
 Test: all clients send their data through the final model in the same way and report the mixed
-statistics, with which their layers normalised. Pooled, these stand in the place of the shared ones
-for the test alone: the shared ones follow slowly and do not belong to the model, and those of the
-inputs do not belong to layers that were given something else in training. Evaluation uses nothing
-of a client's own, so there is a global model.
+statistics, with which their layers normalised. Pooled, these replace the shared ones for the test
+alone: the shared ones follow slowly and do not belong to the model, and those of the inputs do not
+belong to layers that were given something else in training. Evaluation uses nothing of a client's
+own, so there is a global model.
 
 Deviations from the authors' code, which measures one batch of 64 samples and reports the mixed
 statistics in training as well: here it is all data of a client and its inputs, which learns faster.
@@ -31,9 +31,9 @@ import torch
 from torch import nn
 
 from fednorm.core.layer import Calibration, NormRule
-from fednorm.core.merge import pool_statistics
+from fednorm.core.merge import MergeInput, pool_statistics
 from fednorm.core.messages import Broadcast, RunningStats
-from fednorm.core.strategy import Conversion, MergeInput
+from fednorm.core.strategy import Conversion
 from fednorm.core.types import Kind, Role
 from fednorm.nn.hybrid_norm import (
     Mixing,
@@ -43,17 +43,16 @@ from fednorm.nn.hybrid_norm import (
     normalize_hybrid_measured,
 )
 from fednorm.registry import param
-from fednorm.strategies.base import Strategy, require_batch_norm
+from fednorm.strategies.base import BatchNormStrategy, require_batch_norm
 
 
 @dataclass(frozen=True)
-class HBN(Strategy):
+class HBN(BatchNormStrategy):
     """Per channel a learnt, personal mix of shared and batch statistics."""
 
     statistics = "pool"
     calibration: ClassVar[Calibration] = "evaluation"
     measures: ClassVar[bool] = True
-    needs_batch_statistics: ClassVar[bool] = True
 
     stats_momentum: float = param(0.002, "with which the shared statistics follow, in (0, 1]")
 

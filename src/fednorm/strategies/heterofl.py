@@ -23,21 +23,20 @@ from typing import ClassVar
 from torch import nn
 
 from fednorm.core.layer import Calibration, NormRule, Statistics
-from fednorm.core.merge import average_weighted
+from fednorm.core.merge import MergeInput, average_weighted
 from fednorm.core.messages import Broadcast, RunningStats
-from fednorm.core.strategy import Conversion, MergeInput
+from fednorm.core.strategy import Conversion
 from fednorm.nn import rules
 from fednorm.nn.convert import to_fed_batch_norm
 from fednorm.registry import param
-from fednorm.strategies.base import Strategy, require_batch_norm
+from fednorm.strategies.base import BatchNormStrategy, require_batch_norm
 
 
 @dataclass(frozen=True)
-class HeteroFL(Strategy):
-    """BatchNorm that tracks nothing in training; one survey of the clients before evaluation."""
+class HeteroFL(BatchNormStrategy):
+    """BatchNorm that tracks nothing in training; clients are calibrated before evaluation."""
 
     calibration: ClassVar[Calibration] = "evaluation"
-    needs_batch_statistics: ClassVar[bool] = True
     mergeable_batches: ClassVar[bool] = True
 
     statistics: Statistics = param(

@@ -1,4 +1,4 @@
-"""InstanceNorm in the place of BatchNorm.
+"""InstanceNorm instead of BatchNorm.
 
 Ulyanov, Vedaldi and Lempitsky, "Instance Normalization: The Missing Ingredient for Fast
 Stylization", 2016, arXiv:1607.08022.
@@ -10,20 +10,17 @@ Server: averages everything; there are no statistics.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
-from fednorm.core.strategy import Conversion
+from fednorm.core.strategy import Conversion, Strategy
 from fednorm.nn.convert import to_sample_norm
-from fednorm.strategies.base import Strategy, require_batch_norm
+from fednorm.strategies.base import require_batch_norm
 
 
 @dataclass(frozen=True)
 class IN(Strategy):
-    """InstanceNorm (one group per channel) in the place of BatchNorm."""
-
-    mergeable_batches: ClassVar[bool] = True
+    """InstanceNorm (one group per channel) instead of BatchNorm."""
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy with one group per channel."""

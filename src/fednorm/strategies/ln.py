@@ -1,4 +1,4 @@
-"""LayerNorm in the place of BatchNorm.
+"""LayerNorm instead of BatchNorm.
 
 Ba, Kiros and Hinton, "Layer Normalization", 2016, arXiv:1607.06450.
 
@@ -9,20 +9,17 @@ Server: averages everything; there are no statistics.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
-from fednorm.core.strategy import Conversion
+from fednorm.core.strategy import Conversion, Strategy
 from fednorm.nn.convert import to_sample_norm
-from fednorm.strategies.base import Strategy, require_batch_norm
+from fednorm.strategies.base import require_batch_norm
 
 
 @dataclass(frozen=True)
 class LN(Strategy):
-    """LayerNorm (GroupNorm with one group) in the place of BatchNorm."""
-
-    mergeable_batches: ClassVar[bool] = True
+    """LayerNorm (GroupNorm with one group) instead of BatchNorm."""
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy with one group per layer."""

@@ -7,7 +7,7 @@ Guerraoui et al., 2024.
 Client: ordinary BatchNorm on its own batches.
 
 Server: averages weights, γ, β and the running statistics. The average of the variances lacks the
-variance between clients, on purpose: that is the method. `statistics="pool"` mends this part, but
+variance between clients, on purpose: that is the method. `statistics="pool"` fixes this part, but
 not the normalisation by local batches.
 """
 
@@ -25,7 +25,6 @@ class Naive(SharedStatisticsStrategy):
     """Ordinary BatchNorm on every client; the server averages everything."""
 
     mergeable_batches: ClassVar[bool] = True
-    needs_batch_statistics: ClassVar[bool] = True
     needs_tracking: ClassVar[bool] = False  # nothing is shared of layers that track nothing
 
     def rule(self, broadcast: Broadcast) -> NormRule:  # noqa: ARG002 (the same in all rounds)

@@ -9,20 +9,16 @@ Server: averages everything. The only strategy for a model that has no BatchNorm
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
-from fednorm.core.strategy import Conversion
+from fednorm.core.strategy import Conversion, Strategy
 from fednorm.nn.convert import remove
-from fednorm.strategies.base import Strategy
 
 
 @dataclass(frozen=True)
 class NoNorm(Strategy):
     """BatchNorm layers are taken out."""
-
-    mergeable_batches: ClassVar[bool] = True
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy without BatchNorm layers."""

@@ -7,7 +7,7 @@ Client: keeps the running statistics of its BatchNorm layers for itself; the res
 
 Server: averages the rest. There is no global model: every client's own is tested, on its own test
 split or, with `evaluate = "global"`, on all test samples. A client that has not trained yet is
-tested with the mean of the layers of those that have (`newcomers = "average"`).
+tested with the mean of the layers of those that have (`unseen_init = "average"`).
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fednorm.core.types import Kind, Role
-from fednorm.strategies.base import BatchNormStrategy
+from fednorm.strategies.base import RunningStatisticsStrategy
 
 
 @dataclass(frozen=True)
-class SiloBN(BatchNormStrategy):
+class SiloBN(RunningStatisticsStrategy):
     """Clients keep the running statistics of their BatchNorm layers; γ and β are averaged."""
 
-    needs_batch_statistics: ClassVar[bool] = True
     roles: ClassVar[Mapping[Kind, Role]] = {
         Kind.AFFINE: Role.SHARED,
         Kind.STATISTIC: Role.PERSONAL,

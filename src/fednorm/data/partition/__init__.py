@@ -2,28 +2,17 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
+from fednorm.errors import ConfigError
+from fednorm.registry import Registry, export_lazily
 
-from fednorm.core.random_streams import Stream, make_rng
-from fednorm.data.partition.base import (
-    Indices,
-    Partition,
-    check_parts,
-    check_request,
-    to_labels,
-)
-from fednorm.data.partition.dirichlet import Dirichlet, DirichletUnbalanced
-from fednorm.data.partition.feature_shift import FeatureShift
-from fednorm.data.partition.gamma import Gamma
-from fednorm.data.partition.iid import Iid
-from fednorm.data.partition.natural import Natural
-from fednorm.data.partition.shards import Shards
-from fednorm.data.partition.test_split import match_groups, match_test
-from fednorm.registry import create, find
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from fednorm.data.partition.base import Indices, Partition
+    from fednorm.data.partition.test_split import match_groups, match_test
 
 __all__ = [
     "PARTITIONS",
@@ -37,30 +26,42 @@ __all__ = [
     "rename_partition",
 ]
 
-PARTITIONS: dict[str, type[Partition]] = {
-    "iid": Iid,
-    "gamma": Gamma,
-    "dirichlet": Dirichlet,
-    "dirichlet_unbalanced": DirichletUnbalanced,
-    "shards": Shards,
-    "natural": Natural,
-    "feature_shift": FeatureShift,
-}
+PARTITIONS: "Registry[Partition]" = Registry(
+    "partition",
+    __name__,
+    {
+        "iid": "iid:Iid",
+        "gamma": "gamma:Gamma",
+        "dirichlet": "dirichlet:Dirichlet",
+        "dirichlet_unbalanced": "dirichlet:DirichletUnbalanced",
+        "shards": "shards:Shards",
+        "natural": "natural:Natural",
+        "feature_shift": "feature_shift:FeatureShift",
+    },
+)
+
+__getattr__ = export_lazily(
+    __name__,
+    {
+        "fednorm.data.partition.base": "Indices Partition",
+        "fednorm.data.partition.test_split": "match_groups match_test",
+    },
+)
 
 
 def partition(
-    name: str,
-    labels: Tensor | Sequence[int] | NDArray[Any],
+    rule: "str | Partition",
+    labels: "Tensor | Sequence[int] | NDArray[Any]",
     *,
     clients: int,
     seed: int,
-    groups: Sequence[Any] | NDArray[Any] | None = None,
+    groups: "Sequence[Any] | NDArray[Any] | None" = None,
     **fields: Any,
-) -> list[Indices]:
+) -> "list[Indices]":
     """Divide samples among clients; return each client's indices.
 
     Args:
-        name: a partition such as "gamma=0" or "iid", as `create_partition` reads it.
+        rule: a partition, or text such as "gamma=0" that `create_partition` reads.
         labels: the class of every sample.
         clients: the number of clients.
         seed: the same seed gives the same partition everywhere.
@@ -70,16 +71,22 @@ def partition(
     >>> [part.tolist() for part in partition("gamma=0", [1, 0, 1, 0], clients=2, seed=0)]
     [[1, 3], [0, 2]]
     """
-    rule = create_partition(name, **fields)
+    import numpy as np  # noqa: PLC0415 (names are listed without numpy and torch)
+
+    from fednorm.core.random_streams import Stream, make_rng  # noqa: PLC0415 (as above)
+    from fednorm.data.partition.base import check_parts, check_request, to_labels  # noqa: PLC0415
+
+    name = rule if isinstance(rule, str) else PARTITIONS.name_of(type(rule)) or repr(rule)
+    chosen = create_partition(rule, **fields) if isinstance(rule, str) else rule
     array = to_labels(labels)
     members = None if groups is None else np.asarray(groups)
     check_request(name, len(array), clients, members)
-    parts = rule.split(array, clients, make_rng(seed, Stream.PARTITION), members)
+    parts = chosen.split(array, clients, make_rng(seed, Stream.PARTITION), members)
     check_parts(name, parts, len(array))
     return parts
 
 
-def create_partition(text: str, **fields: Any) -> Partition:
+def create_partition(text: str, **fields: Any) -> "Partition":
     """Create the partition that `text` names, such as "dirichlet=0.1".
 
     `fields` are further settings.
@@ -91,18 +98,18 @@ def create_partition(text: str, **fields: Any) -> Partition:
     """
     name, equals, value = text.strip().partition("=")
     name, value = name.strip(), value.strip()
-    cls = find("partition", PARTITIONS, name)
+    cls = PARTITIONS.find(name)
     argument = cls.argument
     if equals and argument is None:
-        raise ValueError(f"partition {name!r} takes no value, but got {text!r}; write {name!r}.")
+        raise ConfigError(f"partition {name!r} takes no value, but got {text!r}; write {name!r}.")
     if equals and argument in fields:
-        raise ValueError(
+        raise ConfigError(
             f"partition {name!r} got {argument} twice: {value!r} in {text!r} and "
             f"{fields[argument]!r} as a field; give it once."
         )
     if argument is not None and argument not in fields:
         fields |= _read_field(name, argument, value if equals else None)
-    return create("partition", PARTITIONS, name, fields)
+    return PARTITIONS.create(name, fields)
 
 
 def list_partitions() -> list[str]:
@@ -137,7 +144,7 @@ def rename_partition(text: str, name: str) -> str | None:
     return f"{name.strip()}={value.strip()}" if same else None
 
 
-def _find_field(rule: type[Partition]) -> dataclasses.Field[Any]:
+def _find_field(rule: "type[Partition]") -> dataclasses.Field[Any]:
     """Return the field that the text after "=" sets."""
     declared = dataclasses.fields(rule)  # type: ignore[arg-type]  # every one is a dataclass
     (field,) = (f for f in declared if f.name == rule.argument)
@@ -154,7 +161,7 @@ def _read_field(name: str, argument: str, value: str | None) -> dict[str, Any]:
     try:
         return {argument: float(value or "")}
     except ValueError:
-        raise ValueError(
+        raise ConfigError(
             f"partition {name!r} needs a number for {argument}, but got "
             f"{'none' if value is None else repr(value)}; write for example '{name}=0.5'."
         ) from None

@@ -95,7 +95,7 @@ class FeatureShift(Partition):
 
     argument: ClassVar[str | None] = "kind"
 
-    kind: str = param("shift", f"what differs between clients: {', '.join(KINDS)}")
+    kind: str = param("shift", "what differs: shift, brightness, contrast, rotation or noise")
     strength: float = param(1.0, "strength of the difference; 0 is none")
 
     def __post_init__(self) -> None:

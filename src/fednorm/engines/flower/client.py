@@ -23,12 +23,12 @@ from fednorm.core.calibration import client_calibration
 from fednorm.core.layer import RoundContext
 from fednorm.core.messages import Batches, Broadcast, ClientState, LayerStats
 from fednorm.core.round import make_reply, start_round
+from fednorm.core.strategy import Strategy
 from fednorm.core.task import Task, load_state, snapshot
 from fednorm.core.types import Clip
 from fednorm.engines.flower import wire
 from fednorm.engines.flower.arrays import to_array_record
 from fednorm.strategies import STRATEGIES, create_strategy
-from fednorm.strategies.base import Strategy
 
 # Attributes of a converted model: what it was made for, and what its layers follow and have seen.
 _TASK, _SESSION, _MEASURED = "fednorm_task", "fednorm_session", "fednorm_measured"
@@ -42,13 +42,13 @@ def _stay_frozen(module: nn.Module, _given: object) -> None:
 
 def describe_strategy(chosen: Strategy) -> str:
     """Return a strategy as text that the client can read."""
-    names = [name for name, cls in STRATEGIES.items() if cls is type(chosen)]
-    if not names:
+    name = STRATEGIES.name_of(type(chosen))
+    if name is None:
         raise ValueError(
             f"clients make the strategy by its name, but {type(chosen).__name__} has none; "
             "add it to fednorm.strategies.STRATEGIES on all machines."
         )
-    return json.dumps({"name": names[0], **dataclasses.asdict(chosen)})  # type: ignore[call-overload]  # a dataclass
+    return json.dumps({"name": name, **dataclasses.asdict(chosen)})  # type: ignore[call-overload]  # a dataclass
 
 
 def unpack(

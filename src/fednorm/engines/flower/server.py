@@ -22,6 +22,7 @@ from fednorm.algorithms import create_algorithm
 from fednorm.core.calibration import CalibrationReply, server_calibration
 from fednorm.core.messages import Reply, ServerState
 from fednorm.core.round import broadcast, reply_schema, server_round
+from fednorm.core.strategy import Strategy as Norm
 from fednorm.core.task import Task, export, read_state
 from fednorm.core.validation import ReplySchema, find_fault
 from fednorm.engines.flower import wire
@@ -31,7 +32,6 @@ from fednorm.engines.flower.client import describe_strategy
 from fednorm.errors import NoUsableReplyError, WireError
 from fednorm.nn.copies import copy_model
 from fednorm.strategies import create_strategy as by_name
-from fednorm.strategies.base import Strategy as Norm
 
 _QUERY = "query.fednorm"
 log = logging.getLogger("flwr")

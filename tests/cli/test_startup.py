@@ -1,0 +1,93 @@
+"""Commands that only tell something answer without importing torch."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "numpy", "matplotlib", "flwr", "pandas", "PIL", "safetensors")
+CALL = """
+import sys
+from fednorm.cli import app
+sys.argv = ["fednorm", *sys.argv[1:]]
+try:
+    app()
+except SystemExit as end:
+    assert end.code in (0, None), end.code
+finally:
+    print("imported:", *(name for name in {heavy!r} if name in sys.modules), file=sys.stderr)
+"""
+COMPLETION = {
+    "_FEDNORM_COMPLETE": "complete_bash",
+    "_TYPER_COMPLETE_ARGS": "fednorm compare --part",
+    "COMP_WORDS": "fednorm compare --part",
+    "COMP_CWORD": "2",
+}
+
+
+def run(code, *arguments, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "COLUMNS": "120", **environment},
+        check=True,
+    )
+    return done.stdout, done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        ("--help", "reproduce"),
+        ("list", "deeplabv3plus"),
+        ("list strategies", "fixbn"),
+        ("list data", "cifar10"),
+        ("show strategy fedfn", "options"),
+        ("show data cifar10", "Krizhevsky"),
+        ("show partition dirichlet", "alpha"),
+        ("show aggregator nnm", "NNM"),
+        ("show model resnet18", "resnet18"),
+        ("compare --help", "--statistics-aggregator"),
+        ("run --help", "--superlink"),
+        ("reproduce --help", "--scale"),
+        ("doctor --help", "--participation"),
+        ("data --help", "get"),
+        ("data get --help", "--data-dir"),
+        ("--show-completion bash", "_FEDNORM_COMPLETE"),
+    ],
+)
+def test_a_command_that_tells_something_needs_no_torch(command, answer):
+    told, imported = run(CALL.format(heavy=HEAVY), *command.split())
+    assert answer in told
+    assert imported == "imported:"
+
+
+def test_shell_completion_needs_no_torch():
+    told, imported = run(CALL.format(heavy=HEAVY), **COMPLETION)
+    assert sorted(told.split()) == ["--participation", "--partition"]
+    assert imported == "imported:"
+
+
+def test_the_check_sees_torch():
+    _, imported = run("import torch\n" + CALL.format(heavy=HEAVY), "--help")
+    assert "torch" in imported
+
+
+@pytest.mark.parametrize(
+    ("code", "imported"),
+    [
+        ("import fednorm", False),
+        ("import fednorm; dir(fednorm)", False),
+        ("import fednorm; fednorm.list_strategies(); fednorm.list_datasets()", False),
+        ("import fednorm; fednorm.errors.ConfigError", False),
+        ("import fednorm.experiment.config, fednorm.experiment.load", False),
+        ("import fednorm; fednorm.create_strategy('fbn')", True),
+        ("import fednorm; fednorm.doctor.examine", True),
+    ],
+)
+def test_importing_the_package_imports_torch_when_it_is_needed(code, imported):
+    told, _ = run(f"{code}\nimport sys; print('torch' in sys.modules); print(0, file=sys.stderr)")
+    assert told.strip() == str(imported)

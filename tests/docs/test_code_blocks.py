@@ -1,0 +1,280 @@
+"""Every code block of README and docs runs, and every command and option in them exists.
+
+A block that cannot run here has a comment before it, `<!-- run: skip because … -->`, or is only
+read with `<!-- run: check because … -->`; EXCEPTIONS counts both.
+"""
+
+import dataclasses
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from docs.pages import PAGES, ROOT, list_blocks, list_spans, name_of
+from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS
+from fednorm.algorithms import ALGORITHMS
+from fednorm.attacks import ATTACKS
+from fednorm.cli import app
+from fednorm.data import DATASETS
+from fednorm.data.partition import PARTITIONS
+from fednorm.experiment.config import Experiment
+from fednorm.experiment.load import build_experiment
+from fednorm.models import MODELS
+from fednorm.reproduce import list_figures
+from fednorm.strategies import STRATEGIES
+
+EXCEPTIONS = {
+    ("docs/data.md", "check"): 1,  # a download
+    ("docs/deploy.md", "check"): 1,  # a running SuperLink
+    ("docs/deploy.md", "skip"): 3,  # the SuperLink, its nodes, and their registration
+    ("docs/results.md", "check"): 1,  # CIFAR-10
+    ("examples/flower_quickstart/README.md", "skip"): 1,  # leaves a SuperLink running
+}
+LANGUAGES = {"python", "sh", "toml", "text", "diff", "mermaid"}
+# Appended to a command, so that it takes seconds.
+SHORT = {
+    "compare": "--set rounds=2 --set seeds=1 --workers 1 --fresh",
+    "run": "--set rounds=2 --set seeds=1 --workers 1",
+    "doctor": "--batches 1",
+    "ring": "--rounds 3",
+}
+SMALL_IMAGES = "--set data.size=16 --set batch_size=4 --set rounds=1"  # for ResNet-18
+ONLY_CHECKED = {"reproduce", "make", "pip", "python", "export"}  # long, or about this environment
+ADDRESS = {"HOST": "127.0.0.1", "PORT": "9400"}
+FOREIGN = {"--port", "--run-config"}  # options of Flower's commands
+MODULE = """
+from torch import nn
+
+def net(shape, classes):
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(4, classes),
+    )
+"""
+REGISTRIES = (
+    STRATEGIES, ALGORITHMS, AGGREGATORS, PRE_AGGREGATORS, ATTACKS, PARTITIONS, DATASETS, MODELS,
+)  # fmt: skip
+SHELL = list_blocks("sh")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Make a folder with everything that the commands of the docs expect to find."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "models.py").write_text(MODULE)
+    rng = np.random.default_rng(0)
+    for place in ("photos", "PACS"):
+        for domain in ("art", "cartoon", "photo", "sketch"):
+            for label in ("dog", "house"):
+                images = tmp_path / place / domain / label
+                images.mkdir(parents=True)
+                for i in range(6):
+                    pixels = rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)
+                    Image.fromarray(pixels).save(images / f"{i}.jpg")
+    monkeypatch.setenv("FEDNORM_DATA", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_block_has_a_language_that_is_tested():
+    blocks = list_blocks()
+    assert len(blocks) > 40
+    assert {str(b): b.language for b in blocks if b.language not in LANGUAGES} == {}
+    assert [str(b) for b in blocks if b.language == "text" and "fednorm " in b.text[:8]] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_command_hides_in_an_indented_block(page):
+    text = page.read_text(encoding="utf-8")
+    assert re.findall(r"^ {4,}(?:fednorm|python|make|pip|flwr) .*", text, re.MULTILINE) == []
+
+
+def test_the_exceptions_are_few_and_say_why():
+    marked = [block for block in list_blocks() if block.how]
+    assert all(block.why and len(block.why) > 10 for block in marked)
+    assert Counter((block.page, block.how) for block in marked) == EXCEPTIONS
+
+
+def test_readme_begins_with_its_two_commands():
+    first = next(block for block in SHELL if block.page == "README.md")
+    assert first.commands == [["make", "demo"], ["make", "test"]]
+
+
+def parse_options(arguments, *, bare=False):
+    """Raise if the command line does not know a command, an option, or the form of a value.
+
+    `bare` allows a command without the arguments that it needs: its name in a sentence.
+    """
+    group, name = get_command(app), ""
+    context = group.make_context("fednorm", [], resilient_parsing=True)
+    while hasattr(group, "commands") or hasattr(group, "list_commands"):
+        if not arguments:
+            return "help"
+        name, *arguments = arguments
+        group = group.get_command(context, name)
+        assert group is not None, f"there is no command {name!r}"
+    if arguments or not bare:
+        group.make_context(name, list(arguments))
+    return name
+
+
+def check_command(words, *, bare=False):
+    """Raise if a command of the docs could not be called as it is written."""
+    program, *arguments = words
+    if program == "fednorm":
+        name = parse_options(arguments, bare=bare)
+        if name == "reproduce" and arguments[1:] and "--list" not in arguments:
+            assert arguments[1] in list_figures()
+        return name
+    if program == "make":
+        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert set(arguments) <= set(targets)
+    elif program == "python":
+        script = ROOT / arguments[0]
+        assert script.is_file()
+        options = [word for word in arguments[1:] if word.startswith("--")]
+        assert all(option in script.read_text() for option in options)
+    elif program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+            "optional-dependencies"
+        ]
+        asked = re.findall(r"\[(\w+)\]", " ".join(arguments))
+        assert arguments[0] == "install"
+        assert set(asked) <= set(extras)
+    return program
+
+
+@pytest.mark.parametrize("block", SHELL, ids=str)
+def test_commands_exist_and_know_their_options(block):
+    assert block.commands
+    for words in block.commands:
+        check_command(words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [block for block in SHELL if not block.how], ids=str)
+@pytest.mark.usefixtures("folder")
+def test_commands_run(block):
+    programs = {words[0] for words in block.commands}
+    if not programs & {"fednorm", *ONLY_CHECKED}:
+        run_shell(block, programs)
+        return
+    for words in block.commands:
+        name = check_command(words)
+        if name in ONLY_CHECKED and "--list" not in words:
+            continue
+        assert words[0] == "fednorm", f"{words[0]} is run by no test"
+        extra = f"{SHORT.get(name, '')} {SMALL_IMAGES if 'folder' in words[2:] else ''}"
+        arguments = [*words[1:], *shlex.split(extra if name in SHORT else "")]
+        result = CliRunner().invoke(app, arguments, env={"COLUMNS": "120"})
+        assert result.exit_code == 0, f"{arguments}: {result.output} {result.exception!r}"
+
+
+def run_shell(block, programs):
+    """Run a block that calls the system's own programs."""
+    if missing := [name for name in programs - {"printf"} if not shutil.which(name)]:
+        pytest.skip(f"{', '.join(missing)} is not installed")
+    subprocess.run(
+        ["bash", "-e", "-u", "-c", block.text],  # noqa: S607 (bash is where the user has it)
+        env={**os.environ, **ADDRESS},
+        check=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("block", list_blocks("toml"), ids=str)
+def test_a_toml_block_is_an_experiment(block):
+    build_experiment(tomllib.loads(block.text))
+
+
+def test_the_experiment_of_the_deployment_is_one():
+    (text,) = [b.heredocs["ours.toml"] for b in SHELL if "ours.toml" in b.heredocs]
+    assert build_experiment(tomllib.loads(text)).clients == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", sorted({b.page for b in list_blocks("python")}))
+def test_python_blocks_run(page, folder):
+    """Run all Python blocks of a page as one program, in a new process."""
+    blocks = [block for block in list_blocks("python") if block.page == page]
+    assert not any(block.how for block in blocks)
+    if any("flower" in block.text for block in blocks) and not find_spec("flwr"):
+        pytest.skip("Flower is not installed")
+    program = ""
+    for block in blocks:  # at the lines of the page, for the traceback
+        program += "\n" * (block.line - program.count("\n")) + block.text
+    script = folder / "page.py"
+    script.write_text(program)
+    paths = [str((ROOT / page).parent), os.environ.get("PYTHONPATH", "")]  # for an example's app
+    found = subprocess.run(
+        [sys.executable, script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.slow
+def test_the_example_runs():
+    found = subprocess.run(
+        [sys.executable, ROOT / "examples" / "own_loop.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    accuracy = re.fullmatch(r"accuracy after 150 rounds: ([\d.]+)%\n", found.stdout)
+    assert float(accuracy[1]) > 90
+
+
+CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]  # the rest is history
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=name_of)
+def test_commands_in_the_text_exist(page):
+    for span in list_spans(page):
+        if span.startswith(("fednorm ", "python ", "make ", "pip ")):
+            check_command(shlex.split(span), bare=True)
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=name_of)
+def test_options_in_the_text_exist(page):
+    group = get_command(app)
+    context = group.make_context("fednorm", [], resilient_parsing=True)
+    known = set(FOREIGN)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        inner = (
+            [command.get_command(context, n) for n in command.list_commands(context)]
+            if hasattr(command, "list_commands")
+            else [command]
+        )
+        known |= {option for c in inner for p in c.params for option in p.opts}
+    found = {span.split()[0] for span in list_spans(page) if span.startswith("--")}
+    assert found <= known
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=name_of)
+def test_keys_in_the_text_exist(page):
+    """Check `key = value`; shorter names are those of formulas."""
+    known = set(Experiment.model_fields)
+    for registry in REGISTRIES:
+        known |= {field.name for cls in registry.values() for field in dataclasses.fields(cls)}
+    spans = [re.match(r"([a-z_]{4,}) = ", span) for span in list_spans(page)]
+    assert {match[1] for match in spans if match} <= known

@@ -1,0 +1,106 @@
+"""Pages link to what exists, use the words of CONTRIBUTING.md, and show what is printed."""
+
+import re
+from itertools import zip_longest
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from docs.pages import PAGES, ROOT, list_blocks, list_spans, name_of, read_prose
+from docs.regenerate import DOCTOR, EXAMPLE, render_example
+from fednorm import registry
+from fednorm.doctor.findings import Statistics
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+TEST = re.compile(r"`[\w/]*\.py(?:::\w+)?`|`::\w+`")  # a cited test: names as they are
+PATH = re.compile(r"(?:[\w-]+/)*[\w-]+\.(?:py|toml|md|png)|(?:[\w-]+/)+")
+# Names that are not files of this project, or of the reader's own.
+ELSEWHERE = {
+    "base.py", "config.toml", "pyproject.toml", "strategies/mine.py", "curves.png",
+    "tests/strategies/test_mine.py", "photos/", "runs/",
+}  # fmt: skip
+WORDS = re.search(
+    r"<!-- words -->\n(.*?)<!-- /words -->",
+    (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"),
+    re.DOTALL,
+)[1]
+
+
+def read_banned():
+    """Return the words that the table of CONTRIBUTING.md bans."""
+    rows = [row.split("|")[1] for row in WORDS.splitlines()[2:]]
+    return [word.strip() for row in rows for word in row.split(",")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page):
+    for target in LINK.findall(read_prose(page)):
+        if not target.startswith(("http:", "https:", "#")):
+            assert (page.parent / target.partition("#")[0]).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_paths_in_the_text_exist(page):
+    roots = (ROOT, ROOT / "src" / "fednorm", ROOT / "tests", page.parent)
+    spans = {span for span in list_spans(page) if PATH.fullmatch(span)} - ELSEWHERE
+    missing = {s for s in spans if not any((root / s).exists() for root in roots)}
+    assert missing == set()
+
+
+def test_readme_lists_every_page_and_pages_link_each_other():
+    linked = set(LINK.findall((ROOT / "README.md").read_text(encoding="utf-8")))
+    pages = [page for page in PAGES if page.parent == ROOT / "docs"]
+    assert len(pages) > 8
+    assert {name_of(page) for page in pages} <= linked
+    for page in pages:
+        others = {t for t in LINK.findall(read_prose(page)) if t.partition("#")[0].endswith(".md")}
+        assert others, f"{page.name} links to no other page"
+
+
+def test_the_table_of_words_is_read():
+    assert {"somebody", "so many", "lockstep", "liars"} <= set(read_banned())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_the_words_are_those_of_an_engineer(page):
+    text = read_prose(page).replace(WORDS, "")
+    if page.name == "CHANGELOG.md":  # its table says what the old words were
+        text = re.sub(r"^\|.*\n", "", text, flags=re.MULTILINE)
+    text = " ".join(TEST.sub("", text).split())
+    banned = re.compile(rf"\b(?:{'|'.join(map(re.escape, read_banned()))})\b", re.IGNORECASE)
+    assert [text[max(0, m.start() - 40) : m.end() + 20] for m in banned.finditer(text)] == []
+
+
+def test_the_changelog_names_every_renamed_name():
+    page = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for old, new in registry.RENAMED.items():
+        assert re.search(rf"^\|.*\| `{old}`.* \| `{new}`.* \|$", page, re.MULTILINE), old
+
+
+def test_concepts_defines_each_word_once():
+    page = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([\w ]+) \| [A-Z][^|]* \| [^|]* \|$", page, re.MULTILINE)
+    assert len(rows) > 35
+    assert len(set(rows)) == len(rows)
+    (diagram,) = [b for b in list_blocks("mermaid") if b.page == "docs/concepts.md"]
+    assert diagram.text.startswith("sequenceDiagram\n")
+    blocks = re.findall(r"^ *(rect|opt|loop|end)\b", diagram.text, re.MULTILINE)
+    assert blocks.count("end") * 2 == len(blocks)  # mermaid shows nothing otherwise
+
+
+@pytest.mark.slow
+def test_the_example_of_the_doctor_is_what_it_prints():
+    shown = EXAMPLE.search(DOCTOR.read_text(encoding="utf-8"))[2].split()
+    for there, here in zip_longest(shown, render_example().split()):
+        if "e-" in there:  # rounding errors: another machine has others
+            assert "e-" in here
+        elif re.fullmatch(r"\d+\.\d+", there):
+            assert float(here) == pytest.approx(float(there), rel=0.02)
+        else:
+            assert here == there
+
+
+def test_the_doctors_statistics_are_explained():
+    prose = read_prose(Path(DOCTOR))
+    assert [word for word in get_args(Statistics) if f"`{word}`" not in prose] == []
