@@ -86,7 +86,7 @@ def test_the_conversion_is_told_once_for_each_strategy_and_recorded(tmp_path, ca
     chosen = build_experiment({**QUICK, "strategies": ["none", "gn"], "seeds": 2})
     with caplog.at_level(logging.INFO, "fednorm.conversion"):
         found = run_comparison(chosen, folder=tmp_path)
-    told = [record.getMessage() for record in caplog.records if "×" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "→" in record.getMessage()]
     assert [text.partition(":")[0] for text in told] == ["none", "gn"]
     assert all(
         run.conversion and f"{run.strategy}: {'; '.join(run.conversion)}" in told

@@ -128,7 +128,7 @@ def build_run(
     )
     task = _build_task(experiment, entry, network)
     faults = threat_model.make_faults(experiment, task, clients, seed)
-    world = threat_model.make_world(faults, data)
+    world = threat_model.describe_data(faults, data)
     source: ClientSource = MergedClients(clients) if entry.centralized else clients
     if faults.adversary and world:
         source = PoisonedClients(clients, faults.adversary, world)

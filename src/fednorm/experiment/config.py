@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from fednorm.aggregators import create_aggregator
+from fednorm.aggregators import check_client_count, create_aggregator
 from fednorm.algorithms import ALGORITHMS
 from fednorm.attacks import ATTACKS, Target
 from fednorm.data import DATASETS
@@ -179,8 +179,6 @@ class Experiment(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        from fednorm.experiment.threat_model import check_adversity  # noqa: PLC0415 (needs torch)
-
         self.plan  # noqa: B018 (each of these raises an error that says what is wrong)
         self.make_algorithm()
         self.partition_rule  # noqa: B018 (as above)
@@ -188,7 +186,7 @@ class Experiment(BaseModel):
             create_entry(DATASETS, self.data.name, self.data.fields)
         if ":" not in self.model.name:
             create_entry(MODELS, self.model.name, self.model.fields)
-        check_adversity(self)
+        self._check_threats()
         for entry in self.strategies:
             self.make_strategy(entry)
             self.for_entry(entry)
@@ -204,6 +202,36 @@ class Experiment(BaseModel):
         if min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds must be different and not negative, but are {self.seeds}.")
         return self
+
+    def _check_threats(self) -> None:
+        """Raise ValueError if clients, aggregators and attack do not fit together."""
+        from fednorm.data.sampling import count_participants  # noqa: PLC0415 (needs torch)
+
+        trained, f = self.clients - self.unseen_clients, self.byzantine
+        if f and 2 * f >= trained:
+            raise ValueError(
+                f"fewer than half of the {trained} clients can be Byzantine, but byzantine = {f}; "
+                f"choose at most {(trained - 1) // 2}, or more clients."
+            )
+        taking_part = count_participants(trained, self.participation)
+        keys = ("aggregator", "statistics_aggregator")
+        for key, rule in zip(keys, self.aggregators, strict=True):
+            try:
+                check_client_count(rule, taking_part)
+            except ValueError as error:
+                raise ValueError(f"{key}, with {taking_part} clients in a round: {error}") from None
+        if self.min_replies > taking_part:
+            raise ValueError(
+                f"min_replies = {self.min_replies}, but only {taking_part} clients take part in a "
+                "round."
+            )
+        self.attack_rule  # noqa: B018 (raises an error that says what is wrong)
+        byzantine = any(entry.settings.get("byzantine") for entry in self.strategies)
+        if self.attack and not f and not byzantine:
+            raise ValueError(
+                f"attack {self.attack.name!r} needs clients that make it; "
+                "say how many with byzantine (--byzantine 3)."
+            )
 
     def _check_strategy_fields(self) -> None:
         known = {f for e in self.strategies for f in list_entry_fields(e)}
@@ -232,8 +260,6 @@ class Experiment(BaseModel):
         return self._variants[key]
 
     def _make_variant(self, entry: StrategySpec, own: dict[str, Any]) -> "Experiment":
-        from fednorm.experiment.threat_model import check_adversity  # noqa: PLC0415 (needs torch)
-
         if not own.get("byzantine", self.byzantine):
             own = {**own, "attack": None}
         alone = StrategySpec(name=entry.name, label=entry.label, **entry.fields)
@@ -241,7 +267,7 @@ class Experiment(BaseModel):
         variant = self.model_copy(update={**own, "strategy": common, "strategies": [alone]})
         for parsed in ("aggregators", "attack_rule", "_variants"):
             variant.__dict__.pop(parsed, None)  # what these keys change is parsed again
-        check_adversity(variant)
+        variant._check_threats()  # noqa: SLF001 (its own class)
         return variant
 
     @property

@@ -1,57 +1,16 @@
-"""What an experiment says of Byzantine and vanishing clients: checked, and made ready to run."""
-
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+"""Byzantine clients and dropouts of an experiment, ready to run."""
 
 import torch
 
-from fednorm.aggregators import check_client_count
 from fednorm.attacks import Adversary, Backdoor, DataInfo, choose_byzantine
 from fednorm.core.task import Task
 from fednorm.data import Dataset
-from fednorm.data.sampling import count_participants
 from fednorm.engines.base import ClientSource, Faults
-from fednorm.experiment.specs import StrategySpec
-
-if TYPE_CHECKING:
-    from fednorm.experiment.config import Experiment
+from fednorm.experiment.config import Experiment
 
 
-def check_adversity(experiment: "Experiment") -> None:
-    """Raise ValueError if clients and rules do not go together."""
-    trained, f = experiment.clients - experiment.unseen_clients, experiment.byzantine
-    if f and 2 * f >= trained:
-        raise ValueError(
-            f"fewer than half of the {trained} clients can be Byzantine, but byzantine = {f}; "
-            f"choose at most {(trained - 1) // 2}, or more clients."
-        )
-    taking_part = count_participants(trained, experiment.participation)
-    for key, rule in zip(
-        ("aggregator", "statistics_aggregator"), experiment.aggregators, strict=True
-    ):
-        try:
-            check_client_count(rule, taking_part)
-        except ValueError as error:
-            raise ValueError(f"{key}, with {taking_part} clients in a round: {error}") from None
-    if experiment.min_replies > taking_part:
-        raise ValueError(
-            f"min_replies = {experiment.min_replies}, but only {taking_part} clients take "
-            "part in a round."
-        )
-    experiment.attack_rule  # noqa: B018 (raises an error that says what is wrong)
-    if experiment.attack and not f and not _has_byzantine(experiment.strategies):
-        raise ValueError(
-            f"attack {experiment.attack.name!r} needs clients that make it; "
-            "say how many with byzantine (--byzantine 3)."
-        )
-
-
-def _has_byzantine(entries: Iterable[StrategySpec]) -> bool:
-    return any(entry.settings.get("byzantine") for entry in entries)
-
-
-def make_faults(experiment: "Experiment", task: Task, clients: ClientSource, seed: int) -> Faults:
-    """Return who lies and how, and how clients vanish."""
+def make_faults(experiment: Experiment, task: Task, clients: ClientSource, seed: int) -> Faults:
+    """Return the Byzantine clients with their attack, and how often clients drop out."""
     attack, adversary = experiment.attack_rule, None
     if attack and experiment.byzantine:
         nothing = not attack.on_data and not task.layout.sharing
@@ -60,8 +19,8 @@ def make_faults(experiment: "Experiment", task: Task, clients: ClientSource, see
                 "it shares no statistics, so there is nothing to attack with "
                 "attack_target = 'statistics'; choose 'updates', or another strategy."
             )
-        liars = choose_byzantine(clients.all(), experiment.byzantine, seed)
-        adversary = Adversary(attack, liars, experiment.attack_target, seed)
+        byzantine = choose_byzantine(clients.all(), experiment.byzantine, seed)
+        adversary = Adversary(attack, byzantine, experiment.attack_target, seed)
     return Faults(
         adversary,
         experiment.client_dropout,
@@ -71,9 +30,9 @@ def make_faults(experiment: "Experiment", task: Task, clients: ClientSource, see
     )
 
 
-def make_world(found: Faults, data: Dataset) -> DataInfo | None:
-    """Return what an attack on data knows of them, if it is one; raise if it does not fit them."""
-    attack = found.adversary.attack if found.adversary else None
+def describe_data(faults: Faults, data: Dataset) -> DataInfo | None:
+    """Return what an attack on data knows about them, or None for another attack."""
+    attack = faults.adversary.attack if faults.adversary else None
     if attack is None or not attack.on_data:
         return None
     if isinstance(attack, Backdoor):
