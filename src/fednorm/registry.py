@@ -82,6 +82,12 @@ class Registry(MutableMapping[str, type[T]], Generic[T]):
     def __len__(self) -> int:
         return len(self._paths)
 
+    def __or__(self, other: "Registry[Any]") -> "Registry[Any]":
+        both: Registry[Any] = Registry(self.kind, self._package, {})
+        both._paths = {**self._paths, **other._paths}
+        both._classes = {**self._classes, **other._classes}
+        return both
+
     def locate(self, name: str) -> tuple[str, str]:
         """Return the module and the name of an entry's class, without importing it."""
         if name not in self:

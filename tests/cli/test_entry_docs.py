@@ -10,12 +10,7 @@ from fednorm.cli.entry_docs import read_docstring, read_fields
 from fednorm.cli.listing import KINDS
 from fednorm.data.partition.feature_shift import KINDS as SHIFTS
 
-ENTRIES = [
-    (registry, name)
-    for registries in KINDS.values()
-    for registry in registries
-    for name in registry
-]
+ENTRIES = [(registry, name) for registry in KINDS.values() for name in registry]
 
 
 def default_of(field):

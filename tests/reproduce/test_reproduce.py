@@ -26,7 +26,7 @@ curves = ["γ = 1"]
 [experiment]
 strategies = ["centralized", "naive", "gn"]
 rounds = 40
-batch = 8
+batch_size = 8
 seeds = [0]
 data = "digits"
 

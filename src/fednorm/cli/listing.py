@@ -1,7 +1,6 @@
 """`fednorm list` and `fednorm show`: the entries of the registries."""
 
 from collections.abc import Mapping
-from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,14 +22,14 @@ from fednorm.strategies import STRATEGIES
 if TYPE_CHECKING:
     from rich.console import Group
 
-KINDS: Mapping[str, tuple[Registry[Any], ...]] = {
-    "strategies": (STRATEGIES,),
-    "algorithms": (ALGORITHMS,),
-    "aggregators": (AGGREGATORS, PRE_AGGREGATORS),
-    "attacks": (ATTACKS,),
-    "partitions": (PARTITIONS,),
-    "data": (DATASETS,),
-    "models": (MODELS,),
+KINDS: Mapping[str, Registry[Any]] = {
+    "strategies": STRATEGIES,
+    "algorithms": ALGORITHMS,
+    "aggregators": AGGREGATORS | PRE_AGGREGATORS,
+    "attacks": ATTACKS,
+    "partitions": PARTITIONS,
+    "data": DATASETS,
+    "models": MODELS,
 }
 _SINGULAR = {"strategy": "strategies", "algorithm": "algorithms", "partition": "partitions"}
 _SINGULAR |= {"aggregator": "aggregators", "attack": "attacks"}
@@ -49,19 +48,12 @@ def find_kind(name: str) -> str:
     return found
 
 
-def locate_entry(kind: str, name: str) -> tuple[str, str]:
-    """Return the module and the name of an entry's class."""
-    for registry in KINDS[kind]:
-        if name in registry:
-            return registry.locate(name)
-    raise unknown(KINDS[kind][0].kind, name, chain(*KINDS[kind]))
-
-
 def list_entries(kind: str) -> Table:
     """Return one line for each entry of a kind."""
     columns = [Column("name"), Column("description", wraps=True)]
-    entries = ((name, read_docstring(*locate_entry(kind, name))[0]) for name in chain(*KINDS[kind]))
-    return make_table(columns, entries, title=kind, ruled=False)
+    known = KINDS[kind]
+    rows = ([name, read_docstring(*known.locate(name))[0]] for name in known)
+    return make_table(columns, rows, title=kind, ruled=False)
 
 
 def describe_entry(kind: str, name: str) -> "Group":
@@ -69,7 +61,7 @@ def describe_entry(kind: str, name: str) -> "Group":
     from rich.console import Group
     from rich.markdown import Markdown
 
-    place = locate_entry(kind, name)
+    place = KINDS[kind].locate(name)
     summary, text = read_docstring(*place)
     heading = Text(f"{name}: {summary}\n", style="bold")
     return Group(heading, Markdown(text), Text(), _tabulate_parameters(read_fields(*place)))
