@@ -12,7 +12,7 @@ from support import ToyClients, last, task_of
 STEP = create_algorithm("dsgd", lr=0.05)
 
 
-def test_fedfn_normalises_features_on_any_base():
+def test_it_normalises_features_on_any_base():
     for base, options in (
         ("naive", {}),
         ("fbn", {"stats_momentum": 0.3}),
@@ -38,7 +38,7 @@ def test_fedfn_normalises_features_on_any_base():
     assert list(model.state_dict()) == list(plain.state_dict())
 
 
-def test_fedfn_refuses_what_it_cannot_wrap():
+def test_it_refuses_a_base_or_model_that_it_cannot_wrap():
     with pytest.raises(ValueError, match="not to itself"):
         create_strategy("fedfn", base="fedfn")
     with pytest.raises(ValueError, match="unknown strategy 'fnb'"):

@@ -239,7 +239,7 @@ def test_it_learns_what_naive_learns(partition):
 
 
 @pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5, 5)])
-def test_hbn_with_a_at_its_ends(shape):
+def test_with_a_at_its_ends(shape):
     cls = nn.BatchNorm1d if len(shape) == 2 else nn.BatchNorm2d
     plain = cls(3).double()
     with torch.no_grad():
@@ -256,7 +256,7 @@ def test_hbn_with_a_at_its_ends(shape):
     torch.testing.assert_close(normalize_hybrid(layer, x), plain.train()(x))
 
 
-def test_hbn_gradient_against_the_explicit_formula():
+def test_gradient_is_that_of_the_explicit_formula():
     layer = add_mixing(nn.BatchNorm1d(2, affine=False).double()).model
     layer.running_var.fill_(2.0)
     alpha = torch.tensor([0.3, -0.7], dtype=torch.float64)
@@ -278,7 +278,7 @@ def test_hbn_gradient_against_the_explicit_formula():
     torch.testing.assert_close(layer.mixing.alpha.grad, free.grad)
 
 
-def test_hbn_learns_as_well_as_others_where_clients_are_alike():
+def test_it_learns_where_clients_are_alike():
     run = fednorm.simulate(
         "hbn",
         rounds=15,

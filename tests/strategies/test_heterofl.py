@@ -101,7 +101,7 @@ def test_pooling_is_a_switch():
         torch.testing.assert_close(got.var, together.var(1), rtol=0, atol=TIGHT)
 
 
-def test_heterofl_statistics_are_torchs_cumulative_average_over_all_batches():
+def test_after_dsgd_too_they_are_torchs_cumulative_average():
     clients = ToyClients(sizes=(3, 6, 4))
     task = task_of("heterofl", STEP)
     result = last(task, clients, 5)
@@ -123,7 +123,7 @@ def test_heterofl_statistics_are_torchs_cumulative_average_over_all_batches():
         torch.testing.assert_close(running.var, var, rtol=0, atol=1e-12)
 
 
-def test_heterofl_can_pool_the_moments_of_all_values():
+def test_after_dsgd_too_pooling_takes_the_moments_of_all_values():
     clients = ToyClients(sizes=(3, 6, 4))
     task = task_of("heterofl", STEP, statistics="pool")
     result = last(task, clients, 5)
@@ -146,6 +146,6 @@ def test_heterofl_can_pool_the_moments_of_all_values():
         torch.testing.assert_close(running.var, values.var(1), rtol=0, atol=1e-12)
 
 
-def test_heterofl_is_tested_with_calibrated_statistics():
+def test_it_is_tested_with_calibrated_statistics():
     run = fednorm.simulate("heterofl", rounds=40, partition="iid", clients=3)
     assert run.final.accuracy > 0.6
