@@ -98,7 +98,7 @@ def test_merged_is_not_chosen_where_it_may_not_be_exact():
     own = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
     experiment = build_experiment({"strategies": ["fbn"], "rounds": 3, "clients": 3})
     engines = [
-        prepare(experiment, experiment.strategies[0], 0, model).engine for model in (None, own)
+        prepare(experiment, experiment.strategies[0], 0, model).engine.name for model in (None, own)
     ]
     assert engines[0] == "merged"
     assert engines[1] != "merged"
