@@ -136,7 +136,7 @@ def test_attacks_see_honest_replies_only(replies, name):
         assert alone[0] is not replies[1]
 
 
-def test_answers_of_a_survey_are_statistics(replies):
+def test_replies_to_a_calibration_are_statistics(replies):
     told = [CalibrationReply(r.client, r.examples, r.stats) for r in replies]
     adversary = Adversary(create_attack("sign_flip"), BYZANTINE, "statistics", seed=3)
     found = apply_attack(told, adversary, 1, survey=True)

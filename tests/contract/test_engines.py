@@ -136,6 +136,7 @@ def test_processes_say_why_not():
     assert_reason(raised.value, PROCESSES, "fedtan")
 
 
+@pytest.mark.flower
 @pytest.mark.skipif(not find_spec("flwr"), reason="needs Flower")
 def test_flower_gives_what_the_loop_gives(tmp_path):
     name = "fbn"

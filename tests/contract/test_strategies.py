@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from support import ToyClients, last, nested_model, task_of
 
 # No module can be named by a keyword of Python.
 FILES = {"in": "instance_norm"}
+TESTS = Path(__file__).parents[1] / "strategies"
 every = pytest.mark.parametrize("name", sorted(STRATEGIES))
 algorithms = pytest.mark.parametrize(
     "step",
@@ -46,6 +48,12 @@ def test_has_a_file_of_its_own_that_names_its_paper(name):
     assert re.search(r"arXiv:\d{4}\.\d{4,5}|doi:10\.\d+/\S+", doc)
     assert "Server:" in doc or "Stage II" in doc
     assert len(inspect.getsource(module).splitlines()) < 150
+
+
+@every
+def test_has_tests_of_its_own(name):
+    module = STRATEGIES[name].__module__.rpartition(".")[2]
+    assert "def test_" in (TESTS / f"test_{module}.py").read_text(encoding="utf-8")
 
 
 @every

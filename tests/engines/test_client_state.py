@@ -4,11 +4,14 @@ import gc
 
 import torch
 
+from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import ClientState
+from fednorm.engines import loop
 from fednorm.engines.client_state import ClientStateStore, count_bytes
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
+from support import ToyClients, task_of
 
 
 def client_state(value, length=100):
@@ -82,7 +85,7 @@ def test_clients_that_keep_nothing_take_no_room():
     assert kept.folder is None
 
 
-def test_where_tensors_lie_changes_no_result(tmp_path):
+def test_the_place_of_tensors_changes_no_result(tmp_path):
     values = {
         "strategies": ["fedbn"],
         "rounds": 4,
@@ -103,3 +106,13 @@ def test_where_tensors_lie_changes_no_result(tmp_path):
         written.append(len(files(result.client_states)))
     assert written[0] == 3  # one for each client that took part
     assert written[-1] == len(result.client_states)
+
+
+def test_earlier_rounds_keep_their_client_states():
+    first, second = loop.rounds(
+        task_of("fedbn", create_algorithm("dsgd", lr=0.05)), ToyClients(), 2
+    )
+    key = "stem.1.running_mean"
+    assert not torch.equal(
+        first.client_states[0].tensors[key], second.client_states[0].tensors[key]
+    )

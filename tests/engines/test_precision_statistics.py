@@ -129,7 +129,7 @@ def in_cohorts(task, clients, count):
 
 @pytest.mark.parametrize("sizes", [(48, 64), (56, 56)])
 @pytest.mark.parametrize("name", MERGEABLE)
-def test_statistics_at_mean_10_in_lockstep(name, sizes):
+def test_statistics_at_mean_10_in_the_merged_batch(name, sizes):
     found, outputs = run(name, "bf16", "dsgd", merged_batch.rounds, sizes)
     truth, expected = run(name, "full", "dsgd", merged_batch.rounds, sizes)
     assert_near(found, truth)
@@ -137,7 +137,7 @@ def test_statistics_at_mean_10_in_lockstep(name, sizes):
 
 
 @pytest.mark.parametrize("name", ["naive", "fbn", "dualbn", "feddna", "fedbn", "hbn", "brn"])
-def test_statistics_at_mean_10_in_cohorts(name):
+def test_statistics_at_mean_10_with_stacked_clients(name):
     found, _ = run(name, "bf16", "fedavg", in_cohorts, (56, 56))
     truth, _ = run(name, "full", "fedavg", in_cohorts, (56, 56))
     assert_near(found, truth)

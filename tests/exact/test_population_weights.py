@@ -284,7 +284,7 @@ def test_every_engine(engine, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_lockstep(method):
+def test_merged_batch(method):
     name, fields, frozen = METHODS[method]
     clients = Population(batch=(4, 7, 3), steps=(1, 1, 1))
     task = task_of(name, create_algorithm("dsgd", lr=LR), count=3, **fields)

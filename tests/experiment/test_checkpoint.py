@@ -270,7 +270,7 @@ def test_a_checkpoint_that_could_not_be_read_is_not_written(tmp_path, monkeypatc
 
 
 class OnDisk(Mapping):
-    """Memories that exist only while somebody looks at them."""
+    """Client states that exist only while they are referenced."""
 
     def __init__(self):
         self.alive = weakref.WeakSet()

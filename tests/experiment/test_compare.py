@@ -4,6 +4,7 @@ import json
 import logging
 
 import pytest
+import torch
 from torch import nn
 
 import fednorm
@@ -240,3 +241,26 @@ def test_every_strategy_runs_by_its_name():
     exchanges = {r.strategy: r.exchanges_per_round for r in found.runs}
     assert exchanges.pop("fedtan") == 3 * 6 + 1
     assert set(exchanges.values()) == {0, 1}
+
+
+def small(width=8):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, width), nn.BatchNorm1d(width), nn.Linear(width, 10)
+    )
+
+
+def test_a_folder_never_answers_for_another_model(tmp_path):
+    results = [
+        fednorm.compare(["fbn"], model=small(w), out=tmp_path, **{**QUICK, "seeds": 1})
+        .runs[0]
+        .final.loss
+        for w in (8, 12)
+    ]
+    assert results[0] != results[1]
+
+
+def test_the_users_model_is_not_cast():
+    model = small()
+    fednorm.simulate("fbn", model=model, dtype="float64", rounds=3, clients=3)
+    assert model[1].weight.dtype is torch.float32

@@ -170,8 +170,8 @@ def test_unseen_clients_and_adapted_models_are_tested_on_all_test_samples_too():
 
 
 def test_a_backdoor_is_looked_for_in_the_layers_that_are_tested():
-    adversity = {"byzantine": 2, "attack": "backdoor", "partition": "iid"}
-    prepared, result = last_round("fedbn", **adversity, rounds=1)
+    threat = {"byzantine": 2, "attack": "backdoor", "partition": "iid"}
+    prepared, result = last_round("fedbn", **threat, rounds=1)
     start = ClientState(
         {n: t + 1.0 for n, t in next(iter(result.client_states.values())).tensors.items()}
     )

@@ -233,7 +233,7 @@ def test_a_node_that_is_still_starting_is_asked_again():
     late, answer = set(grid.get_node_ids()), grid.send_and_receive
 
     def starting(messages, *, timeout=None):
-        """Answer nobody who is asked for the first time."""
+        """Answer no client that is asked for the first time."""
         ready = [m for m in messages if m.metadata.dst_node_id not in late]
         late.difference_update(m.metadata.dst_node_id for m in messages)
         return answer(ready, timeout=timeout)

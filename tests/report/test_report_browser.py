@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from fednorm.experiment.results import PanelResult
 from report.browser import browse, browse_all, needs_browser
 from report.report_cases import (
@@ -14,7 +16,7 @@ from report.report_cases import (
     two_panels,
 )
 
-pytestmark = needs_browser
+pytestmark = [pytest.mark.browser, needs_browser]
 
 POINT = """
 const point = (number, share, kind = "pointermove", pointerType = "mouse") => {

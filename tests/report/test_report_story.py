@@ -204,7 +204,7 @@ def test_heat_maps_put_panels_into_cells():
     sentence = "gn ends above naive in 1 of 2 settings; the gap ranges from −40.0 to +10.0 points."
     assert sentence in html
     assert ">+10.0<" in html
-    assert "<image" not in html  # the page's policy refuses pictures
+    assert "<image" not in html  # the page's policy refuses images
     assert "Accuracy by round" not in html
 
 

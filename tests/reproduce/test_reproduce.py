@@ -18,7 +18,7 @@ from fednorm.reproduce.scale import describe_cuts, merge_tables, scale_figure
 OWN = """
 title = "Mine, Figure 1"
 question = "Does it work?"
-source = "Nobody, 2026"
+source = "Author, 2026"
 note = "Assumed: everything."
 finals = "γ"
 curves = ["γ = 1"]

@@ -260,7 +260,7 @@ def test_the_engine_that_is_chosen_clips_as_the_loop_does():
     assert finals(clip="none") != pytest.approx(expected, rel=1e-2)
 
 
-def test_lockstep_asked_for_by_name_is_refused_with_the_reason():
+def test_merged_asked_for_by_name_is_refused_with_the_reason():
     settings = {**USUAL, "participation": 1.0, "algorithm": "dsgd", "local_steps": 1}
     table = {"name": "fedwon", "clip": 0.01}
     with pytest.raises(ConfigError, match="no clipped gradients"):
@@ -296,7 +296,7 @@ def test_federated_equals_one_machine():
         torch.testing.assert_close(value, central.weights[name], rtol=0, atol=1e-10)
 
 
-def test_lockstep_only_without_clipping():
+def test_merged_only_without_clipping():
     """Each client clips its own gradient; the mean of clipped gradients is another thing."""
     data = build_federation(
         load_dataset("digits", 0), "iid", Plan(20), clients=4, seed=0, participation=1.0
