@@ -200,7 +200,7 @@ def test_a_task_that_was_sent_to_another_process():
 
 
 @pytest.mark.parametrize("name", ["hbn", "heterofl"])
-def test_surveys_leave_it_out(name):
+def test_calibrations_leave_it_out(name):
     task = task_of(name, STEP, model=half_frozen())
     state = task.initial_state
     export(task, state)

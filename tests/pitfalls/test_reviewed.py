@@ -43,7 +43,7 @@ def test_the_users_model_is_not_cast():
 
 
 @pytest.mark.parametrize("name", ["hbn", "heterofl"])
-def test_surveys_have_randomness_of_their_own(name):
+def test_calibrations_have_their_own_randomness(name):
     model = nn.Sequential(
         nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 4)
     ).double()

@@ -93,14 +93,16 @@ def measure_distances(
     task: Task, clients: FixedBatches, alike: FixedBatches
 ) -> tuple[Distance, ...]:
     """Return the distances in every layer that tracks statistics and is reached."""
-    chance = {path: measure_bias(moments) for path, moments in _survey(task, alike).items()}
+    chance = {
+        path: measure_bias(moments) for path, moments in _collect_moments(task, alike).items()
+    }
     return tuple(
         _measure_distance(path, moments, chance[path])
-        for path, moments in _survey(task, clients).items()
+        for path, moments in _collect_moments(task, clients).items()
     )
 
 
-def _survey(task: Task, clients: FixedBatches) -> dict[str, list[Moments]]:
+def _collect_moments(task: Task, clients: FixedBatches) -> dict[str, list[Moments]]:
     """Return the moments of each client's inputs, by layer."""
     received = broadcast(task, task.initial_state)
     seen = [

@@ -122,7 +122,7 @@ def _describe_model(examined: ExaminedModel, data: Dataset) -> ModelSummary:
         dtype=experiment.dtype,
         parameters=sum(p.numel() for p in model.parameters()),
         algorithm=experiment.algorithm.model_dump(),
-        batch=experiment.batch_size,
+        batch_size=experiment.batch_size,
         participation=experiment.participation,
         rounds=experiment.rounds,
         seed=experiment.seeds[0],
