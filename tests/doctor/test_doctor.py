@@ -19,7 +19,7 @@ from fednorm.data import load_dataset
 from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
 from fednorm.doctor import examine, save, show
-from fednorm.doctor.fixed_batches import deal_again, draw
+from fednorm.doctor.costs import deal_again, draw
 from fednorm.doctor.layers import find_layers
 from fednorm.doctor.recommend import THRESHOLDS
 from fednorm.engines.evaluation_statistics import calibrate_clients

@@ -19,9 +19,15 @@ from fednorm.core.round import broadcast
 from fednorm.core.task import Task, isolated_rng
 from fednorm.data import Dataset
 from fednorm.data.federation import Federation, build_federation
-from fednorm.doctor.costs import REFUSALS, ExaminedModel, describe_error
+from fednorm.doctor.costs import (
+    REFUSALS,
+    ExaminedModel,
+    FixedBatches,
+    deal_again,
+    describe_error,
+    draw,
+)
 from fednorm.doctor.findings import ClientShift, Distance
-from fednorm.doctor.fixed_batches import FixedBatches, deal_again, draw
 from fednorm.doctor.gradients import GRADIENT, disable_dropout, measure_gradients
 from fednorm.experiment.config import Experiment
 from fednorm.nn import rules

@@ -27,9 +27,8 @@ from fednorm.core.messages import ClientState, LayerStats, RunningStats
 from fednorm.core.moments import pool
 from fednorm.core.task import Task, load_state, start_training
 from fednorm.core.types import Tensors
-from fednorm.doctor.costs import REFUSALS, ExaminedModel, build_task, describe_error
+from fednorm.doctor.costs import REFUSALS, ExaminedModel, FixedBatches, build_task, describe_error
 from fednorm.doctor.findings import Gradient, Statistics
-from fednorm.doctor.fixed_batches import FixedBatches
 from fednorm.engines.base import ClientSource
 from fednorm.engines.loop import rounds
 from fednorm.engines.masks import share_masks
