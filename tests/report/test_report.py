@@ -148,18 +148,18 @@ def test_all_text_from_outside_is_escaped():
         {"torch": evil},
         (run(evil, (0.5,)), diverged(f"fbn {evil}", (0.5,), error=evil)),
     )
-    story = told(
+    figure = told(
         PanelResult(evil, result, {evil: 3.0}),
         title=evil,
         question=evil,
         command=evil,
         cuts=(evil,),
     )
-    for html in (page(result), page(replace(story, source=evil))):
+    for html in (page(result), page(replace(figure, source=evil))):
         assert "<script>alert" not in html
         assert html.count("&lt;script&gt;") >= 9
         assert Elements(html).tags.count("script") == 2
-        (data,) = re.findall(r'id="story">(.*?)</script>', html)
+        (data,) = re.findall(r'id="plots">(.*?)</script>', html)
         assert json.loads(data)["methods"] == [evil, f"fbn {evil}"]
 
 
