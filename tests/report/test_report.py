@@ -183,6 +183,14 @@ def test_the_page_says_what_was_run():
     assert "Failures" not in html
 
 
+def test_the_page_says_how_models_were_converted():
+    notes = ("2 layers BatchNorm2d → GroupNorm(2 groups)", "1 layer: γ and β are dropped")
+    text = page(comparison(run("fbn", [0.5]), run("gn", [0.5], conversion=notes)))
+    assert "Model, as converted" in text
+    assert "; ".join(notes) in text
+    assert "Model, as converted" not in page(comparison(run("fbn", [0.5])))
+
+
 def test_failures_are_listed_with_their_message():
     html = page(comparison(run("fbn", (0.8,)), diverged("naive", (0.2,), error="loss is nan")))
     failure = "<strong>naive</strong>, seed 0: diverged after 10 rounds<pre>loss is nan</pre>"

@@ -205,13 +205,15 @@ def _list_runs(figure: FigureResult) -> dict[str, Any]:
 
 
 def _describe_setup(figure: FigureResult) -> dict[str, Any]:
-    """Return config, seeds and versions; what all panels share is listed once."""
+    """Return config, conversions, seeds and versions; what all panels share is listed once."""
     configs = [flatten(panel.comparison.config) for panel in figure.panels]
     shared, own = split_common([{k: format_toml(v) for k, v in one.items()} for one in configs])
     versions, _ = split_common([panel.comparison.environment for panel in figure.panels])
-    seeds = sorted({run.seed for panel in figure.panels for run in panel.comparison.runs})
+    runs = [run for panel in figure.panels for run in panel.comparison.runs]
+    seeds = sorted({run.seed for run in runs})
     return {
         "config": shared,
+        "conversions": {run.strategy: "; ".join(run.conversion) for run in runs if run.conversion},
         "panel_configs": [(p.title, values) for p, values in zip(figure.panels, own, strict=True)],
         "versions": {"seeds": ", ".join(map(str, seeds)) or "none", **versions},
     }
