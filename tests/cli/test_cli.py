@@ -39,6 +39,7 @@ def inside(*arguments):
     return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "120"})
 
 
+@pytest.mark.slow
 def test_compare_writes_everything(tmp_path):
     result = inside("compare", *QUICK, "--strategies", "centralized,fbn,fedbn", "--out", tmp_path)
     assert result.exit_code == 0, result.output
@@ -196,6 +197,7 @@ def test_help_teaches():
     assert "--partition" in inside("compare", "--help").output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_ctrl_c_ends_cleanly_and_keeps_what_is_done(tmp_path, workers):
     command = [sys.executable, "-m", "fednorm", "compare", "--strategies", "fbn,gn"]
