@@ -370,6 +370,7 @@ def test_a_run_that_ended_before_its_model_was_saved_saves_the_one_it_tested(
     assert outcome(ended) == outcome(whole)
 
 
+@pytest.mark.slow
 def test_workers_that_die_again_and_again_are_given_up(tmp_path):
     def on_round(event):
         del event
@@ -401,6 +402,7 @@ def wait_until(condition, seconds=60):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_the_same_command_resumes(tmp_path):
     arguments = command(tmp_path, rounds=100000, eval_every=50)
     process = subprocess.Popen([*arguments, "--workers", "1"], stderr=subprocess.PIPE, text=True)
@@ -413,6 +415,7 @@ def test_sigterm_saves_and_the_same_command_resumes(tmp_path):
     assert list(metrics.parent.glob("checkpoint-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads Linux's /proc")
 def test_workers_end_when_their_parent_is_killed(tmp_path):
     process = subprocess.Popen(
