@@ -16,7 +16,7 @@ from fednorm.core.messages import ClientState, LayerStats
 from fednorm.core.moments import Moments
 from fednorm.core.round import broadcast, client_round, server_round
 from fednorm.core.task import export
-from fednorm.doctor.fixed_batches import FixedBatches
+from fednorm.doctor.costs import FixedBatches
 from fednorm.doctor.gradients import converge_statistics
 from fednorm.engines import merged_batch
 from fednorm.engines.barrier import BarrierTrainer

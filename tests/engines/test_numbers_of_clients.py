@@ -176,7 +176,7 @@ def wait_until_all_have_begun(clients, patience=240.0):
     until = time.monotonic() + patience
     while True:
         started = {child.pid for child in multiprocessing.active_children()}
-        if started <= clients.strategy_state()[0]:
+        if started <= clients.notes()[0]:
             return started
         assert time.monotonic() < until, "a process did not start"
         time.sleep(0.05)
@@ -223,7 +223,7 @@ def test_processes_serve_rounds_of_any_number_of_clients(tmp_path):
     assert all(
         int(m.tensors["stem.1.num_batches_tracked"]) == 0 for m in ours.client_states.values()
     )
-    _, trained = clients.strategy_state()
+    _, trained = clients.notes()
     served = defaultdict(set)
     for process, round_, _client in trained:
         served[process].add(round_)

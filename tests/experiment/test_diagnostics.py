@@ -447,7 +447,7 @@ def test_metrics_carry_the_keys_and_the_run_is_that_of_the_loop(tmp_path):
 def test_a_diagnosed_run_is_made_in_the_loop():
     for diagnose, engine in ((False, "merged"), (True, "loop")):
         experiment = build_experiment({**QUICK, "strategies": ["fbn"], "diagnose": diagnose})
-        assert prepare(experiment, experiment.strategies[0], 0).engine == engine
+        assert prepare(experiment, experiment.strategies[0], 0).engine.name == engine
 
 
 def test_a_recorded_run_has_its_diagnostics_and_results_json_has_not(tmp_path):

@@ -52,10 +52,10 @@ def apply_attack(
     adversary: Adversary | None,
     round_: int,
     *,
-    survey: bool = False,
+    calibration: bool = False,
     tracked: Mapping[str, TrackedLayer] = MappingProxyType({}),
 ) -> list[Answer]:
-    """Corrupt the answers of Byzantine clients in a round, or in a survey.
+    """Corrupt the answers of Byzantine clients in a round, or in a calibration.
 
     An omniscient attack sees the honest answers of the same round and nothing else; without any it
     changes nothing. An update is attacked together with the momentum that is sent with it; buffers,
@@ -74,7 +74,7 @@ def apply_attack(
     byzantine = len(answers) - len(honest)
     if adversary.attack.omniscient and not honest:
         return list(answers)
-    purpose = 1 + survey
+    purpose = 1 + calibration
     translations = _find_translations(answers, tracked)
 
     def corrupt(answer: Answer) -> Answer:

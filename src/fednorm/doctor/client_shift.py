@@ -19,9 +19,15 @@ from fednorm.core.round import broadcast
 from fednorm.core.task import Task, isolated_rng
 from fednorm.data import Dataset
 from fednorm.data.federation import Federation, build_federation
-from fednorm.doctor.costs import REFUSALS, ExaminedModel, describe_error
+from fednorm.doctor.costs import (
+    REFUSALS,
+    ExaminedModel,
+    FixedBatches,
+    deal_again,
+    describe_error,
+    draw,
+)
 from fednorm.doctor.findings import ClientShift, Distance
-from fednorm.doctor.fixed_batches import FixedBatches, deal_again, draw
 from fednorm.doctor.gradients import GRADIENT, disable_dropout, measure_gradients
 from fednorm.experiment.config import Experiment
 from fednorm.nn import rules
@@ -93,14 +99,16 @@ def measure_distances(
     task: Task, clients: FixedBatches, alike: FixedBatches
 ) -> tuple[Distance, ...]:
     """Return the distances in every layer that tracks statistics and is reached."""
-    chance = {path: measure_bias(moments) for path, moments in _survey(task, alike).items()}
+    chance = {
+        path: measure_bias(moments) for path, moments in _collect_moments(task, alike).items()
+    }
     return tuple(
         _measure_distance(path, moments, chance[path])
-        for path, moments in _survey(task, clients).items()
+        for path, moments in _collect_moments(task, clients).items()
     )
 
 
-def _survey(task: Task, clients: FixedBatches) -> dict[str, list[Moments]]:
+def _collect_moments(task: Task, clients: FixedBatches) -> dict[str, list[Moments]]:
     """Return the moments of each client's inputs, by layer."""
     received = broadcast(task, task.initial_state)
     seen = [

@@ -8,9 +8,8 @@ from torch import nn
 from fednorm.data import Dataset, load_dataset
 from fednorm.doctor.cautions import find_cautions
 from fednorm.doctor.client_shift import measure_clients
-from fednorm.doctor.costs import REFUSALS, ExaminedModel, describe_error, measure_costs
+from fednorm.doctor.costs import REFUSALS, ExaminedModel, describe_error, draw_random, measure_costs
 from fednorm.doctor.findings import DoctorReport, Examination, Layer, ModelSummary, State
-from fednorm.doctor.fixed_batches import draw_random
 from fednorm.doctor.layers import find_layers, measure_state
 from fednorm.doctor.recommend import recommend
 from fednorm.errors import ConfigError, UnknownNameError
@@ -122,7 +121,7 @@ def _describe_model(examined: ExaminedModel, data: Dataset) -> ModelSummary:
         dtype=experiment.dtype,
         parameters=sum(p.numel() for p in model.parameters()),
         algorithm=experiment.algorithm.model_dump(),
-        batch=experiment.batch_size,
+        batch_size=experiment.batch_size,
         participation=experiment.participation,
         rounds=experiment.rounds,
         seed=experiment.seeds[0],

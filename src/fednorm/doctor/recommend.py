@@ -88,7 +88,7 @@ def recommend_personal_layers(exam: Examination) -> Recommendation | None:
 def recommend_shared_statistics(exam: Examination) -> Recommendation | None:
     """Recommend `fbn` or `dualbn` if it brings the gradient closer to one machine's."""
     naive = find_deviation(exam, "naive", "batch")
-    found = {g.strategy: g for g in _list_surveyed(exam)}
+    found = {g.strategy: g for g in _list_calibrated(exam)}
     if not found:
         return None
     best = min(found.values(), key=lambda g: g.deviation or 0.0)
@@ -100,7 +100,7 @@ def recommend_shared_statistics(exam: Examination) -> Recommendation | None:
     return _give(
         best.strategy,
         *describe_naive(exam),
-        describe_surveyed(exam),
+        describe_calibrated(exam),
         describe_placement(exam) if best.strategy == "dualbn" else "",
         describe_cost(exam, best.strategy),
         describe_fedtan(exam),
@@ -155,8 +155,8 @@ def _has_single_batches(exam: Examination) -> bool:
     return bool(exam.clients and exam.clients.left_out)
 
 
-def _list_surveyed(exam: Examination) -> list[Gradient]:
-    found = [find_gradient(exam, name, "surveyed") for name in ("fbn", "dualbn")]
+def _list_calibrated(exam: Examination) -> list[Gradient]:
+    found = [find_gradient(exam, name, "calibrated") for name in ("fbn", "dualbn")]
     return [g for g in found if g and g.deviation is not None and exam.find_cost(g.strategy)]
 
 
@@ -207,16 +207,16 @@ def _compare(value: float | None, limit: float) -> str:
     return "under" if (value or 0.0) < limit else "not under"
 
 
-def describe_surveyed(exam: Examination) -> str:
-    """Compare the gradients with surveyed statistics."""
-    measured = {name: find_deviation(exam, name, "surveyed") for name in ("fbn", "dualbn")}
+def describe_calibrated(exam: Examination) -> str:
+    """Compare the gradients with calibrated statistics."""
+    measured = {name: find_deviation(exam, name, "calibrated") for name in ("fbn", "dualbn")}
     listed = [f"{format_ratio(d)} ({name})" for name, d in measured.items() if d is not None]
     gain = (
         f"; dualbn is chosen if it is closer by {format_ratio(LEAST_GAIN)}"
         if len(listed) > 1
         else ""
     )
-    return f"with surveyed statistics, gradients deviate by {' and '.join(listed)}{gain}."
+    return f"with calibrated statistics, gradients deviate by {' and '.join(listed)}{gain}."
 
 
 def describe_no_gain(exam: Examination) -> str:
@@ -225,7 +225,7 @@ def describe_no_gain(exam: Examination) -> str:
     listed = [
         f"{name} {format_ratio(d)}"
         for name in ("fbn", "dualbn")
-        if (d := find_deviation(exam, name, "surveyed")) is not None
+        if (d := find_deviation(exam, name, "calibrated")) is not None
     ]
     if not listed:
         return "neither fbn nor dualbn could be measured on this model."
@@ -247,8 +247,8 @@ def describe_single_batches(exam: Examination) -> str:
     left_out = exam.clients.left_out if exam.clients else ()
     return (
         f"{len(left_out)} of {exam.taking_part[1]} clients ({list_names(left_out)}) have batches "
-        f"of 1 sample (batch = {exam.experiment.batch_size}), which rules out all strategies that "
-        "normalise by the batch."
+        f"of 1 sample (batch_size = {exam.experiment.batch_size}), which rules out all strategies "
+        "that normalise by the batch."
     )
 
 

@@ -71,7 +71,7 @@ def calibrate_clients(
             )
             for c in asked
         ]
-    answers = apply_attack(own, transport.adversary, received.round, survey=True)
+    answers = apply_attack(own, transport.adversary, received.round, calibration=True)
     after = server_calibration(task, state, answers)
     size = fmean(report_bytes(answer.stats) for answer in answers) if answers else 0.0
     return after, CalibrationCost(1, size, download_bytes(received), after.rejected)

@@ -52,7 +52,7 @@ class PreparedRun:
     setup: EngineRun
     federation: Federation
     data: Dataset
-    world: DataInfo | None = None  # what an attack on data knows of them
+    data_info: DataInfo | None = None  # what an attack on data knows of them
     engine: Engine = ENGINES["loop"]
     kept: int = 0  # bytes that a client keeps between its rounds
     sent: int = 0  # bytes that a client sends in a round
@@ -128,10 +128,10 @@ def build_run(
     )
     task = _build_task(experiment, entry, network)
     faults = threat_model.make_faults(experiment, task, clients, seed)
-    world = threat_model.describe_data(faults, data)
+    data_info = threat_model.describe_data(faults, data)
     source: ClientSource = MergedClients(clients) if entry.centralized else clients
-    if faults.adversary and world:
-        source = PoisonedClients(clients, faults.adversary, world)
+    if faults.adversary and data_info:
+        source = PoisonedClients(clients, faults.adversary, data_info)
     setup = EngineRun(
         task,
         source,
@@ -143,7 +143,7 @@ def build_run(
         segmentation=data.segmentation,
         threads=experiment.threads,
     )
-    return PreparedRun(experiment, entry, seed, setup, clients, data, world)
+    return PreparedRun(experiment, entry, seed, setup, clients, data, data_info)
 
 
 def _build_task(experiment: Experiment, entry: StrategySpec, network: nn.Module) -> Task:

@@ -271,9 +271,9 @@ def measure_attack_success(
     Of personal models it is the mean over honest clients, each on all test images; one that has not
     trained yet has the layers of `initial`.
     """
-    adversary, world = prepared.faults.adversary, prepared.world
+    adversary, data_info = prepared.faults.adversary, prepared.data_info
     attack = adversary.attack if adversary else None
-    if not isinstance(attack, Backdoor) or world is None:
+    if not isinstance(attack, Backdoor) or data_info is None:
         return None
     task, data = prepared.task, prepared.data
     tested: list[ClientId | None] = (
@@ -281,7 +281,9 @@ def measure_attack_success(
     )
     own = (None if client is None else client_states.get(client, initial) for client in tested)
     models = (export(task, state, client_state) for client_state in own)
-    scores = [score(m, attack.add_trigger(data.test_batches(), world), task.loss) for m in models]
+    scores = [
+        score(m, attack.add_trigger(data.test_batches(), data_info), task.loss) for m in models
+    ]
     return fmean(found.accuracy for found in scores if found) if any(scores) else None
 
 

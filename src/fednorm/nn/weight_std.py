@@ -134,7 +134,7 @@ def _convolutions(model: nn.Module, *, before_norms: bool) -> list[tuple[str, _C
     for path, layer in model.named_modules():
         if isinstance(layer, _ConvNd) and not isinstance(layer, _ConvTransposeNd):
             found.append((path, layer))
-        elif isinstance(layer, NORM_LAYERS):
+        elif isinstance(layer, NORM_LAYERS) and not isinstance(layer, nn.RMSNorm):  # keeps the mean
             followed = len(found)
     # A model that names all its norms first says nothing about what comes after what.
     return found[:followed] if before_norms and followed else found

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fednorm.data.cache import Arrays
-from fednorm.data.download import download, open_npm_package, read_member
-from fednorm.data.progress_bar import show_progress
+from fednorm.data.download import download, open_npm_package, read_member, show_progress
 from fednorm.data.sources import DataSource, DownloadableDataset, find_copies
 from fednorm.errors import DamagedDataError
 

@@ -40,7 +40,7 @@ def _find_refusal(prepared: PreparedRun) -> str | None:
     )
     if experiment.diagnose:
         return "engine 'flower' cannot diagnose, which needs all clients at the server"
-    if prepared.world:
+    if prepared.data_info:
         return "engine 'flower' leaves data on its nodes, so an attack on data cannot be made there"
     if untrained and personal and experiment.unseen_init == "average":
         return (
