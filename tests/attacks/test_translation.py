@@ -157,6 +157,7 @@ def test_a_variance_out_of_reach_is_sent_as_the_smallest_that_is_accepted():
     np.testing.assert_allclose(variances[0] - v, len(BYZANTINE) / N * (1 - BETA) * 1.0, **EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "r", "v"),
     [("mean", 0.1875, 19.457), ("median", 3.0, 1.0), ("nnm > median", 3.0, 1.0)],

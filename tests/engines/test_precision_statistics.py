@@ -123,7 +123,7 @@ def test_statistics_at_mean_10(name, kind):
     assert_rounded_once(outputs, expected)
 
 
-def in_cohorts(task, clients, count):
+def run_stacked(task, clients, count):
     return loop.rounds(task, clients, count, train=stacked.StackedTrainer(task, 2).train)
 
 
@@ -138,6 +138,6 @@ def test_statistics_at_mean_10_in_the_merged_batch(name, sizes):
 
 @pytest.mark.parametrize("name", ["naive", "fbn", "dualbn", "feddna", "fedbn", "hbn", "brn"])
 def test_statistics_at_mean_10_with_stacked_clients(name):
-    found, _ = run(name, "bf16", "fedavg", in_cohorts, (56, 56))
-    truth, _ = run(name, "full", "fedavg", in_cohorts, (56, 56))
+    found, _ = run(name, "bf16", "fedavg", run_stacked, (56, 56))
+    truth, _ = run(name, "full", "fedavg", run_stacked, (56, 56))
     assert_near(found, truth)

@@ -163,6 +163,7 @@ def test_an_interruption_keeps_finished_runs_and_the_next_call_resumes(tmp_path)
     assert whole.runs[0] == cut.runs[0]
 
 
+@pytest.mark.slow
 def test_worker_processes_give_the_same_bits(tmp_path):
     experiment = build_experiment({**QUICK, "strategies": ["fbn", "fedbn"]})
     events = []
@@ -174,6 +175,7 @@ def test_worker_processes_give_the_same_bits(tmp_path):
     assert len(events) == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_statistics_that_overflow_stop_that_run_only(workers):
     """The loss is finite still, but no reply can be used."""
@@ -188,6 +190,7 @@ def test_statistics_that_overflow_stop_that_run_only(workers):
     assert {r.status for r in found.runs if r.strategy == "fbn"} == {"diverged"}
 
 
+@pytest.mark.slow
 def test_an_error_in_a_worker_is_raised_and_nothing_hangs(tmp_path, monkeypatch):
     """Workers that still have much to report must not wait for a parent that has given up."""
     (tmp_path / "strange.py").write_text(

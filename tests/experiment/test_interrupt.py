@@ -21,6 +21,7 @@ class Destroyed:
         sum(range(1000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_first_ctrl_c_waits_for_the_end_of_the_round(workers, tmp_path, capsys):
     seen = []

@@ -149,6 +149,7 @@ def test_the_reference_has_honest_clients_that_all_reply():
     assert repr(one.history) == repr(other.history)
 
 
+@pytest.mark.slow
 def test_an_attack_is_the_same_in_one_process_and_in_several():
     task, clients = (
         task_of("fbn", create_algorithm("dsgd", lr=0.05)),
@@ -268,6 +269,7 @@ def test_byzantine_clients_with_invalid_replies_do_not_stop_a_robust_rule():
     assert (result.status, result.rejected) == ("finished", 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "processes"])
 def test_a_byzantine_client_that_diverges_is_rejected_and_an_honest_one_ends_the_run(engine):
     task, clients = task_of("gn", create_algorithm("dsgd", lr=0.05)), ToyClients(sizes=(4, 4, 4))
@@ -281,6 +283,7 @@ def test_a_byzantine_client_that_diverges_is_rejected_and_an_honest_one_ends_the
         list(run(task, clients, 1, faults=other))
 
 
+@pytest.mark.slow
 def test_a_backdoor_has_a_success_rate():
     values = {**SMALL, "byzantine": 2, "rounds": 60, "partition": "iid"}
     made = {"name": "backdoor", "target": 7, "share": 0.5}

@@ -292,6 +292,7 @@ def test_a_smoke_run_is_not_compared_with_published_numbers(own, tmp_path):
     assert all(not panel.published for panel in result.panels)
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_report_of_what_was_done(own, tmp_path):
     @contextmanager
     def stopping(title, experiment):

@@ -26,6 +26,7 @@ def central(clients, rounds=ROUNDS, model=None):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (2, 7, 4), (5,)])
 @pytest.mark.parametrize("shared_message", [False, True])
 def test_equals_torch_on_the_union(sizes, shared_message):

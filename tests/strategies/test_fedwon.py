@@ -209,7 +209,7 @@ def run_loop(task):
     return last(task, SOME, COUNT)
 
 
-def run_cohorts(task):
+def run_stacked(task):
     assert why_not("stacked", task, SOME) is None
     cohorts = stacked.StackedTrainer(task, 4)
     *_, result = loop.rounds(task, SOME, COUNT, train=cohorts.train)
@@ -217,13 +217,13 @@ def run_cohorts(task):
     return result
 
 
-def run_workers(task):
+def run_processes(task):
     *_, result = in_processes(task, SOME, COUNT, stacked=True)
     return result
 
 
 @BOTH
-@pytest.mark.parametrize("engine", [run_loop, run_cohorts, run_workers])
+@pytest.mark.parametrize("engine", [run_loop, run_stacked, run_processes])
 def test_every_engine_clips_each_client_as_a_plain_loop_does(kind, engine):
     expected = Plain(CLIP).run(kind, SOME)
     unclipped = Plain(1e9).run(kind, SOME)

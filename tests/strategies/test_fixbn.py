@@ -153,6 +153,7 @@ def test_auto_freezes_where_the_rule_says(threshold):
         assert torch.equal(statistics(state), statistics(states[expected]))
 
 
+@pytest.mark.slow
 def test_the_thresholds_above_freeze_at_different_rounds():
     ends = {
         next(

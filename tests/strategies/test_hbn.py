@@ -220,6 +220,7 @@ def test_a_test_does_not_change_the_training():
     assert often.final.loss == pytest.approx(once.final.loss, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition", ["iid", "dirichlet=0.6"])
 def test_it_learns_what_naive_learns(partition):
     """As users run it: real digits, a residual net, local steps."""
@@ -278,6 +279,7 @@ def test_gradient_is_that_of_the_explicit_formula():
     torch.testing.assert_close(layer.mixing.alpha.grad, free.grad)
 
 
+@pytest.mark.slow
 def test_it_learns_where_clients_are_alike():
     run = fednorm.simulate(
         "hbn",
