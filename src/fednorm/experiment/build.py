@@ -112,20 +112,12 @@ def build_run(
     device = _find_device(experiment.device)
     data = load_data(experiment, seed).to(device, dtype)
     ours = model is None and experiment.model.name in MODELS
-    network = _make_model(experiment, data, seed, model).to(device, dtype)
+    network = make_model(experiment, data, seed, model).to(device, dtype)
     if ours and data.has_images and channels_may_come_last(network):
         # A user's model may flatten with `view`, which this arrangement forbids.
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         data = replace(data, transform=replace(data.transform, channels_last=True))
-    clients = build_federation(
-        data,
-        experiment.partition_rule,
-        experiment.plan,
-        clients=experiment.clients,
-        seed=seed,
-        participation=experiment.participation,
-        unseen=experiment.unseen_clients,
-    )
+    clients = build_clients(experiment, data, seed)
     task = _build_task(experiment, entry, network)
     faults = threat_model.make_faults(experiment, task, clients, seed)
     data_info = threat_model.describe_data(faults, data)
@@ -144,6 +136,19 @@ def build_run(
         threads=experiment.threads,
     )
     return PreparedRun(experiment, entry, seed, setup, clients, data, data_info)
+
+
+def build_clients(experiment: Experiment, data: Dataset, seed: int) -> Federation:
+    """Divide the data among the clients of an experiment."""
+    return build_federation(
+        data,
+        experiment.partition_rule,
+        experiment.plan,
+        clients=experiment.clients,
+        seed=seed,
+        participation=experiment.participation,
+        unseen=experiment.unseen_clients,
+    )
 
 
 def _build_task(experiment: Experiment, entry: StrategySpec, network: nn.Module) -> Task:
@@ -197,9 +202,10 @@ def _find_device(name: str) -> torch.device:
     return device
 
 
-def _make_model(
+def make_model(
     experiment: Experiment, data: Dataset, seed: int, model: ModelSource | None
 ) -> nn.Module:
+    """Return the model of an experiment, or a copy of the user's module."""
     if isinstance(model, nn.Module):
         return copy_model(model)  # `.to` changes a module in place
     if model is not None:
