@@ -20,7 +20,7 @@ from fednorm.doctor.fixed_batches import FixedBatches
 from fednorm.doctor.gradients import converge_statistics
 from fednorm.engines import merged_batch
 from fednorm.engines.barrier import BarrierTrainer
-from fednorm.engines.evaluation_statistics import adapt_statistics
+from fednorm.engines.evaluation import adapt_statistics
 from fednorm.engines.loop import rounds
 from fednorm.engines.merged_batch import MergedClients
 from fednorm.engines.stacked import StackedTrainer

@@ -14,7 +14,7 @@ from torch.nn import functional
 import fednorm
 from fednorm.algorithms import create_algorithm
 from fednorm.core.task import export
-from fednorm.engines.evaluation_statistics import calibrate_for_test
+from fednorm.engines.evaluation import calibrate_for_test
 from fednorm.engines.loop import rounds
 from populations import Population, flat
 from support import nested_model, task_of

@@ -11,7 +11,7 @@ from fednorm.core.messages import LayerStats, Reply, RunningStats
 from fednorm.core.moments import Moments
 from fednorm.core.validation import ReplySchema, find_fault
 from fednorm.engines import loop, merged_batch
-from fednorm.engines.evaluation_statistics import calibrate_for_test
+from fednorm.engines.evaluation import calibrate_for_test
 from fednorm.errors import ConfigError
 from fednorm.experiment.load import build_experiment, override_settings
 from fednorm.experiment.prepare import prepare

@@ -9,7 +9,7 @@ import fednorm
 from fednorm import create_strategy
 from fednorm.algorithms import create_algorithm
 from fednorm.core.task import export
-from fednorm.engines.evaluation_statistics import calibrate_for_test
+from fednorm.engines.evaluation import calibrate_for_test
 from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.hybrid_norm import add_mixing, normalize_hybrid
 from support import ToyClients, last, nested_model, task_of

@@ -10,8 +10,7 @@ from fednorm.core.types import nbytes
 from fednorm.doctor.findings import Cost
 from fednorm.doctor.fixed_batches import FixedBatches
 from fednorm.engines.base import RoundResult
-from fednorm.engines.evaluation import is_personal
-from fednorm.engines.evaluation_statistics import calibrate_clients
+from fednorm.engines.evaluation import calibrate_clients, is_personal
 from fednorm.engines.loop import rounds
 from fednorm.errors import FednormError
 from fednorm.experiment.config import Experiment

@@ -14,11 +14,15 @@ from fednorm.data import Dataset
 from fednorm.data.federation import Federation
 from fednorm.data.transforms import Batch
 from fednorm.engines.base import Progress, RoundResult
-from fednorm.engines.evaluation import Score, is_personal, score, score_clients, score_global
-from fednorm.engines.evaluation_statistics import (
+from fednorm.engines.evaluation import (
+    Score,
     Transport,
     calibrate_for_test,
     initial_client_state,
+    is_personal,
+    score,
+    score_clients,
+    score_global,
 )
 from fednorm.errors import NonFiniteLossError, NoUsableReplyError
 from fednorm.experiment.build import PreparedRun
