@@ -31,7 +31,7 @@ from fednorm.data.partition import PARTITIONS
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import build_experiment
 from fednorm.models import MODELS
-from fednorm.reproduce import list_figures
+from fednorm.reproduce.figure import list_figures
 from fednorm.strategies import STRATEGIES
 
 EXCEPTIONS = {

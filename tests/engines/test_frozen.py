@@ -11,10 +11,15 @@ from torch.nn import functional
 
 import fednorm
 from fednorm.algorithms import create_algorithm
-from fednorm.core.calibration import CalibrationReply, client_calibration, server_calibration
-from fednorm.core.messages import ClientState, LayerStats
+from fednorm.core.messages import ClientState, LayerStats, Reply
 from fednorm.core.moments import Moments
-from fednorm.core.round import broadcast, client_round, server_round
+from fednorm.core.round import (
+    broadcast,
+    client_calibration,
+    client_round,
+    server_calibration,
+    server_round,
+)
 from fednorm.core.task import export
 from fednorm.doctor.fixed_batches import FixedBatches
 from fednorm.doctor.gradients import converge_statistics
@@ -217,8 +222,8 @@ def test_surveys_leave_it_out(name):
         stays = torch.equal(running.mean, state.running[path].mean)
         assert stays == (path in FROZEN)
         assert all((path in answer.stats) == (path not in FROZEN) for answer in answers)
-    lie = CalibrationReply(
-        9, 5, {FROZEN[0]: LayerStats(Moments(5.0, torch.zeros(4), torch.ones(4)), 1)}
+    lie = Reply(
+        9, 5, {}, {}, {FROZEN[0]: LayerStats(Moments(5.0, torch.zeros(4), torch.ones(4)), 1)}
     )
     (rejected,) = server_calibration(task, state, [*answers, lie]).rejected
     assert (rejected.client, rejected.where) == (9, FROZEN[0])

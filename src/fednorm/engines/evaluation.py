@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from fednorm.attacks import Adversary, apply_attack
 from fednorm.core.algorithm import Loss
-from fednorm.core.calibration import CalibrationReply, client_calibration, server_calibration
 from fednorm.core.layer import RoundContext
 from fednorm.core.layout import find_kinds
 from fednorm.core.messages import (
@@ -18,12 +17,13 @@ from fednorm.core.messages import (
     Broadcast,
     ClientState,
     RejectedReply,
+    Reply,
     RunningStats,
     ServerState,
     download_bytes,
     report_bytes,
 )
-from fednorm.core.round import broadcast
+from fednorm.core.round import broadcast, client_calibration, server_calibration
 from fednorm.core.task import Task, export, isolated_rng, start_training
 from fednorm.core.types import ClientId, Kind
 from fednorm.engines.base import ClientSource
@@ -160,7 +160,7 @@ class CalibrationCost:
 
 
 # Lets clients on other machines, which keep their states, measure their data.
-Ask: TypeAlias = Callable[[Broadcast, Sequence[ClientId]], list[CalibrationReply]]
+Ask: TypeAlias = Callable[[Broadcast, Sequence[ClientId]], list[Reply]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from fednorm.algorithms import create_algorithm
 from fednorm.algorithms.base import parameter_groups as groups_of
 from fednorm.core.algorithm import LocalResult
-from fednorm.core.calibration import client_calibration
 from fednorm.core.layer import RoundContext
 from fednorm.core.messages import Batches, Broadcast, ClientState, LayerStats
-from fednorm.core.round import make_reply, start_round
+from fednorm.core.round import client_calibration, make_reply, start_round
 from fednorm.core.strategy import Strategy
 from fednorm.core.task import Task, load_state, snapshot
 from fednorm.core.types import Clip

@@ -8,10 +8,9 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fednorm.core.calibration import client_calibration
 from fednorm.core.exchange import PendingError, Replay
 from fednorm.core.messages import Broadcast
-from fednorm.core.round import client_round
+from fednorm.core.round import client_calibration, client_round
 from fednorm.core.task import Task
 from fednorm.engines.base import ClientSource
 from fednorm.engines.evaluation import TestSource, score_clients

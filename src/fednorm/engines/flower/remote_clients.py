@@ -14,7 +14,6 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fednorm.core.calibration import CalibrationReply
 from fednorm.core.exchange import PendingError, answer_exchange
 from fednorm.core.messages import Batches, Broadcast, ClientState, Reply, ServerState
 from fednorm.core.round import broadcast
@@ -167,7 +166,7 @@ class RemoteClients:
             log.warning("round %d continues without client %d: %s", received.round, client, error)
             return None
 
-    def ask(self, received: Broadcast, clients: Sequence[ClientId]) -> list[CalibrationReply]:
+    def ask(self, received: Broadcast, clients: Sequence[ClientId]) -> list[Reply]:
         """Let clients measure the statistics of their data."""
         answers = self._call("query.calibration", wire.broadcast_records(received), clients)
         measured = []
@@ -175,7 +174,7 @@ class RemoteClients:
             try:
                 layers = wire.header(found).layers()
                 stats = wire.read_stats(found, layers, self.task.initial_state.running)
-                measured.append(CalibrationReply(client, wire.examples_of(found), stats))
+                measured.append(Reply(client, wire.examples_of(found), {}, {}, stats))
             except WireError as error:
                 log.warning("no statistics of client %d: %s", client, error)
         return measured

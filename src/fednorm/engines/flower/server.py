@@ -19,9 +19,8 @@ from torch import nn
 
 from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import create_algorithm
-from fednorm.core.calibration import CalibrationReply, server_calibration
 from fednorm.core.messages import Reply, ServerState
-from fednorm.core.round import broadcast, reply_schema, server_round
+from fednorm.core.round import broadcast, reply_schema, server_calibration, server_round
 from fednorm.core.strategy import Strategy as Norm
 from fednorm.core.task import Task, export, read_state
 from fednorm.core.validation import ReplySchema, find_fault
@@ -252,11 +251,11 @@ class NormStrategy(Strategy):
 _server_round = server_round  # Flower calls a number by this name
 
 
-def read_calibration(content: RecordDict, state: ServerState) -> CalibrationReply:
+def read_calibration(content: RecordDict, state: ServerState) -> Reply:
     """Return a client's answer to a query for its statistics."""
     said = wire.header(content)
     stats = wire.read_stats(content, said.layers(), state.running)
-    return CalibrationReply(wire.integer(said, "client"), wire.examples_of(content), stats)
+    return Reply(wire.integer(said, "client"), wire.examples_of(content), {}, {}, stats)
 
 
 def _read_reply(state: ServerState, content: RecordDict, wanted: ReplySchema) -> Reply:
