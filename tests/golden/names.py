@@ -31,9 +31,9 @@ def collect():
         **{
             kind: {
                 name: sorted(f.name for f in dataclasses.fields(cls))
-                for name, cls in sorted(registry.items())
+                for name, cls in sorted(known.items())
             }
-            for kind, registry in KINDS.items()
+            for kind, known in KINDS.items()
         },
     }
 

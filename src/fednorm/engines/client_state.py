@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-import safetensors.torch
-from torch import Tensor
+import torch
 
 from fednorm.core.messages import ClientState
 from fednorm.core.types import ClientId, nbytes
@@ -35,21 +34,13 @@ class _OnDisk:
 
     def __init__(self, client_state: ClientState, folder: TemporaryFolder) -> None:
         self.folder = folder
-        tensors = {f"tensors {name}": t for name, t in client_state.tensors.items()}
-        tensors |= {f"optimizer {name}": t for name, t in client_state.optimizer.items()}
-        self.devices = {name: t.device for name, t in tensors.items()}
         with tempfile.NamedTemporaryFile(dir=folder.path, delete=False) as file:
-            self.path = Path(file.name)
-        plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-        safetensors.torch.save_file(plain, self.path)
+            torch.save((dict(client_state.tensors), dict(client_state.optimizer)), file)
+        self.path = Path(file.name)
         weakref.finalize(self, self.path.unlink, missing_ok=True)
 
     def read(self) -> ClientState:
-        found: dict[str, dict[str, Tensor]] = {"tensors": {}, "optimizer": {}}
-        for name, tensor in safetensors.torch.load_file(self.path).items():
-            part, _, key = name.partition(" ")
-            found[part][key] = tensor.to(self.devices[name])
-        return ClientState(**found)
+        return ClientState(*torch.load(self.path, weights_only=True))
 
 
 _Entry: TypeAlias = ClientState | _OnDisk

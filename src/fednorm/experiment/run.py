@@ -151,15 +151,10 @@ def _run_rounds(
 
 
 def _log(prepared: PreparedRun, result: RoundResult) -> None:
+    where = (prepared.entry.title, prepared.seed, result.state.round)
+    text = "%s, seed %d, round %d: the reply of client %d is rejected: %s."
     for one in result.rejected:
-        log.info(
-            "%s, seed %d, round %d: the reply of client %d is rejected: %s.",
-            prepared.entry.title,
-            prepared.seed,
-            result.state.round,
-            one.client,
-            one.reason,
-        )
+        log.info(text, *where, one.client, one.reason)
 
 
 def _make_result(

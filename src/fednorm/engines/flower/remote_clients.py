@@ -23,7 +23,6 @@ from fednorm.engines import loop
 from fednorm.engines.base import EngineRun, Progress, RoundResult
 from fednorm.engines.evaluation import Score
 from fednorm.engines.flower import wire
-from fednorm.engines.flower.arrays import to_array_record
 from fednorm.engines.flower.node_app import ANSWERS, NO_CLIENT, PENDING
 from fednorm.errors import ConfigError, NonFiniteLossError, NoNodesError, WireError
 
@@ -134,7 +133,7 @@ class RemoteClients:
         while True:
             content = wire.broadcast_records(received)
             if answers:
-                content[ANSWERS] = to_array_record(answers)
+                content[ANSWERS] = wire.to_array_record(answers)
             results: list[tuple[Reply, ClientState]] = []
             waiting: dict[ClientId, PendingError] = {}
             for client, found in self._call("train", content, clients).items():
