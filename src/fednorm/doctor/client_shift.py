@@ -12,10 +12,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fednorm.core.calibration import client_calibration
 from fednorm.core.messages import ClientState
 from fednorm.core.moments import Moments, pool
-from fednorm.core.round import broadcast
+from fednorm.core.round import broadcast, client_calibration
 from fednorm.core.task import Task, isolated_rng
 from fednorm.data import Dataset
 from fednorm.doctor.costs import (

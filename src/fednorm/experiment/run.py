@@ -14,11 +14,15 @@ from fednorm.data import Dataset
 from fednorm.data.federation import Federation
 from fednorm.data.transforms import Batch
 from fednorm.engines.base import Progress, RoundResult
-from fednorm.engines.evaluation import Score, is_personal, score, score_clients, score_global
-from fednorm.engines.evaluation_statistics import (
+from fednorm.engines.evaluation import (
+    Score,
     Transport,
     calibrate_for_test,
     initial_client_state,
+    is_personal,
+    score,
+    score_clients,
+    score_global,
 )
 from fednorm.errors import NonFiniteLossError, NoUsableReplyError
 from fednorm.experiment.build import PreparedRun
@@ -147,15 +151,10 @@ def _run_rounds(
 
 
 def _log(prepared: PreparedRun, result: RoundResult) -> None:
+    where = (prepared.entry.title, prepared.seed, result.state.round)
+    text = "%s, seed %d, round %d: the reply of client %d is rejected: %s."
     for one in result.rejected:
-        log.info(
-            "%s, seed %d, round %d: the reply of client %d is rejected: %s.",
-            prepared.entry.title,
-            prepared.seed,
-            result.state.round,
-            one.client,
-            one.reason,
-        )
+        log.info(text, *where, one.client, one.reason)
 
 
 def _make_result(
