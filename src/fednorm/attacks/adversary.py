@@ -3,18 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fednorm.attacks import Target
 from fednorm.attacks.base import Attack, AttackContext
 from fednorm.attacks.translation import TrackedLayer, Translation
 from fednorm.core.messages import LayerStats, Reply
 from fednorm.core.moments import Moments
 from fednorm.core.random_streams import Stream, make_rng
 from fednorm.core.types import ClientId, Tensors
+
+Target: TypeAlias = Literal["updates", "statistics", "both"]
 
 
 def choose_byzantine(clients: Sequence[ClientId], count: int, seed: int) -> frozenset[ClientId]:
