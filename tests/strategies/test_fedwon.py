@@ -254,7 +254,7 @@ def test_the_engine_that_is_chosen_clips_as_the_loop_does():
         return result.final.loss, result.final.train_loss
 
     experiment = build_experiment({**USUAL, "strategies": [{"name": "fedwon", "clip": 0.01}]})
-    assert prepare(experiment, experiment.strategies[0], 0).engine == "stacked"
+    assert prepare(experiment, experiment.strategies[0], 0).engine.name == "stacked"
     expected = finals(engine="loop")
     assert finals() == pytest.approx(expected, rel=1e-3)
     assert finals(clip="none") != pytest.approx(expected, rel=1e-2)
