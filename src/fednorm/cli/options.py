@@ -36,8 +36,7 @@ CheckpointEvery = Annotated[
     int | None, typer.Option(min=1, help="rounds between checkpoints [default: every 10 seconds]")
 ]
 Workers = Annotated[
-    int | None,
-    typer.Option(min=1, help="processes for runs, or for clients [default: all cores]"),
+    int | None, typer.Option(min=1, help="processes for runs, or for clients [default: all cores]")
 ]
 
 _LISTED = {key: f"{key}s" for key in ("model", "partition", "algorithm", "attack", "aggregator")}
@@ -94,10 +93,7 @@ def _make_option(key: str, text: str | None) -> inspect.Parameter:
     flag = typer.Option(f"--{key}", help=help_, show_default=False)
     option = flag if kind is bool else typer.Option(help=help_)
     return inspect.Parameter(
-        key,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[kind | None, option],
+        key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
 
 

@@ -45,11 +45,9 @@ class TestSource(Protocol):
 
     def test(self, client: ClientId) -> Iterable[Batch]:
         """Return the test samples of `client`, in batches."""
-        ...
 
     def all_batches(self, client: ClientId) -> Batches:
         """Return all training data of `client` once, in batches."""
-        ...
 
 
 def is_personal(task: Task) -> bool:

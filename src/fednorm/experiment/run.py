@@ -40,7 +40,6 @@ class StopFlag(Protocol):
 
     def is_set(self) -> bool:
         """Return whether the run should stop."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -69,11 +68,9 @@ class Checkpointer(Protocol):
 
     def after(self, result: RoundResult, recorder: RunRecorder) -> None:
         """Save if it is time."""
-        ...
 
     def save(self, result: RoundResult, recorder: RunRecorder) -> None:
         """Save now."""
-        ...
 
 
 def run(
@@ -174,9 +171,10 @@ def _make_result(
 
 def find_tested_state(prepared: PreparedRun, reached: Progress) -> ServerState:
     """Return the state that is tested; a strategy may calibrate its statistics first."""
-    task, clients = prepared.task, prepared.clients
+    ask = prepared.remote.get_link().ask if prepared.remote else None
+    transport = Transport(prepared.faults.adversary, ask)
     return calibrate_for_test(
-        task, reached.state, reached.client_states, clients, _make_transport(prepared)
+        prepared.task, reached.state, reached.client_states, prepared.clients, transport
     )
 
 
@@ -284,12 +282,6 @@ def measure_attack_success(
         score(m, attack.add_trigger(data.test_batches(), data_info), task.loss) for m in models
     ]
     return fmean(found.accuracy for found in scores if found) if any(scores) else None
-
-
-def _make_transport(prepared: PreparedRun) -> Transport:
-    """Return how answers of a calibration come to the server."""
-    ask = prepared.remote.get_link().ask if prepared.remote else None
-    return Transport(prepared.faults.adversary, ask)
 
 
 def has_personal_models(prepared: PreparedRun) -> bool:

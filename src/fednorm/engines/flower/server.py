@@ -113,13 +113,7 @@ class NormStrategy(Strategy):
         self.timeout = timeout
         self._begin(initial_arrays, num_rounds)
         return super().start(
-            grid,
-            self._arrays(),
-            num_rounds,
-            timeout,
-            train_config,
-            evaluate_config,
-            evaluate_fn,
+            grid, self._arrays(), num_rounds, timeout, train_config, evaluate_config, evaluate_fn
         )
 
     def _begin(self, initial: ArrayRecord | None, rounds: int) -> None:
