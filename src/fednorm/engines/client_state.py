@@ -1,8 +1,8 @@
 """States of clients between their rounds: in memory up to a limit, the rest on disk.
 
 A store is a value: `with_states` returns a new one and leaves the old one unchanged. Files are
-never changed, and removed with their last reference. They are in the folder for temporary files, which
-TMPDIR names.
+never changed, and removed with their last reference. They are in the folder for temporary files,
+which TMPDIR names.
 """
 
 import shutil
