@@ -333,7 +333,7 @@ def test_a_node_that_fails_reduces_the_round(caplog):
     chosen, result = started("fbn", grid=grid)
     assert chosen.state.round == ROUNDS
     assert result.arrays is not None
-    assert "goes on without node 999" in caplog.text
+    assert "continues without node 999" in caplog.text
 
 
 def test_a_round_without_any_answer_leaves_the_model_as_it_is():
