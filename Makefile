@@ -1,11 +1,12 @@
-# make demo   compare strategies on embedded data and write a report
-# make test   lint, types, import rules and tests
-# make peers  install other simulators beside, to be timed against
+# make demo       compare strategies on embedded data and write a report
+# make test       lint, types, import rules and all tests
+# make test-fast  the tests of the daily loop: no worker processes, no Flower, no browser
+# make peers      install other simulators next to fednorm, to time them
 PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= results/demo
 
-.PHONY: demo test lint peers clean
+.PHONY: demo test test-fast lint peers clean
 .DEFAULT_GOAL := demo
 
 # Made anew when the project's requirements change; otherwise a second call does nothing.
@@ -31,6 +32,9 @@ lint: .venv/flower
 
 test: lint
 	$(BIN)/python -m pytest --numprocesses auto
+
+test-fast: .venv/installed
+	$(BIN)/python -m pytest --numprocesses auto -m "not slow and not flower and not browser"
 
 # Other simulators, each in an environment of its own, for benchmarks/simulators.py --peers.
 PEERS := flower fedlab pfl fluke byzfl

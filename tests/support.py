@@ -1,9 +1,13 @@
 """Clients and models for tests: small, seeded, far from identically distributed."""
 
+import copy
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
+from torch.nn import functional
 
+from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import Batches, ClientState
 from fednorm.core.round import broadcast, client_round, server_round
 from fednorm.core.task import Task
@@ -137,3 +141,64 @@ def assert_same_state(state, model, tolerance=1e-10):
             running.var, expected[f"{path}.running_var"], rtol=0, atol=tolerance
         )
         assert running.num_batches == int(expected[f"{path}.num_batches_tracked"])
+
+
+def plain_fedavg(model, clients, count, lr, momentum=0.0):
+    """Train as textbook FedAvg does: every float tensor is averaged, counters are not."""
+    for round_ in range(1, count + 1):
+        states, weights = [], []
+        for client in clients.participants(round_):
+            local = copy.deepcopy(model).train()
+            optimizer = torch.optim.SGD(local.parameters(), lr=lr, momentum=momentum)
+            batches = clients.batches(client, round_)
+            for x, y in batches.steps:
+                optimizer.zero_grad()
+                functional.cross_entropy(local(x), y).backward()
+                optimizer.step()
+            states.append(local.state_dict())
+            weights.append(batches.examples)
+        total = sum(weights)
+        model.load_state_dict(
+            {
+                key: sum(w / total * s[key] for w, s in zip(weights, states, strict=True))
+                if states[0][key].is_floating_point()
+                else max(s[key] for s in states)
+                for key in states[0]
+            }
+        )
+    return model
+
+
+def replace_batch_norm(model, make):
+    """Replace every BatchNorm2d layer of a plain model by `make(layer)`, with its γ and β."""
+    for path, layer in list(model.named_modules()):
+        if isinstance(layer, nn.BatchNorm2d):
+            new = make(layer).double()
+            new.load_state_dict(layer.state_dict(), strict=False)
+            model.set_submodule(path, new)
+    return model
+
+
+def shifted_model():
+    """Return the nested model with a γ and β per channel that are not 1 and 0."""
+    model = nested_model()
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for layer in model.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                for tensor in (layer.weight, layer.bias):
+                    tensor.copy_(0.5 + torch.rand(tensor.shape, generator=generator))
+    return model
+
+
+def assert_is_fedavg_with(strategy, make, count=3, **fields):
+    """Compare rounds of unequal clients with FedAvg on a plain model whose layers are `make`'s."""
+    clients = ToyClients(sizes=(2, 7, 4), steps=2)
+    task = task_of(strategy, create_algorithm("fedavg", lr=0.05), model=shifted_model(), **fields)
+    state = last(task, clients, count).state
+    plain = plain_fedavg(replace_batch_norm(shifted_model(), make), clients, count, lr=0.05)
+    oracle = dict(plain.named_parameters())
+    assert not state.running
+    assert set(state.weights) == set(oracle)
+    for name, value in state.weights.items():
+        torch.testing.assert_close(value, oracle[name].detach(), rtol=0, atol=1e-10)

@@ -77,6 +77,7 @@ def test_convert_takes_fields_by_name_or_a_strategy_but_not_both():
         fednorm.convert(nn.BatchNorm1d(4), fednorm.create_strategy("gn"), groups=4)
 
 
+@pytest.mark.slow
 def test_flower_without_flower_says_what_to_install():
     code = (
         "import sys; sys.modules['flwr'] = None\n"

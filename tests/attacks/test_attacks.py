@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fednorm import ClientState, broadcast, client_round
+from fednorm import ClientState, Reply, broadcast, client_round
 from fednorm.algorithms import create_algorithm
 from fednorm.attacks import (
     ATTACKS,
@@ -19,7 +19,6 @@ from fednorm.attacks import (
     create_attack,
 )
 from fednorm.attacks.alie import choose_z
-from fednorm.core.calibration import CalibrationReply
 from support import ToyClients, task_of
 
 BYZANTINE = frozenset({1, 4})
@@ -136,14 +135,14 @@ def test_attacks_see_honest_replies_only(replies, name):
         assert alone[0] is not replies[1]
 
 
-def test_answers_of_a_survey_are_statistics(replies):
-    told = [CalibrationReply(r.client, r.examples, r.stats) for r in replies]
+def test_replies_to_a_calibration_are_statistics(replies):
+    told = [Reply(r.client, r.examples, {}, {}, r.stats) for r in replies]
     adversary = Adversary(create_attack("sign_flip"), BYZANTINE, "statistics", seed=3)
-    found = apply_attack(told, adversary, 1, survey=True)
+    found = apply_attack(told, adversary, 1, calibration=True)
     path = next(iter(replies[1].stats))
     mean = replies[1].stats[path].moments.mean
     assert torch.equal(found[1].stats[path].moments.mean, -mean)
-    untouched = apply_attack(told, replace(adversary, target="updates"), 1, survey=True)
+    untouched = apply_attack(told, replace(adversary, target="updates"), 1, calibration=True)
     assert untouched == told
 
 
@@ -166,24 +165,24 @@ def test_z_is_finite_where_the_formula_is_not(n, f):
 
 def test_flipped_labels():
     x, y = torch.zeros(4, 1, 8, 8), torch.tensor([0, 9, 4, -100])
-    world = DataInfo(10, torch.ones(1, 8, 8))
-    same, flipped = create_attack("label_flip").poison(x, y, world, torch.Generator())
+    data_info = DataInfo(10, torch.ones(1, 8, 8))
+    same, flipped = create_attack("label_flip").poison(x, y, data_info, torch.Generator())
     assert same is x
     assert flipped.tolist() == [9, 0, 5, -100]
 
 
 def test_a_backdoor_marks_a_share_of_images_and_tests_on_all_others():
     x, y = torch.rand(2000, 2, 8, 8), torch.arange(2000) % 10
-    world = DataInfo(10, torch.full((2, 8, 8), 7.0))
+    data_info = DataInfo(10, torch.full((2, 8, 8), 7.0))
     chosen = create_attack("backdoor", target=3, size=2, share=0.25)
-    seen, taught = chosen.poison(x, y, world, torch.Generator().manual_seed(0))
+    seen, taught = chosen.poison(x, y, data_info, torch.Generator().manual_seed(0))
     marked = (seen[..., -2:, -2:] == 7).flatten(1).all(1)
     assert 0.2 < float(marked.float().mean()) < 0.3
     assert bool((taught[marked] == 3).all())
     assert torch.equal(taught[~marked], y[~marked])
     assert torch.equal(seen[~marked], x[~marked])
     assert torch.equal(seen[..., :-2, :], x[..., :-2, :])
-    ((tested, wanted),) = chosen.add_trigger([(x, y)], world)
+    ((tested, wanted),) = chosen.add_trigger([(x, y)], data_info)
     assert len(tested) == 1800
     assert bool((wanted == 3).all())
     assert bool((tested[..., -2:, -2:] == 7).all())

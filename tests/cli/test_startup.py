@@ -38,6 +38,7 @@ def run(code, *arguments, **environment):
     return done.stdout, done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "answer"),
     [
@@ -65,17 +66,20 @@ def test_a_command_that_tells_something_needs_no_torch(command, answer):
     assert imported == "imported:"
 
 
+@pytest.mark.slow
 def test_shell_completion_needs_no_torch():
     told, imported = run(CALL.format(heavy=HEAVY), **COMPLETION)
     assert sorted(told.split()) == ["--participation", "--partition"]
     assert imported == "imported:"
 
 
+@pytest.mark.slow
 def test_the_check_sees_torch():
     _, imported = run("import torch\n" + CALL.format(heavy=HEAVY), "--help")
     assert "torch" in imported
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "imported"),
     [

@@ -107,6 +107,7 @@ def test_the_same_input_gives_the_same_bits(text):
     assert torch.equal(aggregate(text, values, 2), first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", UNORDERED)
 @generated
 def test_the_order_of_clients_does_not_matter(text, data):

@@ -74,6 +74,7 @@ TARGETED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "target"), TARGETED)
 @pytest.mark.parametrize("chosen", [*SPEAKING, *SILENT])
 def test_a_defended_server_survives(name, target, chosen):

@@ -92,6 +92,7 @@ def test_clients_are_unequal_but_for_two():
     assert [len(part) for part in parts] == [12, 19, 19, 10]  # batches of 12, 16, 16 and 10
 
 
+@pytest.mark.slow
 def test_the_loop_takes_every_strategy_and_trains():
     for name in STRATEGIES:
         history, tensors = run_in_loop(name, "dsgd")
@@ -100,6 +101,7 @@ def test_the_loop_takes_every_strategy_and_trains():
         assert history[0].loss != history[1].loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("engine", LOCAL)
 def test_gives_what_the_loop_gives_or_says_why_not(engine, algorithm):
@@ -123,6 +125,7 @@ def assert_reason(error, engine, name):
     assert "choose engine 'auto' or 'loop'" in reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SENT_TO_PROCESSES)
 def test_processes_give_what_the_loop_gives(name):
     found, expected = run(name, PROCESSES, "fedavg"), run_in_loop(name, "fedavg")
@@ -136,6 +139,8 @@ def test_processes_say_why_not():
     assert_reason(raised.value, PROCESSES, "fedtan")
 
 
+@pytest.mark.slow
+@pytest.mark.flower
 @pytest.mark.skipif(not find_spec("flwr"), reason="needs Flower")
 def test_flower_gives_what_the_loop_gives(tmp_path):
     name = "fbn"

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from support import ToyClients, last, nested_model, task_of
 
 # No module can be named by a keyword of Python.
 FILES = {"in": "instance_norm"}
+TESTS = Path(__file__).parents[1] / "strategies"
 every = pytest.mark.parametrize("name", sorted(STRATEGIES))
 algorithms = pytest.mark.parametrize(
     "step",
@@ -46,6 +48,12 @@ def test_has_a_file_of_its_own_that_names_its_paper(name):
     assert re.search(r"arXiv:\d{4}\.\d{4,5}|doi:10\.\d+/\S+", doc)
     assert "Server:" in doc or "Stage II" in doc
     assert len(inspect.getsource(module).splitlines()) < 150
+
+
+@every
+def test_has_tests_of_its_own(name):
+    module = STRATEGIES[name].__module__.rpartition(".")[2]
+    assert "def test_" in (TESTS / f"test_{module}.py").read_text(encoding="utf-8")
 
 
 @every
@@ -78,7 +86,7 @@ def test_every_tensor_of_the_model_has_a_role_and_a_place(name):
 def test_a_round_is_a_pure_function(name, step):
     task, clients = task_of(name, step), ToyClients()
     received = broadcast(task, task.initial_state)
-    start = {k: v.clone() for k, v in received.weights.items()}
+    start = {k: v.clone() for k, v in received.state.weights.items()}
     first = client_round(task, received, ClientState(), clients.batches(0, 1))
     client_round(task, received, ClientState(), clients.batches(1, 1))
     again = client_round(task, received, ClientState(), clients.batches(0, 1))
@@ -86,7 +94,7 @@ def test_a_round_is_a_pure_function(name, step):
         assert torch.equal(value, again[0].update[key])
     for key, value in first[1].tensors.items():
         assert torch.equal(value, again[1].tensors[key])
-    for key, value in received.weights.items():
+    for key, value in received.state.weights.items():
         assert torch.equal(value, start[key])
     after = server_round(task, task.initial_state, [first[0]])
     assert task.initial_state.round == 0
@@ -122,7 +130,7 @@ def test_message_sizes_are_those_of_the_tensors(name):
     received = broadcast(task, task.initial_state)
     reply, _ = client_round(task, received, ClientState(), clients.batches(0, 1))
     shared = sum(p.numel() * 8 for p in task.layout.shared.values())
-    running = list(received.running.values())
+    running = list(received.state.running.values())
     moments = [report.moments for report in reply.stats.values()]
     down = sum(8 * (r.mean.numel() + r.var.numel()) for r in running) + 8 * len(running)
     up = sum(8 * (m.mean.numel() + m.var.numel()) for m in moments) + 24 * len(moments)

@@ -86,12 +86,12 @@ def test_a_robust_rule_cannot_be_kept_from_a_layer_by_saying_nothing(started):
         assert after.running["stem.1"].num_batches == 1
 
 
-def test_faulty_replies_leave_fewer_liars_but_strangers_do_not(started):
+def test_faulty_replies_leave_fewer_byzantine_clients_but_strangers_do_not(started):
     task, replies = started
     bad = [replace(reply, examples=0) for reply in replies[:2]]
     after = server_round(task, task.initial_state, [*bad, *replies[2:]], asked=range(5))
     assert after.round == 1
-    # Two replies that nobody asked for, and a second answer, say nothing of those that are left.
+    # Two replies of clients that were not asked, and a second reply, say nothing of the others.
     strangers = [replace(reply, client=90 + reply.client) for reply in replies]
     with pytest.raises(NoUsableReplyError, match="only 3 usable replies, fewer than it needs"):
         server_round(

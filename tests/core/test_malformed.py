@@ -9,8 +9,9 @@ import torch
 from fednorm import ClientState, broadcast, client_round, server_round
 from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import create_algorithm
-from fednorm.core.messages import LayerStats
+from fednorm.core.messages import LayerStats, Reply, RunningStats
 from fednorm.core.moments import Moments
+from fednorm.core.validation import ReplySchema, find_fault
 from fednorm.errors import NoUsableReplyError
 from support import ToyClients, task_of
 
@@ -156,7 +157,7 @@ def test_two_thousand_malformed_replies_change_nothing(kind):
         assert all(map(torch.equal, tensors_of(after), expected))
 
 
-def test_somebody_who_was_not_asked_and_a_second_answer_are_rejected():
+def test_a_client_that_was_not_asked_and_a_second_reply_are_rejected():
     task, replies = KINDS["pooled"]()
     after = server_round(task, task.initial_state, [*replies, replies[1]], asked=[0, 1])
     assert [(r.client, r.reason) for r in after.rejected] == [
@@ -206,9 +207,22 @@ def test_a_robust_rule_does_not_believe_a_single_counter():
     median = create_aggregator("median", f=1)
     task = replace(task, aggregator=median, statistics_aggregator=median)
     report = replies[2].stats["stem.1"]
-    liar = replace(
+    forged = replace(
         replies[2], stats={**replies[2].stats, "stem.1": replace(report, num_batches=2**30)}
     )
-    after = server_round(task, task.initial_state, [*replies[:2], liar])
+    after = server_round(task, task.initial_state, [*replies[:2], forged])
     assert not after.rejected
     assert after.running["stem.1"].num_batches == 1
+
+
+@pytest.mark.parametrize("count", [float("inf"), float("nan"), -1.0])
+def test_an_impossible_count_is_rejected(count):
+    report = LayerStats(Moments(count, torch.zeros(1), torch.ones(1)), 1)
+    expected = ReplySchema({}, running={"x": RunningStats(torch.zeros(1), torch.ones(1), 0)})
+    assert "count of layer 'x'" in find_fault(Reply(0, 1, {}, {}, {"x": report}), expected)[1]
+
+
+def test_a_buffer_that_is_not_finite_is_rejected():
+    expected = ReplySchema({}, buffers={"level": torch.tensor(0.0)})
+    reply = Reply(0, 1, {}, {"level": torch.tensor(float("nan"))}, {})
+    assert find_fault(reply, expected) == ("level", "the update of 'level' is not finite")

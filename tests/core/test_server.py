@@ -1,4 +1,4 @@
-"""The server's round: faulty replies are rejected by name, and the round goes on."""
+"""The server's round: faulty replies are rejected by name, and the round continues."""
 
 from dataclasses import replace
 

@@ -50,5 +50,5 @@ def test_mistakes_are_explained(own):
         load_dataset(f"{own}:wrong", 0)
     with pytest.raises(ValueError, match="data set 'no_such_module:f' needs module"):
         load_dataset("no_such_module:f", 0)
-    with pytest.raises(ValueError, match="a data set of your own is 'package"):
+    with pytest.raises(ValueError, match="your own data set is 'package"):
         load_dataset(":f", 0)

@@ -31,7 +31,7 @@ from fednorm.data.partition import PARTITIONS
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import build_experiment
 from fednorm.models import MODELS
-from fednorm.reproduce import list_figures
+from fednorm.reproduce.figure import list_figures
 from fednorm.strategies import STRATEGIES
 
 EXCEPTIONS = {
@@ -140,7 +140,7 @@ def check_command(words, *, bare=False):
             assert arguments[1] in list_figures()
         return name
     if program == "make":
-        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert set(arguments) <= set(targets)
     elif program == "python":
         script = ROOT / arguments[0]

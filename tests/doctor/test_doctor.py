@@ -19,10 +19,10 @@ from fednorm.data import load_dataset
 from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
 from fednorm.doctor import examine, save, show
-from fednorm.doctor.fixed_batches import deal_again, draw
+from fednorm.doctor.costs import deal_again, draw
 from fednorm.doctor.layers import find_layers
 from fednorm.doctor.recommend import THRESHOLDS
-from fednorm.engines.evaluation_statistics import calibrate_clients
+from fednorm.engines.evaluation import calibrate_clients
 from fednorm.engines.loop import rounds
 from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.models import create_model
@@ -164,9 +164,12 @@ def test_costs_are_those_of_the_engine(nested, name):
     kept = result.client_states[0]
     assert cost.personal_bytes == sum(t.numel() * t.element_size() for t in kept.tensors.values())
     assert cost.momentum_bytes == sum(8 * t.numel() for t in kept.optimizer.values())
-    if cost.survey_bytes_up is not None:
+    if cost.calibration_bytes_up is not None:
         asked = calibrate_clients(task, result.state, {}, clients, clients.all())[1]
-        assert (cost.survey_bytes_up, cost.survey_bytes_down) == (asked.bytes_up, asked.bytes_down)
+        assert (cost.calibration_bytes_up, cost.calibration_bytes_down) == (
+            asked.bytes_up,
+            asked.bytes_down,
+        )
 
 
 def test_strategies_state_their_needs(nested):
@@ -237,8 +240,8 @@ def test_gradients_deviate_as_the_methods_say(apart):
     assert found["fedtan", "exchanged"].deviation < 1e-10
     assert found["naive", "batch"].deviation > 0.1
     assert found["naive", "batch"].excess > 0.1
-    assert found["fbn", "start"].deviation > found["fbn", "surveyed"].deviation
-    assert found["dualbn", "surveyed"].deviation < found["fbn", "surveyed"].deviation
+    assert found["fbn", "start"].deviation > found["fbn", "calibrated"].deviation
+    assert found["dualbn", "calibrated"].deviation < found["fbn", "calibrated"].deviation
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
@@ -246,8 +249,8 @@ def test_with_the_statistics_of_the_same_batch_dualbn_is_one_machine(model):
     """Up to the factor n/(n-1) of the running variance: 1/100 on the 5·20 samples of an mlp."""
     report = examine(model, partition="gamma=0", **SMALL | {"batches": 1})
     found = gradients(report)
-    assert found["dualbn", "surveyed"].deviation < 0.02
-    assert found["fbn", "surveyed"].deviation > 0.1
+    assert found["dualbn", "calibrated"].deviation < 0.02
+    assert found["fbn", "calibrated"].deviation > 0.1
     assert found["fedtan", "exchanged"].deviation < 1e-10
 
 
@@ -301,7 +304,7 @@ def test_the_recommendation_follows_the_clients(apart, alike):
     assert f"misses {format_share(worst.bias)}" in reasons
     naive = gradients(apart)["naive", "batch"]
     assert f"{format_ratio(naive.deviation)}, and by {format_ratio(naive.alike)}" in reasons
-    assert format_ratio(gradients(apart)["dualbn", "surveyed"].deviation) in reasons
+    assert format_ratio(gradients(apart)["dualbn", "calibrated"].deviation) in reasons
     (cost,) = (c for c in apart.strategies if c.strategy == "dualbn")
     assert f"{format_number(cost.bytes_up)} B up" in reasons
 

@@ -8,7 +8,7 @@ import fednorm
 from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import ClientState
 from fednorm.core.task import export
-from fednorm.engines.evaluation_statistics import adapt_statistics, initial_client_state
+from fednorm.engines.evaluation import adapt_statistics, initial_client_state
 from fednorm.errors import ConfigError
 from support import ToyClients, last, nested_model, task_of
 
@@ -103,3 +103,9 @@ def test_an_untrained_client_with_initial_layers_does_worse_than_with_the_mean()
 def test_some_clients_must_train():
     with pytest.raises(ConfigError, match="some must train"):
         fednorm.simulate("fbn", clients=3, unseen_clients=3, rounds=1)
+
+
+def test_adaptation_to_a_batch_of_one_is_refused_before_training():
+    with pytest.raises(ConfigError, match="would adapt to a batch of 1 sample"):
+        fednorm.simulate("fbn", batch_size=1, adapt_statistics=0.5, rounds=3, clients=3)
+    assert fednorm.simulate("fbn", batch_size=1, rounds=3, clients=3).status == "finished"

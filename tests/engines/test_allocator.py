@@ -30,6 +30,7 @@ def call(mode, **environment):
     return result.stdout.split()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of the GNU C library")
 def test_kept_memory_is_not_asked_for_again():
     (plain,) = call("plain")
@@ -39,5 +40,6 @@ def test_kept_memory_is_not_asked_for_again():
     assert int(kept) < 1000
 
 
+@pytest.mark.slow
 def test_it_can_be_switched_off():
     assert call("keep", FEDNORM_ALLOCATOR="off")[0] == "False"

@@ -5,13 +5,14 @@ from typing import get_args
 import pytest
 from torch import nn
 
+from fednorm.algorithms import create_algorithm
 from fednorm.engines import ENGINES, choose, stacked
 from fednorm.engines.base import EngineRun
 from fednorm.errors import ConfigError
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
-from support import ToyClients, task_of
+from support import ToyClients, task_of, why_not
 
 STEPS = {"algorithm": "fedavg", "local_steps": 2}
 LOSSY = {"client_dropout": 0.1}
@@ -91,3 +92,21 @@ def test_the_error_is_the_reason_of_the_engine(name):
         assert str(refused.value) == f"{reason}; choose engine 'auto' or 'loop'."
     else:
         assert choose(run) is ENGINES[name]
+
+
+def test_merged_is_not_chosen_where_it_may_not_be_exact():
+    own = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    experiment = build_experiment({"strategies": ["fbn"], "rounds": 3, "clients": 3})
+    engines = [
+        prepare(experiment, experiment.strategies[0], 0, model).engine.name for model in (None, own)
+    ]
+    assert engines[0] == "merged"
+    assert engines[1] != "merged"
+    random = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.RReLU())
+    prepared = prepare(experiment, experiment.strategies[0], 0)
+    assert why_not(
+        "merged",
+        task_of("fbn", create_algorithm("dsgd", lr=0.05), model=random),
+        prepared.federation,
+        ours=True,
+    )

@@ -4,11 +4,14 @@ import gc
 
 import torch
 
+from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import ClientState
+from fednorm.engines import loop
 from fednorm.engines.client_state import ClientStateStore, count_bytes
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
+from support import ToyClients, task_of
 
 
 def client_state(value, length=100):
@@ -31,7 +34,7 @@ def test_those_that_have_waited_longest_go_to_disk():
     each = count_bytes(client_state(0))
     kept = ClientStateStore(limit=3 * each)
     for number in range(5):
-        kept = kept.updated({number: client_state(number)})
+        kept = kept.with_states({number: client_state(number)})
     assert len(files(kept)) == 2
     assert kept.held == 3 * each
     assert list(kept) == [0, 1, 2, 3, 4]
@@ -42,7 +45,7 @@ def test_those_that_have_waited_longest_go_to_disk():
 
 
 def test_who_is_kept_is_known_without_reading(monkeypatch):
-    kept = ClientStateStore(limit=0).updated({0: client_state(0)})
+    kept = ClientStateStore(limit=0).with_states({0: client_state(0)})
     assert len(files(kept)) == 1
     monkeypatch.setattr(type(kept.entries[0]), "read", lambda _: 1 / 0)
     assert 0 in kept
@@ -53,9 +56,9 @@ def test_one_that_comes_back_is_in_memory_and_its_file_goes():
     each = count_bytes(client_state(0))
     kept = ClientStateStore(limit=2 * each)
     for number in range(3):
-        kept = kept.updated({number: client_state(number)})
+        kept = kept.with_states({number: client_state(number)})
     before = kept
-    kept = kept.updated({0: client_state(7)})
+    kept = kept.with_states({0: client_state(7)})
     same(kept[0], client_state(7))
     same(before[0], client_state(0))  # a value does not change
     assert len(files(kept)) == 2
@@ -66,7 +69,7 @@ def test_one_that_comes_back_is_in_memory_and_its_file_goes():
 
 
 def test_nothing_is_left_behind():
-    kept = ClientStateStore(limit=0).updated({0: client_state(1), 1: client_state(2)})
+    kept = ClientStateStore(limit=0).with_states({0: client_state(1), 1: client_state(2)})
     folder = kept.folder.path
     assert len(list(folder.iterdir())) == 2
     same(kept[1], client_state(2))
@@ -76,13 +79,13 @@ def test_nothing_is_left_behind():
 
 
 def test_clients_that_keep_nothing_take_no_room():
-    kept = ClientStateStore(limit=0).updated({3: ClientState()})
+    kept = ClientStateStore(limit=0).with_states({3: ClientState()})
     assert kept[3] == ClientState()
     assert kept.held == 0
     assert kept.folder is None
 
 
-def test_where_tensors_lie_changes_no_result(tmp_path):
+def test_the_place_of_tensors_changes_no_result(tmp_path):
     values = {
         "strategies": ["fedbn"],
         "rounds": 4,
@@ -103,3 +106,13 @@ def test_where_tensors_lie_changes_no_result(tmp_path):
         written.append(len(files(result.client_states)))
     assert written[0] == 3  # one for each client that took part
     assert written[-1] == len(result.client_states)
+
+
+def test_earlier_rounds_keep_their_client_states():
+    first, second = loop.rounds(
+        task_of("fedbn", create_algorithm("dsgd", lr=0.05)), ToyClients(), 2
+    )
+    key = "stem.1.running_mean"
+    assert not torch.equal(
+        first.client_states[0].tensors[key], second.client_states[0].tensors[key]
+    )

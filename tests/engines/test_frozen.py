@@ -11,16 +11,21 @@ from torch.nn import functional
 
 import fednorm
 from fednorm.algorithms import create_algorithm
-from fednorm.core.calibration import CalibrationReply, client_calibration, server_calibration
-from fednorm.core.messages import ClientState, LayerStats
+from fednorm.core.messages import ClientState, LayerStats, Reply
 from fednorm.core.moments import Moments
-from fednorm.core.round import broadcast, client_round, server_round
+from fednorm.core.round import (
+    broadcast,
+    client_calibration,
+    client_round,
+    server_calibration,
+    server_round,
+)
 from fednorm.core.task import export
-from fednorm.doctor.fixed_batches import FixedBatches
+from fednorm.doctor.costs import FixedBatches
 from fednorm.doctor.gradients import converge_statistics
 from fednorm.engines import merged_batch
 from fednorm.engines.barrier import BarrierTrainer
-from fednorm.engines.evaluation_statistics import adapt_statistics
+from fednorm.engines.evaluation import adapt_statistics
 from fednorm.engines.loop import rounds
 from fednorm.engines.merged_batch import MergedClients
 from fednorm.engines.stacked import StackedTrainer
@@ -157,7 +162,7 @@ def test_a_single_client_follows_torch_where_half_is_frozen():
 
 
 @pytest.mark.parametrize("name", ["naive", "fbn", "dualbn", "fedbn", "hbn"])
-def test_cohorts(name):
+def test_stacked(name):
     task = task_of(name, STEPS, model=half_frozen(), count=3)
     expected = run(task, CLIENTS, 3, tested=False)
     export(task, task.initial_state)  # trainer are made from the workspace as it is
@@ -169,7 +174,7 @@ def test_cohorts(name):
 
 
 @pytest.mark.parametrize("name", ["naive", "fbn", "fedtan", "heterofl"])
-def test_lockstep(name):
+def test_merged(name):
     toy = ToyClients(sizes=(4, 6, 3), absent={2: (1,)})
     expected = run(task_of(name, STEP, model=half_frozen(), count=3), toy, 3, tested=False)
     task = task_of(name, STEP, model=half_frozen(), count=3)
@@ -200,7 +205,7 @@ def test_a_task_that_was_sent_to_another_process():
 
 
 @pytest.mark.parametrize("name", ["hbn", "heterofl"])
-def test_surveys_leave_it_out(name):
+def test_calibration_leaves_it_out(name):
     task = task_of(name, STEP, model=half_frozen())
     state = task.initial_state
     export(task, state)
@@ -217,10 +222,10 @@ def test_surveys_leave_it_out(name):
         stays = torch.equal(running.mean, state.running[path].mean)
         assert stays == (path in FROZEN)
         assert all((path in answer.stats) == (path not in FROZEN) for answer in answers)
-    lie = CalibrationReply(
-        9, 5, {FROZEN[0]: LayerStats(Moments(5.0, torch.zeros(4), torch.ones(4)), 1)}
+    forged = Reply(
+        9, 5, {}, {}, {FROZEN[0]: LayerStats(Moments(5.0, torch.zeros(4), torch.ones(4)), 1)}
     )
-    (rejected,) = server_calibration(task, state, [*answers, lie]).rejected
+    (rejected,) = server_calibration(task, state, [*answers, forged]).rejected
     assert (rejected.client, rejected.where) == (9, FROZEN[0])
 
 
@@ -249,8 +254,8 @@ def test_who_reports_a_frozen_layer_is_rejected():
         client_round(task, received, ClientState(), CLIENTS.batches(client, 1))[0]
         for client in (0, 1)
     ]
-    lie = {**replies[1].stats, FROZEN[0]: replies[1].stats["blocks.0.bn1"]}
-    state = server_round(task, task.initial_state, [replies[0], replace(replies[1], stats=lie)])
+    forged = {**replies[1].stats, FROZEN[0]: replies[1].stats["blocks.0.bn1"]}
+    state = server_round(task, task.initial_state, [replies[0], replace(replies[1], stats=forged)])
     assert [(r.client, r.where) for r in state.rejected] == [(1, FROZEN[0])]
 
 

@@ -10,7 +10,7 @@ from fednorm.core.task import isolated_rng
 from fednorm.engines.masks import UnmatchedDrawError, share_masks
 
 SEEDS = (5, 2**40, 5)
-# Of one sample alone nobody can say whether its channels come last.
+# One sample alone does not show whether its channels come last.
 SIZES = {torch.contiguous_format: (4, 1, 7), torch.channels_last: (4, 2, 6)}
 
 

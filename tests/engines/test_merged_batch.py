@@ -165,3 +165,10 @@ def test_a_model_that_mixes_the_samples_of_clients_is_refused():
     task = task_of("naive", create_algorithm("dsgd", lr=0.05), model=Halved().double())
     with pytest.raises(RuntimeError, match="shape"):
         together(task, ToyClients(sizes=(2, 2, 2)), 1)
+
+
+def test_it_reports_the_training_loss_of_the_loop():
+    clients = ToyClients(sizes=(2, 7, 3))
+    loop = last(task_of("fbn", STEP), clients, 1)
+    *_, locked = merged_batch.rounds(task_of("fbn", STEP), clients, 1)
+    assert locked.train_loss == pytest.approx(loop.train_loss)

@@ -196,6 +196,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_processes_serve_rounds_of_any_number_of_clients(tmp_path):
     toy = ToyClients(sizes=(4, 4, 4, 6, 4, 6, 4), steps=2, absent=ABSENT)
@@ -244,6 +245,7 @@ class _Wire:
         return self.message
 
 
+@pytest.mark.slow
 def test_a_process_may_begin_with_a_reply_without_tensors():
     """As of a Byzantine client that diverges and keeps nothing."""
     sent = [(Reply(3, 5, {}, {}, {}, loss=float("inf")), ClientState())]

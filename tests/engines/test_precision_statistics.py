@@ -13,7 +13,7 @@ from torch import nn
 from fednorm.algorithms import create_algorithm
 from fednorm.core.task import Task
 from fednorm.engines import loop, merged_batch, stacked
-from fednorm.engines.evaluation_statistics import calibrate_for_test
+from fednorm.engines.evaluation import calibrate_for_test
 from fednorm.strategies import STRATEGIES, create_strategy
 from support import ToyClients
 
@@ -123,13 +123,13 @@ def test_statistics_at_mean_10(name, kind):
     assert_rounded_once(outputs, expected)
 
 
-def in_cohorts(task, clients, count):
+def run_stacked(task, clients, count):
     return loop.rounds(task, clients, count, train=stacked.StackedTrainer(task, 2).train)
 
 
 @pytest.mark.parametrize("sizes", [(48, 64), (56, 56)])
 @pytest.mark.parametrize("name", MERGEABLE)
-def test_statistics_at_mean_10_in_lockstep(name, sizes):
+def test_statistics_at_mean_10_in_the_merged_batch(name, sizes):
     found, outputs = run(name, "bf16", "dsgd", merged_batch.rounds, sizes)
     truth, expected = run(name, "full", "dsgd", merged_batch.rounds, sizes)
     assert_near(found, truth)
@@ -137,7 +137,7 @@ def test_statistics_at_mean_10_in_lockstep(name, sizes):
 
 
 @pytest.mark.parametrize("name", ["naive", "fbn", "dualbn", "feddna", "fedbn", "hbn", "brn"])
-def test_statistics_at_mean_10_in_cohorts(name):
-    found, _ = run(name, "bf16", "fedavg", in_cohorts, (56, 56))
-    truth, _ = run(name, "full", "fedavg", in_cohorts, (56, 56))
+def test_statistics_at_mean_10_with_stacked_clients(name):
+    found, _ = run(name, "bf16", "fedavg", run_stacked, (56, 56))
+    truth, _ = run(name, "full", "fedavg", run_stacked, (56, 56))
     assert_near(found, truth)

@@ -49,6 +49,7 @@ def assert_equal(ours, expected):
 CLIENTS = ToyClients(sizes=(3, 5, 4, 6, 2), steps=2, absent={2: (1, 3)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fbn", "dualbn", "fedbn", "hbn"])
 def test_a_worker_pool_gives_what_the_loop_gives(name):
     task = task_of(name, STEP, count=4)
@@ -58,6 +59,7 @@ def test_a_worker_pool_gives_what_the_loop_gives(name):
         assert_equal(ours, expected)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_replaced():
     task = task_of("fedbn", STEP, count=4)
     expected = list(in_turn(task, CLIENTS, 2))
@@ -71,6 +73,7 @@ def test_a_process_that_dies_is_replaced():
     assert not any(worker.process.is_alive() for worker in pool.workers)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_told_as_in_the_loop():
     task = task_of("none", create_algorithm("fedavg", lr=1e200), count=4)
     with pytest.raises(NonFiniteLossError, match=r"in round \d at client \d"):
@@ -104,6 +107,7 @@ def test_values_come_out_of_a_block_as_they_went_in():
     assert equal(read_plan(again, block.bytes, copy=False).weights, value.weights)
 
 
+@pytest.mark.slow
 def test_an_experiment_gives_the_same_in_processes():
     values = {
         "strategies": ["fedbn"], "seeds": 1, "rounds": 3, "clients": 3, "local_steps": 2,

@@ -7,7 +7,7 @@ from torch import nn
 from fednorm import ClientState, broadcast, client_round, server_round
 from fednorm.algorithms import create_algorithm
 from fednorm.core.types import Role
-from fednorm.engines.evaluation import is_personal
+from fednorm.engines.evaluation import calibrate_for_test, is_personal
 from fednorm.engines.merged_batch import MergedClients
 from fednorm.strategies import STRATEGIES, create_strategy
 from support import ToyClients, last, task_of
@@ -102,3 +102,20 @@ def test_the_server_does_not_mind_the_order_of_replies():
     ]
     one, two = (server_round(task, task.initial_state, r) for r in (replies, replies[::-1]))
     assert torch.equal(flat(one), flat(two))
+
+
+@pytest.mark.parametrize("name", ["hbn", "heterofl"])
+def test_calibration_leaves_the_callers_randomness_alone(name):
+    model = nn.Sequential(
+        nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 4)
+    ).double()
+    variances = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        expected = torch.rand(2)
+        torch.manual_seed(seed)
+        task = task_of(name, create_algorithm("dsgd", lr=LR), model=model)
+        result = last(task, ToyClients(), 2)
+        variances.append(calibrate_for_test(task, result.state, {}, ToyClients()).running["3"].var)
+        assert torch.equal(torch.rand(2), expected)
+    assert torch.equal(*variances)

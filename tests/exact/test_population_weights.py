@@ -220,6 +220,7 @@ class Two(Population):
         return x + 10 * client, torch.randint(4, (size,), generator=generator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "fields"), FIRST[:-1])
 def test_many_rounds_end_at_the_population(name, fields):
     """The limit does not depend on how fast the statistics follow."""
@@ -240,6 +241,7 @@ def test_many_rounds_end_at_the_population(name, fields):
     assert (got.var - 4.84).abs().max() < 1
 
 
+@pytest.mark.slow
 def test_as_users_run_it():
     """Float32, a data set with natural groups, one local epoch in batches of 32, three rounds."""
     generator = torch.Generator().manual_seed(0)
@@ -267,14 +269,15 @@ FOUR = Population(
 )
 
 
-def in_cohorts(task, clients, rounds):
+def run_stacked(task, clients, rounds):
     return loop.rounds(task, clients, rounds, train=stacked.StackedTrainer(task, 3).train)
 
 
 # Processes take long to start, and know nothing of strategies.
-ENGINES = [(loop.rounds, m) for m in METHODS] + [(in_cohorts, m) for m in METHODS]
+ENGINES = [(loop.rounds, m) for m in METHODS] + [(run_stacked, m) for m in METHODS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "method"), [*ENGINES, (in_processes, "fbn")])
 def test_every_engine(engine, method):
     name, fields, frozen = METHODS[method]
@@ -284,7 +287,7 @@ def test_every_engine(engine, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_lockstep(method):
+def test_merged_batch(method):
     name, fields, frozen = METHODS[method]
     clients = Population(batch=(4, 7, 3), steps=(1, 1, 1))
     task = task_of(name, create_algorithm("dsgd", lr=LR), count=3, **fields)

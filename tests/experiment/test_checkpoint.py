@@ -98,6 +98,7 @@ def stopping_after(number):
     return on_round
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stopped_run_resumes_as_if_nothing_had_happened(kind, tmp_path):
     chosen = experiment(kind)
@@ -138,6 +139,7 @@ def test_the_newest_two_are_kept(tmp_path):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut off", "altered", "empty"])
 @pytest.mark.parametrize("both", [False, True])
 def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(damage, both, tmp_path, caplog):
@@ -270,7 +272,7 @@ def test_a_checkpoint_that_could_not_be_read_is_not_written(tmp_path, monkeypatc
 
 
 class OnDisk(Mapping):
-    """Memories that exist only while somebody looks at them."""
+    """Client states that exist only while they are referenced."""
 
     def __init__(self):
         self.alive = weakref.WeakSet()
@@ -304,6 +306,7 @@ def test_client_states_are_never_all_in_memory(tmp_path):
         assert all(client_state.tensors[name].dtype == t.dtype for name, t in expected.items())
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_twenty_random_moments_ends_the_same(tmp_path):
     values = {**SMALL, "rounds": 150, "model": "mlp", "eval_every": 10}
     run_comparison(build_experiment(values), folder=tmp_path / "whole")
@@ -326,6 +329,7 @@ def test_a_run_killed_at_twenty_random_moments_ends_the_same(tmp_path):
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_replaced(tmp_path, caplog):
     chosen = experiment(seeds=[0, 1, 2])
     whole = run_comparison(chosen, folder=tmp_path / "whole")
@@ -350,6 +354,7 @@ def test_a_worker_that_dies_is_replaced(tmp_path, caplog):
     assert [repr(r.history) for r in parts.runs] == [repr(r.history) for r in whole.runs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hbn", "heterofl"])
 def test_a_run_that_ended_before_its_model_was_saved_saves_the_one_it_tested(
     name, tmp_path, monkeypatch
@@ -365,6 +370,7 @@ def test_a_run_that_ended_before_its_model_was_saved_saves_the_one_it_tested(
     assert outcome(ended) == outcome(whole)
 
 
+@pytest.mark.slow
 def test_workers_that_die_again_and_again_are_given_up(tmp_path):
     def on_round(event):
         del event
@@ -396,6 +402,7 @@ def wait_until(condition, seconds=60):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_the_same_command_resumes(tmp_path):
     arguments = command(tmp_path, rounds=100000, eval_every=50)
     process = subprocess.Popen([*arguments, "--workers", "1"], stderr=subprocess.PIPE, text=True)
@@ -408,6 +415,7 @@ def test_sigterm_saves_and_the_same_command_resumes(tmp_path):
     assert list(metrics.parent.glob("checkpoint-*"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads Linux's /proc")
 def test_workers_end_when_their_parent_is_killed(tmp_path):
     process = subprocess.Popen(

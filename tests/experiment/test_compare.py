@@ -4,6 +4,7 @@ import json
 import logging
 
 import pytest
+import torch
 from torch import nn
 
 import fednorm
@@ -162,6 +163,7 @@ def test_an_interruption_keeps_finished_runs_and_the_next_call_resumes(tmp_path)
     assert whole.runs[0] == cut.runs[0]
 
 
+@pytest.mark.slow
 def test_worker_processes_give_the_same_bits(tmp_path):
     experiment = build_experiment({**QUICK, "strategies": ["fbn", "fedbn"]})
     events = []
@@ -173,6 +175,7 @@ def test_worker_processes_give_the_same_bits(tmp_path):
     assert len(events) == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_statistics_that_overflow_stop_that_run_only(workers):
     """The loss is finite still, but no reply can be used."""
@@ -187,6 +190,7 @@ def test_statistics_that_overflow_stop_that_run_only(workers):
     assert {r.status for r in found.runs if r.strategy == "fbn"} == {"diverged"}
 
 
+@pytest.mark.slow
 def test_an_error_in_a_worker_is_raised_and_nothing_hangs(tmp_path, monkeypatch):
     """Workers that still have much to report must not wait for a parent that has given up."""
     (tmp_path / "strange.py").write_text(
@@ -240,3 +244,26 @@ def test_every_strategy_runs_by_its_name():
     exchanges = {r.strategy: r.exchanges_per_round for r in found.runs}
     assert exchanges.pop("fedtan") == 3 * 6 + 1
     assert set(exchanges.values()) == {0, 1}
+
+
+def small(width=8):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, width), nn.BatchNorm1d(width), nn.Linear(width, 10)
+    )
+
+
+def test_a_folder_never_answers_for_another_model(tmp_path):
+    results = [
+        fednorm.compare(["fbn"], model=small(w), out=tmp_path, **{**QUICK, "seeds": 1})
+        .runs[0]
+        .final.loss
+        for w in (8, 12)
+    ]
+    assert results[0] != results[1]
+
+
+def test_the_users_model_is_not_cast():
+    model = small()
+    fednorm.simulate("fbn", model=model, dtype="float64", rounds=3, clients=3)
+    assert model[1].weight.dtype is torch.float32

@@ -162,3 +162,22 @@ def test_texts_are_parsed_once():
     assert variant.aggregators != experiment.aggregators
     assert (variant.byzantine, experiment.byzantine) == (2, 0)
     assert build_experiment(variant.model_dump()) == variant
+
+
+def test_labels_that_would_share_a_folder_are_refused():
+    entries = [{"name": "fbn", "label": label} for label in ("a/b", "A b")]
+    with pytest.raises(ConfigError, match="give each its own label"):
+        build_experiment({"strategies": entries})
+
+
+@pytest.mark.parametrize("seeds", [[0, 0], [-1, 2]])
+def test_seeds_are_different_and_not_negative(seeds):
+    with pytest.raises(ConfigError, match="seeds must be different and not negative"):
+        build_experiment({"seeds": seeds})
+
+
+def test_a_value_in_place_of_a_table_gets_a_message():
+    with pytest.raises(ConfigError, match="rounds is not a table"):
+        override_settings({"rounds": 5}, ["rounds.x=3"])
+    with pytest.raises(ConfigError, match=r"strategy\.name is a field of none"):
+        build_experiment({"strategy": {"name": "fbn"}})

@@ -170,19 +170,19 @@ def test_unseen_clients_and_adapted_models_are_tested_on_all_test_samples_too():
 
 
 def test_a_backdoor_is_looked_for_in_the_layers_that_are_tested():
-    adversity = {"byzantine": 2, "attack": "backdoor", "partition": "iid"}
-    prepared, result = last_round("fedbn", **adversity, rounds=1)
+    threat = {"byzantine": 2, "attack": "backdoor", "partition": "iid"}
+    prepared, result = last_round("fedbn", **threat, rounds=1)
     start = ClientState(
         {n: t + 1.0 for n, t in next(iter(result.client_states.values())).tensors.items()}
     )
     found = measure_attack_success(prepared, result.state, result.client_states, start)
-    attack, world = prepared.faults.adversary.attack, prepared.world
+    attack, data_info = prepared.faults.adversary.attack, prepared.data_info
     shares = []
     for client in range(8):
         if client in prepared.faults.byzantine:
             continue
         model = export(prepared.task, result.state, result.client_states.get(client, start))
-        patched = attack.add_trigger(prepared.data.test_batches(), world)
+        patched = attack.add_trigger(prepared.data.test_batches(), data_info)
         right = [model(x).argmax(1) == y for x, y in patched]
         shares.append(float(torch.cat(right).double().mean()))
     assert found == pytest.approx(np.mean(shares))

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
+from fednorm.cli.run_progress import catch_interrupts
 from fednorm.experiment.comparison import run_comparison
-from fednorm.experiment.interrupt import catch_interrupts
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.run import Monitor
 
@@ -21,6 +21,7 @@ class Destroyed:
         sum(range(1000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_first_ctrl_c_waits_for_the_end_of_the_round(workers, tmp_path, capsys):
     seen = []

@@ -21,9 +21,9 @@ from torch import nn
 
 import fednorm.flower
 from fednorm.algorithms import create_algorithm
-from fednorm.engines.evaluation_statistics import calibrate_for_test
+from fednorm.engines.evaluation import calibrate_for_test
 from fednorm.engines.flower import wire
-from fednorm.engines.flower.arrays import to_array_record, to_tensors
+from fednorm.engines.flower.wire import to_array_record, to_tensors
 from fednorm.errors import ConversionError, WireError
 from fednorm.strategies import STRATEGIES, create_strategy
 from flower.federation import Nodes

@@ -13,8 +13,7 @@ from fednorm.attacks import ATTACKS, Adversary
 from fednorm.core.messages import download_bytes, upload_bytes
 from fednorm.core.round import broadcast, client_round
 from fednorm.engines.base import Faults
-from fednorm.engines.evaluation import score_clients
-from fednorm.engines.evaluation_statistics import Transport, calibrate_for_test
+from fednorm.engines.evaluation import Transport, calibrate_for_test, score_clients
 from fednorm.engines.flower import wire
 from fednorm.engines.flower.node_app import Site, client_app
 from fednorm.engines.flower.remote_clients import RemoteClients
@@ -233,7 +232,7 @@ def test_a_node_that_is_still_starting_is_asked_again():
     late, answer = set(grid.get_node_ids()), grid.send_and_receive
 
     def starting(messages, *, timeout=None):
-        """Answer nobody who is asked for the first time."""
+        """Answer no client that is asked for the first time."""
         ready = [m for m in messages if m.metadata.dst_node_id not in late]
         late.difference_update(m.metadata.dst_node_id for m in messages)
         return answer(ready, timeout=timeout)

@@ -31,9 +31,9 @@ def collect():
         **{
             kind: {
                 name: sorted(f.name for f in dataclasses.fields(cls))
-                for name, cls in sorted(item for known in registries for item in known.items())
+                for name, cls in sorted(known.items())
             }
-            for kind, registries in KINDS.items()
+            for kind, known in KINDS.items()
         },
     }
 

@@ -10,6 +10,7 @@ from golden.runs import RECORD, RUNS, processor, run
 KNOWN = json.loads(RECORD.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_gives_what_it_gave(name):
     found, known = run(name), KNOWN["runs"][name]

@@ -33,7 +33,7 @@ def test_pooling_before_relu_gives_the_same_values_and_gradients():
     )
 
 
-def test_layers_that_somebody_watches_or_that_do_not_commute_stay():
+def test_layers_with_hooks_or_that_do_not_commute_stay():
     watched = network(nn.ReLU(), nn.MaxPool2d(2))
     watched[1].register_forward_hook(lambda *_: None)
     for model in (

@@ -60,7 +60,7 @@ class ActFirst(BatchNormAct2d):
 
 
 class Positive(nn.BatchNorm2d):
-    """Asks torch's forward pass, and goes on from there."""
+    """Asks torch's forward pass, and continues with its result."""
 
     def forward(self, input):  # noqa: A002 (torch's own name)
         return torch.relu(super().forward(input))

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from fednorm.experiment.results import Comparison, Evaluation, FigureResult, PanelResult, RunResult
 from fednorm.report.page import render_page
 from fednorm.report.styles import KNOWN
-from fednorm.report.write import tell_story
+from fednorm.report.write import wrap_comparison
 
 NAN = float("nan")
 CONFIG = {
@@ -56,13 +56,13 @@ def comparison(*runs, config=CONFIG):
 
 
 def page(result):
-    """Return the page of a comparison or a story."""
-    return render_page(result if isinstance(result, FigureResult) else tell_story(result))
+    """Return the page of a comparison or a figure."""
+    return render_page(result if isinstance(result, FigureResult) else wrap_comparison(result))
 
 
 def told(*panels, **changes):
-    """Make a story that reproduces something published."""
-    story = FigureResult(
+    """Make a figure that reproduces something published."""
+    figure = FigureResult(
         title="FBN, Figure 3a",
         question="Does it keep up?",
         command="fednorm reproduce fbn-3a",
@@ -70,7 +70,7 @@ def told(*panels, **changes):
         source="FBN, 2024, arXiv:2405.14670",
         cuts=("A small network.",),
     )
-    return replace(story, **changes)
+    return replace(figure, **changes)
 
 
 def two_panels():

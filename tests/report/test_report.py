@@ -148,18 +148,18 @@ def test_all_text_from_outside_is_escaped():
         {"torch": evil},
         (run(evil, (0.5,)), diverged(f"fbn {evil}", (0.5,), error=evil)),
     )
-    story = told(
+    figure = told(
         PanelResult(evil, result, {evil: 3.0}),
         title=evil,
         question=evil,
         command=evil,
         cuts=(evil,),
     )
-    for html in (page(result), page(replace(story, source=evil))):
+    for html in (page(result), page(replace(figure, source=evil))):
         assert "<script>alert" not in html
         assert html.count("&lt;script&gt;") >= 9
         assert Elements(html).tags.count("script") == 2
-        (data,) = re.findall(r'id="story">(.*?)</script>', html)
+        (data,) = re.findall(r'id="plots">(.*?)</script>', html)
         assert json.loads(data)["methods"] == [evil, f"fbn {evil}"]
 
 
@@ -181,6 +181,14 @@ def test_the_page_says_what_was_run():
     assert "<dt>torch</dt><dd><code>2.6.0</code></dd>" in html
     assert "<code>fednorm run config.toml</code>" in html
     assert "Failures" not in html
+
+
+def test_the_page_says_how_models_were_converted():
+    notes = ("2 layers BatchNorm2d → GroupNorm(2 groups)", "1 layer: γ and β are dropped")
+    text = page(comparison(run("fbn", [0.5]), run("gn", [0.5], conversion=notes)))
+    assert "Model, as converted" in text
+    assert "; ".join(notes) in text
+    assert "Model, as converted" not in page(comparison(run("fbn", [0.5])))
 
 
 def test_failures_are_listed_with_their_message():

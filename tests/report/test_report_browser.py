@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from fednorm.experiment.results import PanelResult
 from report.browser import browse, browse_all, needs_browser
 from report.report_cases import (
@@ -14,7 +16,7 @@ from report.report_cases import (
     two_panels,
 )
 
-pytestmark = needs_browser
+pytestmark = [pytest.mark.browser, needs_browser]
 
 POINT = """
 const point = (number, share, kind = "pointermove", pointerType = "mouse") => {
@@ -207,7 +209,7 @@ ODD = ["</script><script>alert(1)</script>", "<b>bold</b>", "\"quoted\" 'too'", 
 
 def test_labels_are_never_read_as_html(tmp_path):
     result = comparison(*(run(label, (0.9 - number / 10,)) for number, label in enumerate(ODD)))
-    story = told(PanelResult("<i>", result, dict.fromkeys(ODD, 50.0)), question=ODD[0])
+    figure = told(PanelResult("<i>", result, dict.fromkeys(ODD, 50.0)), question=ODD[0])
     script = (
         POINT
         + """
@@ -218,7 +220,7 @@ def test_labels_are_never_read_as_html(tmp_path):
             all("script").length, all("b b, h1 *, h3 *").length, texts("tr.off th")];
     """
     )
-    seen = browse(page(story), script, tmp_path)
+    seen = browse(page(figure), script, tmp_path)
     assert seen.value[:4] == [ODD, ODD, ODD * 2, [ODD[0]]]
     assert seen.value[4:] == [2, 0, [ODD[1]] * 2]
     assert seen.console == []
@@ -260,7 +262,7 @@ LIVES = {
 
 
 def test_a_method_is_hidden_among_final_values_too(tmp_path):
-    story = replace(two_panels(), finals="γ", curves=("γ = 0",))
+    figure = replace(two_panels(), finals="γ", curves=("γ = 0",))
     script = """
     const visible = (one) => view.getComputedStyle(one).visibility === "visible";
     const shown = () => all(".finals g[data-method]").filter(visible);
@@ -268,7 +270,7 @@ def test_a_method_is_hidden_among_final_values_too(tmp_path):
     all(".legend button")[0].click();
     return [before > 0, shown().length < before, all(".readout").length];
     """
-    assert browse(page(story), script, tmp_path).value == [True, True, 1]
+    assert browse(page(figure), script, tmp_path).value == [True, True, 1]
 
 
 def test_the_page_is_silent_fits_and_loads_nothing(tmp_path):

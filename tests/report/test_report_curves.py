@@ -10,7 +10,7 @@ import pytest
 from fednorm.report.curves import NARROW, WIDE, render_panel
 from fednorm.report.series import average_accuracy, collect_plots, find_divergences
 from fednorm.report.styles import KNOWN, OTHERS, choose_style, choose_styles
-from fednorm.report.write import tell_story, write_curves
+from fednorm.report.write import wrap_comparison, write_curves
 from report.report_cases import (
     EDGE_CASES,
     NAN,
@@ -24,16 +24,16 @@ from report.report_cases import (
 )
 
 
-def png_size(story, path):
-    write_curves(story, path)
+def png_size(figure, path):
+    write_curves(figure, path)
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     assert 2_000 < len(content) < 500_000
     return struct.unpack(">II", content[16:24])
 
 
-def svgs(story, size=NARROW):
-    drawn = collect_plots(story)
+def svgs(figure, size=NARROW):
+    drawn = collect_plots(figure)
     return [render_panel(drawn, plot, size) for plot in drawn.panels]
 
 
@@ -49,7 +49,7 @@ def test_a_curve_covers_every_round_that_a_seed_has():
 
 @pytest.mark.parametrize("result", EDGE_CASES.values(), ids=EDGE_CASES)
 def test_the_png_is_a_png_of_a_plausible_size(result, tmp_path):
-    width, height = png_size(tell_story(result), tmp_path / "c.png")
+    width, height = png_size(wrap_comparison(result), tmp_path / "c.png")
     assert width == 1080
     assert 200 <= height <= 1200
 
@@ -64,28 +64,28 @@ def test_panels_stand_side_by_side_three_in_a_row(count, columns, rows, tmp_path
 
 def test_a_story_without_panels_or_runs_can_be_drawn(tmp_path):
     assert png_size(told(), tmp_path / "c.png")
-    assert "Nothing to plot" in page(tell_story(comparison()))
-    assert "Nothing was run." in page(tell_story(comparison()))
+    assert "Nothing to plot" in page(wrap_comparison(comparison()))
+    assert "Nothing was run." in page(wrap_comparison(comparison()))
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW])
 @pytest.mark.parametrize("result", EDGE_CASES.values(), ids=EDGE_CASES)
 def test_the_svg_is_the_same_every_time_and_shows_every_strategy(result, size):
-    (svg,) = svgs(tell_story(result), size)
-    assert [svg] == svgs(tell_story(result), size)
+    (svg,) = svgs(wrap_comparison(result), size)
+    assert [svg] == svgs(wrap_comparison(result), size)
     assert svg.startswith("<svg")
     assert "currentColor" in svg
     assert "#010203" not in svg
     shown = [s.strategy for s in result.summaries() if s.accuracy is not None]
     numbers = {int(number) for number in re.findall(r'data-method="(\d+)"', svg)}
-    labels = list(collect_plots(tell_story(result)).styles)
+    labels = list(collect_plots(wrap_comparison(result)).styles)
     assert [labels[number] for number in sorted(numbers)] == shown
     assert ("Nothing to plot" in svg) is (not shown)
     assert ('class="area"' in svg) is bool(shown)
 
 
 def test_the_svg_draws_lines_in_the_colors_of_the_strategies():
-    (svg,) = svgs(tell_story(three_strategies()))
+    (svg,) = svgs(wrap_comparison(three_strategies()))
     assert all(KNOWN[name].color in svg for name in ("centralized", "fbn", "naive"))
     assert KNOWN["gn"].color not in svg
 
@@ -117,7 +117,7 @@ def test_published_numbers_and_diverged_runs_are_marked():
 def test_axes_name_the_metric():
     ious = comparison(run("fbn", (0.5, 0.6), metric="mean IoU"))
     html = page(ious)
-    assert ">mean IoU (%)<" in svgs(tell_story(ious))[0]
+    assert ">mean IoU (%)<" in svgs(wrap_comparison(ious))[0]
     assert "<h2>Mean IoU by round</h2>" in html
     assert "final mean IoU %" in html
     assert "Mean IoU: one seed." in html

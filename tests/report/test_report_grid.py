@@ -47,4 +47,4 @@ def test_a_grid_with_holes_is_not_full():
     ]
     comparison = run_comparison(build_experiment({**SMALL, "strategies": entries, "attack": "foe"}))
     assert collect_grid_maps(comparison)
-    assert not is_full(comparison)  # its picture is that of the curves
+    assert not is_full(comparison)  # its figure is that of the curves

@@ -1,4 +1,4 @@
-"""A story: its folder, its page, and its table in the terminal."""
+"""A figure: its folder, its page, and its table in the terminal."""
 
 import json
 from dataclasses import replace
@@ -9,8 +9,8 @@ from rich.console import Console
 from fednorm.experiment.results import PanelResult
 from fednorm.report.heatmaps import collect_gap_maps
 from fednorm.report.series import collect_plots
-from fednorm.report.tables import build_story_table
-from fednorm.report.write import write_story
+from fednorm.report.tables import build_figure_table
+from fednorm.report.write import write_figure
 from report.report_cases import (
     CONFIG,
     NAN,
@@ -24,20 +24,20 @@ from report.report_cases import (
 )
 
 
-def written(story, folder):
-    write_story(story, folder)
+def written(figure, folder):
+    write_figure(figure, folder)
     return json.loads((folder / "results.json").read_text(encoding="utf-8"))
 
 
-def printed(story):
+def printed(figure):
     console = Console(width=80)
     with console.capture() as capture:
-        console.print(build_story_table(story))
+        console.print(build_figure_table(figure))
     return capture.get()
 
 
 def test_a_story_leaves_three_files(tmp_path):
-    report = write_story(two_panels(), tmp_path / "new")
+    report = write_figure(two_panels(), tmp_path / "new")
     names = {path.name for path in report.parent.iterdir()}
     assert names == {"results.json", "curves.png", "report.html"}
     assert report.read_text(encoding="utf-8") == page(two_panels())
@@ -62,19 +62,19 @@ def test_results_json_tells_the_story(tmp_path):
 
 
 def test_a_panel_without_published_numbers_has_no_agreement(tmp_path):
-    story = told(PanelResult("", three_strategies()))
-    assert written(story, tmp_path)["panels"][0]["agreement"] is None
-    assert "published and measured" not in page(story)
-    assert "published" not in page(story).split("<main>")[1].split("</main>")[0].lower().replace(
+    figure = told(PanelResult("", three_strategies()))
+    assert written(figure, tmp_path)["panels"][0]["agreement"] is None
+    assert "published and measured" not in page(figure)
+    assert "published" not in page(figure).split("<main>")[1].split("</main>")[0].lower().replace(
         "published in: fbn", ""
     )
-    assert "order" not in printed(story)
-    assert "81.0 ± 1.0" in printed(story)
+    assert "order" not in printed(figure)
+    assert "81.0 ± 1.0" in printed(figure)
 
 
 def test_published_numbers_that_are_not_finite_become_null(tmp_path):
-    story = told(PanelResult("", three_strategies(), {"fbn": NAN, "naive": 10.0}))
-    assert written(story, tmp_path)["panels"][0]["published"] == {"fbn": None, "naive": 10.0}
+    figure = told(PanelResult("", three_strategies(), {"fbn": NAN, "naive": 10.0}))
+    assert written(figure, tmp_path)["panels"][0]["published"] == {"fbn": None, "naive": 10.0}
 
 
 def test_the_page_tells_the_story_in_order():
@@ -121,14 +121,14 @@ def test_without_cuts_there_is_no_section_about_them():
 
 
 def test_final_values_are_plotted_against_the_varied_parameter():
-    story = replace(two_panels(), finals="γ", curves=("γ = 0.01",))
-    drawn = collect_plots(story)
+    figure = replace(two_panels(), finals="γ", curves=("γ = 0.01",))
+    drawn = collect_plots(figure)
     assert drawn.finals.ticks == ("0", "0.01")
     assert drawn.finals.lines["fbn"].rounds == (0, 1)
     assert drawn.finals.lines["fbn"].mean == pytest.approx((80.0, 85.0))
     assert drawn.finals.published["centralized"] == ((0, 91.0),)
     assert [plot.title for plot in drawn.panels] == ["γ = 0.01"]
-    html = page(story)
+    html = page(figure)
     assert "Final accuracy by γ" in html
     assert html.count('data-panel="') == 1
     assert "centralized" in html.split("published and measured</h2>")[1]  # tables show all panels
@@ -136,8 +136,8 @@ def test_final_values_are_plotted_against_the_varied_parameter():
 
 def test_exchanges_are_shown_next_to_published_ones():
     first, *_ = two_panels().panels
-    story = told(replace(first, published={}, published_exchanges={"fbn": 58.0}))
-    table = page(story).split("Exchanges per round, published and measured</h2>")[1]
+    figure = told(replace(first, published={}, published_exchanges={"fbn": 58.0}))
+    table = page(figure).split("Exchanges per round, published and measured</h2>")[1]
     cells = Elements(table.split("<tbody>")[1].split("</tbody>")[0]).cells
     counted = [str(round(r.exchanges_per_round)) for r in first.comparison.runs]
     assert cells[:6] == ["centralized", "–", counted[0], "fbn", "58", counted[1]]
@@ -152,15 +152,15 @@ def test_published_and_measured_stand_side_by_side_on_the_page():
 
 def test_published_standard_deviations_are_shown_with_the_means(tmp_path):
     first, second = two_panels().panels
-    story = told(replace(first, published_std={"fbn": 1.25}), second)
-    table = page(story).split("published and measured</h2>")[1].split("<tbody>")[1]
+    figure = told(replace(first, published_std={"fbn": 1.25}), second)
+    table = page(figure).split("published and measured</h2>")[1].split("<tbody>")[1]
     cells = Elements(table.split("</tbody>")[0]).cells
     assert cells[5:10] == ["fbn", "90.0 ± 1.2", "80.0", "−10.0", "1"]
     assert cells[:2] == ["centralized", "91.0"]
     assert ["fbn", "90.0", "±", "1.2", "80.0", "−10.0", "1"] in [
-        line.split() for line in printed(story).splitlines()
+        line.split() for line in printed(figure).splitlines()
     ]
-    panels = written(story, tmp_path)["panels"]
+    panels = written(figure, tmp_path)["panels"]
     assert [panel["published_std"] for panel in panels] == [{"fbn": 1.25}, {}]
     assert panels[0]["agreement"]["rows"][1]["published_std"] == 1.25
 
@@ -183,8 +183,8 @@ def test_the_terminal_shows_published_measured_and_gap():
 
 @pytest.mark.parametrize("label", ["[red]x", "a label that is much too long " * 4])
 def test_the_terminal_keeps_numbers_whole_and_labels_literal(label):
-    story = told(PanelResult("[b]", comparison(run(label, (0.8123,))), {label: 85.25}))
-    shown = printed(story)
+    figure = told(PanelResult("[b]", comparison(run(label, (0.8123,))), {label: 85.25}))
+    shown = printed(figure)
     assert all(text in shown for text in ("85.2", "81.2", "−4.0", "[b]", label.split()[0]))
 
 
@@ -195,20 +195,20 @@ def test_heat_maps_put_panels_into_cells():
         for title, (a, b) in cells.items()
     ]
     panels.append(PanelResult("LeNet, shards, E = 1", comparison(run("gn", (0.5,)))))
-    story = replace(told(*panels), heat=("gn", "naive"), curves=())
-    (only,) = collect_gap_maps(story)
+    figure = replace(told(*panels), heat=("gn", "naive"), curves=())
+    (only,) = collect_gap_maps(figure)
     assert (only.title, only.rows, only.columns) == ("LeNet", ("iid", "shards"), ("E = 1", "E = 9"))
     assert only.cells == pytest.approx({("iid", "E = 1"): 10.0, ("iid", "E = 9"): -40.0})
-    html = page(story)
+    html = page(figure)
     assert "gn against naive" in html
     sentence = "gn ends above naive in 1 of 2 settings; the gap ranges from −40.0 to +10.0 points."
     assert sentence in html
     assert ">+10.0<" in html
-    assert "<image" not in html  # the page's policy refuses pictures
+    assert "<image" not in html  # the page's policy refuses images
     assert "Accuracy by round" not in html
 
 
 def test_heat_maps_replace_the_curves_in_the_png(tmp_path):
-    story = replace(two_panels(), heat=("fbn", "naive"), curves=())
-    written(story, tmp_path)
+    figure = replace(two_panels(), heat=("fbn", "naive"), curves=())
+    written(figure, tmp_path)
     assert (tmp_path / "curves.png").stat().st_size > 3000

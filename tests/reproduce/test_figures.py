@@ -100,6 +100,7 @@ def test_fedtans_setting_pads_by_four_as_its_code_does(name):
             assert experiment.data.fields["pad"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_smoke(name):
     for experiment in chosen(name, [found for _, found in scale_figure(FIGURES[name], "smoke")]):

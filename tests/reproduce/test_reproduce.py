@@ -18,7 +18,7 @@ from fednorm.reproduce.scale import describe_cuts, merge_tables, scale_figure
 OWN = """
 title = "Mine, Figure 1"
 question = "Does it work?"
-source = "Nobody, 2026"
+source = "Author, 2026"
 note = "Assumed: everything."
 finals = "γ"
 curves = ["γ = 1"]
@@ -162,8 +162,8 @@ def test_finished_parts_are_not_repeated(own, tmp_path):
     def run():
         events.clear()
         request = FigureRequest(own, "short")
-        *_, story = reproduce(request, tmp_path / "out", shown=lambda t, _: seen(events, t))
-        return story
+        *_, result = reproduce(request, tmp_path / "out", shown=lambda t, _: seen(events, t))
+        return result
 
     first = run()
     assert ("γ = 0", "naive", 2) in events
@@ -178,8 +178,8 @@ def test_finished_parts_are_not_repeated(own, tmp_path):
     third = run()
     assert ("γ = 1", "naive", 1) in events
     assert ("γ = 0", "naive", 1) not in events
-    for story in (again, third):
-        for one, other in zip(first.panels, story.panels, strict=True):
+    for result in (again, third):
+        for one, other in zip(first.panels, result.panels, strict=True):
             assert [r.history for r in one.comparison.runs] == [
                 r.history for r in other.comparison.runs
             ]
@@ -288,10 +288,11 @@ def test_unavailable_data_are_reported_before_the_first_run(tmp_path):
 
 def test_a_smoke_run_is_not_compared_with_published_numbers(own, tmp_path):
     request = FigureRequest(own, "smoke")
-    *_, story = reproduce(request, tmp_path, shown=lambda t, _: seen([], t))
-    assert all(not panel.published for panel in story.panels)
+    *_, result = reproduce(request, tmp_path, shown=lambda t, _: seen([], t))
+    assert all(not panel.published for panel in result.panels)
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_report_of_what_was_done(own, tmp_path):
     @contextmanager
     def stopping(title, experiment):
@@ -303,6 +304,6 @@ def test_ctrl_c_leaves_a_report_of_what_was_done(own, tmp_path):
 
         yield Monitor([on_round])
 
-    stories = list(reproduce(FigureRequest(own, "short"), tmp_path, shown=stopping))
-    assert [len(story.panels) for story in stories] == [1, 2]
-    assert stories[-1].panels[1].comparison.runs[0].status == "interrupted"
+    results = list(reproduce(FigureRequest(own, "short"), tmp_path, shown=stopping))
+    assert [len(result.panels) for result in results] == [1, 2]
+    assert results[-1].panels[1].comparison.runs[0].status == "interrupted"

@@ -165,9 +165,9 @@ def test_an_empty_client_has_no_say():
     weighted = reweight(empty, 1.0, 10)
     assert weighted[2].mass == 0
     assert [m.mass for m in weighted[:2]] == [m.mass for m in reweight(empty[:2], 1.0, 10)]
-    nobody = reweight([empty[2], empty[2]], 1.0, 10)
-    assert [m.mass for m in nobody] == [0, 0]
-    # Even if nobody is as near to the pooled distribution as the client without a value.
+    without = reweight([empty[2], empty[2]], 1.0, 10)
+    assert [m.mass for m in without] == [0, 0]
+    # Even if no client is as near to the pooled distribution as the client without a value.
     mean, zero = torch.full((4,), 9.0, dtype=torch.float64), empty[2].var
     apart = [Moments(5.0, -mean, zero), Moments(5.0, mean, zero), empty[2]]
     assert [m.mass for m in reweight(apart, 1e6, 1)] == pytest.approx([5, 5, 0])

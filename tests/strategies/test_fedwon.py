@@ -47,7 +47,7 @@ def gradients_of_first_round(kind, clip):
     received = broadcast(task, task.initial_state)
     update = client_round(task, received, ClientState(), ToyClients().batches(1, 1))[0].update
     scale = 1 if kind == "dsgd" else -1 / LR
-    return {name: scale * value for name, value in update.items()}, received.weights
+    return {name: scale * value for name, value in update.items()}, received.state.weights
 
 
 def test_kernels_follow_the_formula():
@@ -127,7 +127,7 @@ def test_later_steps_clip_by_the_weights_of_that_step():
                     g = clipped_by_loop(g, parameter, clip)
                 parameter.sub_(LR * g)
     for name, parameter in model.named_parameters():
-        moved = parameter.detach() - received.weights[name]
+        moved = parameter.detach() - received.state.weights[name]
         torch.testing.assert_close(update[name], moved, rtol=0, atol=1e-12)
 
 
@@ -209,7 +209,7 @@ def run_loop(task):
     return last(task, SOME, COUNT)
 
 
-def run_cohorts(task):
+def run_stacked(task):
     assert why_not("stacked", task, SOME) is None
     cohorts = stacked.StackedTrainer(task, 4)
     *_, result = loop.rounds(task, SOME, COUNT, train=cohorts.train)
@@ -217,13 +217,13 @@ def run_cohorts(task):
     return result
 
 
-def run_workers(task):
+def run_processes(task):
     *_, result = in_processes(task, SOME, COUNT, stacked=True)
     return result
 
 
 @BOTH
-@pytest.mark.parametrize("engine", [run_loop, run_cohorts, run_workers])
+@pytest.mark.parametrize("engine", [run_loop, run_stacked, run_processes])
 def test_every_engine_clips_each_client_as_a_plain_loop_does(kind, engine):
     expected = Plain(CLIP).run(kind, SOME)
     unclipped = Plain(1e9).run(kind, SOME)
@@ -254,13 +254,13 @@ def test_the_engine_that_is_chosen_clips_as_the_loop_does():
         return result.final.loss, result.final.train_loss
 
     experiment = build_experiment({**USUAL, "strategies": [{"name": "fedwon", "clip": 0.01}]})
-    assert prepare(experiment, experiment.strategies[0], 0).engine == "stacked"
+    assert prepare(experiment, experiment.strategies[0], 0).engine.name == "stacked"
     expected = finals(engine="loop")
     assert finals() == pytest.approx(expected, rel=1e-3)
     assert finals(clip="none") != pytest.approx(expected, rel=1e-2)
 
 
-def test_lockstep_asked_for_by_name_is_refused_with_the_reason():
+def test_merged_asked_for_by_name_is_refused_with_the_reason():
     settings = {**USUAL, "participation": 1.0, "algorithm": "dsgd", "local_steps": 1}
     table = {"name": "fedwon", "clip": 0.01}
     with pytest.raises(ConfigError, match="no clipped gradients"):
@@ -296,7 +296,7 @@ def test_federated_equals_one_machine():
         torch.testing.assert_close(value, central.weights[name], rtol=0, atol=1e-10)
 
 
-def test_lockstep_only_without_clipping():
+def test_merged_only_without_clipping():
     """Each client clips its own gradient; the mean of clipped gradients is another thing."""
     data = build_federation(
         load_dataset("digits", 0), "iid", Plan(20), clients=4, seed=0, participation=1.0

@@ -1,4 +1,4 @@
-"""FixBN: what freezes, when, and what goes on moving."""
+"""FixBN: which parts freeze, when, and which parts continue to move."""
 
 import copy
 from itertools import pairwise
@@ -153,6 +153,7 @@ def test_auto_freezes_where_the_rule_says(threshold):
         assert torch.equal(statistics(state), statistics(states[expected]))
 
 
+@pytest.mark.slow
 def test_the_thresholds_above_freeze_at_different_rounds():
     ends = {
         next(
@@ -190,3 +191,8 @@ def test_a_share_needs_the_number_of_rounds():
 def test_refuses_a_freezing_round_that_is_none(wrong):
     with pytest.raises(ValueError, match="freeze_round must be"):
         create_strategy("fixbn", freeze_round=wrong)
+
+
+def test_half_of_one_round_is_one_round():
+    result = last(task_of("fixbn", STEP, count=1), ToyClients(), 1)
+    assert {r.num_batches for r in result.state.running.values()} == {1}

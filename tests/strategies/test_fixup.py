@@ -389,6 +389,7 @@ def test_federated_equals_one_machine():
         torch.testing.assert_close(value, central.weights[name], rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_network_that_starts_at_zero_learns():
     result = fednorm.simulate(
         "fixup",

@@ -43,8 +43,8 @@ PRE_AGGREGATORS: "Registry[PreAggregator]" = Registry(
     "pre-aggregation",
     __name__,
     {
-        "nnm": "nnm:NNM",
-        "bucketing": "bucketing:Bucketing",
+        "nnm": "mixing:NNM",
+        "bucketing": "mixing:Bucketing",
         "norm_clipping": "clipping:NormClipping",
     },
 )

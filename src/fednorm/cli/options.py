@@ -40,16 +40,8 @@ Workers = Annotated[
     typer.Option(min=1, help="processes for runs, or for clients [default: all cores]"),
 ]
 
-_LISTED = {
-    "strategies": "strategies",
-    "data": "data",
-    "model": "models",
-    "partition": "partitions",
-    "algorithm": "algorithms",
-    "attack": "attacks",
-    "aggregator": "aggregators",
-    "statistics_aggregator": "aggregators",
-}
+_LISTED = {key: f"{key}s" for key in ("model", "partition", "algorithm", "attack", "aggregator")}
+_LISTED |= {"strategies": "strategies", "data": "data", "statistics_aggregator": "aggregators"}
 
 
 def option_help(key: str) -> str:

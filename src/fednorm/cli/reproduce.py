@@ -85,24 +85,24 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is one choice)
 
 def _run(request: "FigureRequest", folder: Path, workers: int | None) -> None:
     """Run all panels; the report grows with each of them."""
-    from fednorm.report.tables import build_story_table
-    from fednorm.report.write import write_story
+    from fednorm.report.tables import build_figure_table
+    from fednorm.report.write import write_figure
     from fednorm.reproduce.run_figure import reproduce as run_figure
 
     experiments = [experiment for _, experiment in request.experiments]
     for experiment in {e.data.model_dump_json(): e for e in experiments}.values():
         prefetch(experiment)
     count = workers or default_workers(experiments[0])
-    story = report = None
-    for story in run_figure(request, folder, shown=_show_panel, workers=count):
-        report = write_story(story, folder)
-    if story is None:
+    result = report = None
+    for result in run_figure(request, folder, shown=_show_panel, workers=count):
+        report = write_figure(result, folder)
+    if result is None:
         raise ConfigError(f"{request.name} has no panels at the scale {request.scale!r}.")
-    console.print(build_story_table(story))
-    for cut in story.cuts:
+    console.print(build_figure_table(result))
+    for cut in result.cuts:
         console.print(f"- {cut}", highlight=False, markup=False)
     console.print(f"Report: {report}", soft_wrap=True)
-    runs = [run for panel in story.panels for run in panel.comparison.runs]
+    runs = [run for panel in result.panels for run in panel.comparison.runs]
     if any(run.status == "interrupted" for run in runs):
         errors.print("Interrupted; finished runs are kept, and the same command continues.")
         raise typer.Exit(INTERRUPTED)
@@ -110,8 +110,7 @@ def _run(request: "FigureRequest", folder: Path, workers: int | None) -> None:
 
 @contextmanager
 def _show_panel(title: str, experiment: Experiment) -> Iterator["Monitor"]:
-    from fednorm.cli.run_progress import show_progress
-    from fednorm.experiment.interrupt import catch_interrupts
+    from fednorm.cli.run_progress import catch_interrupts, show_progress
     from fednorm.experiment.run import Monitor
 
     console.print(title, style="bold", markup=False)

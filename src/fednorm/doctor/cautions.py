@@ -114,10 +114,14 @@ def check_batch_of_one(exam: Examination) -> Caution | None:
     affected = f"{len(single)} clients ({list_names(single)})" if single else "all clients"
     return Caution(
         "batch_of_one",
-        f"with batch = {batch}, {affected} would train on a batch of 1 sample, so that "
+        f"with batch_size = {batch}, {affected} would train on a batch of 1 sample, so that "
         f"{len(exam.single_valued)} BatchNorm layers get one value per channel, without variance: "
         f"{len(needing)} strategies refuse such a run ({list_names(needing)}).",
-        {"batch": batch, "clients": None if single is None else list(single), "refusing": needing},
+        {
+            "batch_size": batch,
+            "clients": None if single is None else list(single),
+            "refusing": needing,
+        },
     )
 
 

@@ -12,18 +12,22 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fednorm.core.calibration import client_calibration
 from fednorm.core.messages import ClientState
 from fednorm.core.moments import Moments, pool
-from fednorm.core.round import broadcast
+from fednorm.core.round import broadcast, client_calibration
 from fednorm.core.task import Task, isolated_rng
 from fednorm.data import Dataset
-from fednorm.data.federation import Federation, build_federation
-from fednorm.doctor.costs import REFUSALS, ExaminedModel, describe_error
+from fednorm.doctor.costs import (
+    REFUSALS,
+    ExaminedModel,
+    FixedBatches,
+    deal_again,
+    describe_error,
+    draw,
+)
 from fednorm.doctor.findings import ClientShift, Distance
-from fednorm.doctor.fixed_batches import FixedBatches, deal_again, draw
 from fednorm.doctor.gradients import GRADIENT, disable_dropout, measure_gradients
-from fednorm.experiment.config import Experiment
+from fednorm.experiment.build import build_clients
 from fednorm.nn import rules
 from fednorm.strategies.naive import Naive
 
@@ -40,7 +44,7 @@ def measure_clients(
     Clients with a batch of fewer than `samples` are left out.
     """
     experiment = examined.experiment
-    everyone = _build_federation(experiment, data)
+    everyone = build_clients(experiment, data, experiment.seeds[0])
     smallest = {c: min(everyone.plan.lengths(len(everyone.parts[c]))) for c in everyone.all()}
     left_out = tuple(client for client, size in smallest.items() if size < samples)
     clients = ClientShift(
@@ -64,18 +68,6 @@ def measure_clients(
         return replace(clients, unmeasured=describe_error(error))
 
 
-def _build_federation(experiment: Experiment, data: Dataset) -> Federation:
-    return build_federation(
-        data,
-        experiment.partition_rule,
-        experiment.plan,
-        clients=experiment.clients,
-        seed=experiment.seeds[0],
-        participation=experiment.participation,
-        unseen=experiment.unseen_clients,
-    )
-
-
 def _measure(examined: ExaminedModel, clients: ClientShift, drawn: FixedBatches) -> ClientShift:
     seed = examined.experiment.seeds[0]
     quiet = replace(examined, model=disable_dropout(examined.model))
@@ -93,14 +85,16 @@ def measure_distances(
     task: Task, clients: FixedBatches, alike: FixedBatches
 ) -> tuple[Distance, ...]:
     """Return the distances in every layer that tracks statistics and is reached."""
-    chance = {path: measure_bias(moments) for path, moments in _survey(task, alike).items()}
+    chance = {
+        path: measure_bias(moments) for path, moments in _collect_moments(task, alike).items()
+    }
     return tuple(
         _measure_distance(path, moments, chance[path])
-        for path, moments in _survey(task, clients).items()
+        for path, moments in _collect_moments(task, clients).items()
     )
 
 
-def _survey(task: Task, clients: FixedBatches) -> dict[str, list[Moments]]:
+def _collect_moments(task: Task, clients: FixedBatches) -> dict[str, list[Moments]]:
     """Return the moments of each client's inputs, by layer."""
     received = broadcast(task, task.initial_state)
     seen = [

@@ -16,7 +16,7 @@ from fednorm.experiment.results import replace_nan
 
 Place: TypeAlias = Literal["convolution", "linear", "activation", "other", "not reached"]
 # The source of the statistics with which a gradient is measured.
-Statistics: TypeAlias = Literal["batch", "exchanged", "start", "surveyed"]
+Statistics: TypeAlias = Literal["batch", "exchanged", "start", "calibrated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ModelSummary:
     dtype: str
     parameters: int
     algorithm: Mapping[str, Any]
-    batch: int
+    batch_size: int
     participation: float
     rounds: int
     seed: int
@@ -74,8 +74,8 @@ class Cost:
     bytes_up: float | None = None
     bytes_down: float | None = None
     measures: bool | None = None  # whether clients pass over all their data before they train
-    survey_bytes_up: float | None = None  # of one survey before an evaluation
-    survey_bytes_down: float | None = None
+    calibration_bytes_up: float | None = None  # of one calibration before an evaluation
+    calibration_bytes_down: float | None = None
     personal_bytes: int | None = None  # kept on the client between rounds
     momentum_bytes: int | None = None  # as well
     global_model: bool | None = None
@@ -166,6 +166,12 @@ class Examination:
     def refusing(self) -> list[str]:
         """The strategies that refuse the model."""
         return [cost.strategy for cost in self.costs if cost.refused]
+
+    @property
+    def gradients(self) -> dict[tuple[str, str], Gradient]:
+        """The measured gradients by strategy and source of statistics."""
+        measured = self.clients.gradients if self.clients else ()
+        return {(g.strategy, g.statistics): g for g in measured}
 
     @property
     def taking_part(self) -> tuple[int, int]:

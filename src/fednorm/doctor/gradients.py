@@ -27,9 +27,8 @@ from fednorm.core.messages import ClientState, LayerStats, RunningStats
 from fednorm.core.moments import pool
 from fednorm.core.task import Task, load_state, start_training
 from fednorm.core.types import Tensors
-from fednorm.doctor.costs import REFUSALS, ExaminedModel, build_task, describe_error
+from fednorm.doctor.costs import REFUSALS, ExaminedModel, FixedBatches, build_task, describe_error
 from fednorm.doctor.findings import Gradient, Statistics
-from fednorm.doctor.fixed_batches import FixedBatches
 from fednorm.engines.base import ClientSource
 from fednorm.engines.loop import rounds
 from fednorm.engines.masks import share_masks
@@ -41,8 +40,8 @@ from fednorm.strategies.naive import Naive
 # The measured strategies, all with a global model, and the sources of their statistics.
 MEASURED: Mapping[str, tuple[Statistics, ...]] = {
     "naive": ("batch",),
-    "fbn": ("start", "surveyed"),
-    "dualbn": ("start", "surveyed"),
+    "fbn": ("start", "calibrated"),
+    "dualbn": ("start", "calibrated"),
     "fedtan": ("exchanged",),
 }
 GRADIENT = DSGD(lr=1.0, warmup=0)  # the update is the gradient itself
@@ -73,7 +72,7 @@ def _measure_strategy(
         task = replace(build_task(examined, name), algorithm=GRADIENT)
         reference = Task.build(task.strategy.convert(examined.model).model, Naive(), GRADIENT)
         for statistics in MEASURED[name]:
-            started = converge_statistics(task, clients) if statistics == "surveyed" else task
+            started = converge_statistics(task, clients) if statistics == "calibrated" else task
             measured = measure_deviation(started, reference, clients)
             chance = measure_deviation(task, reference, alike) if statistics == "batch" else None
             excess = None if measured is None or chance is None else measured - chance
@@ -146,10 +145,10 @@ def record_both_passes(layer: FedBatchNorm, x: Tensor) -> Tensor:
     y = layer.normalize_by_batch(x)
     means = getattr(layer, "backward_means", None)
     if isinstance(means, BackwardMeans) and y.requires_grad:
-        normalised = functional.batch_norm(x.detach(), None, None, training=True, eps=layer.eps)
+        normalized = functional.batch_norm(x.detach(), None, None, training=True, eps=layer.eps)
 
         def note(gradient: Tensor) -> None:
-            means.record_backward(gradient, normalised)
+            means.record_backward(gradient, normalized)
 
         y.register_hook(note)  # type: ignore[no-untyped-call]  # torch's own
     return y

@@ -105,10 +105,10 @@ def _list_notes(cost: Cost) -> Iterator[str]:
         yield f"refuses: {cost.refused}"
     if cost.measures:
         yield "passes over all of a client's data before training"
-    if cost.survey_bytes_up is not None:
+    if cost.calibration_bytes_up is not None:
         yield (
-            f"calibration before each evaluation: {format_number(cost.survey_bytes_up)} B up, "
-            f"{format_number(cost.survey_bytes_down)} B down"
+            f"calibration before each evaluation: {format_number(cost.calibration_bytes_up)} B up, "
+            f"{format_number(cost.calibration_bytes_down)} B down"
         )
     if cost.global_model is False:
         yield "no global model"

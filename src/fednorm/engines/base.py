@@ -228,7 +228,7 @@ class PoisonedClients:
 
     clients: ClientSource
     adversary: Adversary
-    world: DataInfo
+    data_info: DataInfo
 
     def all(self) -> list[ClientId]:
         """Return every client."""
@@ -268,4 +268,4 @@ class _PoisonedSteps:
         attack, rng = adversary.attack, adversary.make_generator(self.client, self.round_)
         assert isinstance(attack, DataAttack), "other attacks leave the data alone"  # noqa: S101
         for x, y in self.steps:
-            yield attack.poison(x, y, self.source.world, rng)
+            yield attack.poison(x, y, self.source.data_info, rng)

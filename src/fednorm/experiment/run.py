@@ -14,11 +14,15 @@ from fednorm.data import Dataset
 from fednorm.data.federation import Federation
 from fednorm.data.transforms import Batch
 from fednorm.engines.base import Progress, RoundResult
-from fednorm.engines.evaluation import Score, is_personal, score, score_clients, score_global
-from fednorm.engines.evaluation_statistics import (
+from fednorm.engines.evaluation import (
+    Score,
     Transport,
     calibrate_for_test,
     initial_client_state,
+    is_personal,
+    score,
+    score_clients,
+    score_global,
 )
 from fednorm.errors import NonFiniteLossError, NoUsableReplyError
 from fednorm.experiment.build import PreparedRun
@@ -147,15 +151,10 @@ def _run_rounds(
 
 
 def _log(prepared: PreparedRun, result: RoundResult) -> None:
+    where = (prepared.entry.title, prepared.seed, result.state.round)
+    text = "%s, seed %d, round %d: the reply of client %d is rejected: %s."
     for one in result.rejected:
-        log.info(
-            "%s, seed %d, round %d: the reply of client %d is rejected: %s.",
-            prepared.entry.title,
-            prepared.seed,
-            result.state.round,
-            one.client,
-            one.reason,
-        )
+        log.info(text, *where, one.client, one.reason)
 
 
 def _make_result(
@@ -271,9 +270,9 @@ def measure_attack_success(
     Of personal models it is the mean over honest clients, each on all test images; one that has not
     trained yet has the layers of `initial`.
     """
-    adversary, world = prepared.faults.adversary, prepared.world
+    adversary, data_info = prepared.faults.adversary, prepared.data_info
     attack = adversary.attack if adversary else None
-    if not isinstance(attack, Backdoor) or world is None:
+    if not isinstance(attack, Backdoor) or data_info is None:
         return None
     task, data = prepared.task, prepared.data
     tested: list[ClientId | None] = (
@@ -281,7 +280,9 @@ def measure_attack_success(
     )
     own = (None if client is None else client_states.get(client, initial) for client in tested)
     models = (export(task, state, client_state) for client_state in own)
-    scores = [score(m, attack.add_trigger(data.test_batches(), world), task.loss) for m in models]
+    scores = [
+        score(m, attack.add_trigger(data.test_batches(), data_info), task.loss) for m in models
+    ]
     return fmean(found.accuracy for found in scores if found) if any(scores) else None
 
 

@@ -66,6 +66,12 @@ def check_widths(owner: str, widths: object) -> tuple[int, ...]:
     )
 
 
+def check_dropout(model: str, rate: float) -> None:
+    """Raise ValueError unless a dropout rate is valid."""
+    if not 0 <= rate < 1:
+        raise ValueError(f"dropout of model {model!r} must be from 0 to below 1, but is {rate}.")
+
+
 def check_stem(model: str, stem: object) -> None:
     """Raise ValueError unless the stem is a known one."""
     check_choice(f"stem of model {model!r}", stem, ("auto", "cifar", "imagenet"))

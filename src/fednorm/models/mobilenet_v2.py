@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fednorm.models.base import STEM_HELP, Stem, check_stem, choose_stem
+from fednorm.models.base import STEM_HELP, Stem, check_dropout, check_stem, choose_stem
 from fednorm.models.blocks import add_norm, conv, initialize_he
 from fednorm.registry import param
 
@@ -52,12 +52,8 @@ class MobileNetV2:
     stem: Stem = param("auto", STEM_HELP)
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         check_stem("mobilenet_v2", self.stem)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(
-                f"dropout of model 'mobilenet_v2' must be from 0 to below 1, but is {self.dropout}."
-            )
+        check_dropout("mobilenet_v2", self.dropout)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the network for images of at least 8x8 pixels, or 32x32 with ImageNet's stem."""

@@ -1,11 +1,11 @@
-"""Small networks for a CPU: a perceptron and two convolutional ones."""
+"""Networks without shortcuts: a perceptron and four small convolutional ones."""
 
 import math
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fednorm.models.base import check_image_shape, check_widths
+from fednorm.models.base import check_dropout, check_image_shape, check_widths
 from fednorm.registry import param
 
 
@@ -43,7 +43,6 @@ class Cnn:
     width: int = param(16, "channels of the first convolution; the second has twice as many")
 
     def __post_init__(self) -> None:
-        """Check the width."""
         if self.width < 1:
             raise ValueError(f"width of model 'cnn' must be at least 1, but is {self.width}.")
 
@@ -58,9 +57,11 @@ class Cnn:
         )
 
 
-def _build_block(channels: int, width: int) -> list[nn.Module]:
+def _build_block(
+    channels: int, width: int, kernel_size: int = 3, padding: int = 1
+) -> list[nn.Module]:
     """Return the layers of one block, which halves height and width."""
-    conv = nn.Conv2d(channels, width, kernel_size=3, padding=1)
+    conv = nn.Conv2d(channels, width, kernel_size, padding=padding)
     return [conv, nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)]
 
 
@@ -97,7 +98,6 @@ class TutorialCnn:
     hidden_channels: int = param(32, "channels of the first convolution; the second has twice")
 
     def __post_init__(self) -> None:
-        """Check the width."""
         if self.hidden_channels < 1:
             raise ValueError(
                 "hidden_channels of model 'tutorial_cnn' must be at least 1, but is "
@@ -108,3 +108,75 @@ class TutorialCnn:
         """Build the network for images of at least 4x4 pixels."""
         image = check_image_shape("tutorial_cnn", shape, least=4)
         return NormalizedCNN(image, self.hidden_channels, classes)
+
+
+@dataclass(frozen=True, slots=True)
+class LeNet:
+    """LeNet-5 with ReLU, max pooling, and BatchNorm after both convolutions.
+
+    Used for FixBN's "LeNet-like CNN", which its paper does not specify.
+
+    LeCun, Bottou, Bengio and Haffner, "Gradient-Based Learning Applied to Document Recognition"
+    (1998), doi:10.1109/5.726791. Zhong, Chen and Chao, "Making Batch Normalization Great in
+    Federated Deep Learning" (2023), arXiv:2303.06530, train their network on CIFAR-10.
+
+    Two convolutions of 5x5 without padding (6 and 16 channels), each followed by BatchNorm, ReLU
+    and max pooling by 2; then linear layers of 120 and 84 with ReLU, and the classifier. On 32x32
+    pixels the first linear layer has 16x5x5 inputs. Unlike in 1998 there are ReLUs instead of
+    tangents, max pooling instead of a learned average, convolutions over all channels, and logits
+    instead of radial basis functions. The convolutions keep their bias, which remains if a strategy
+    removes BatchNorm.
+    """
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Build the network for images of at least 16x16 pixels."""
+        channels, *sides = check_image_shape("lenet", shape, least=16)
+        height, width = (((side - 4) // 2 - 4) // 2 for side in sides)  # after both blocks
+        return nn.Sequential(
+            *_build_block(channels, 6, kernel_size=5, padding=0),
+            *_build_block(6, 16, kernel_size=5, padding=0),
+            nn.Flatten(),
+            nn.Linear(16 * height * width, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, classes),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FbnCnn:
+    """FBN's CNN: four convolutions (64, 64, 128, 128), each with ReLU and BatchNorm, two linear.
+
+    Guerraoui, Pinot, Rizk, Stephan and Taiani, "Overcoming the Challenges of Batch Normalization in
+    Federated Learning" (2024), arXiv:2405.14670, appendix C, Table 1: BatchNorm after the ReLU,
+    8192 features on CIFAR-10. The table ends in a log softmax and the paper trains with the
+    negative log likelihood; here the outputs are logits, for cross entropy, which is the same loss.
+    """
+
+    dropout: float = param(0.25, "dropout rate after each pooling")
+
+    def __post_init__(self) -> None:
+        check_dropout("fbn_cnn", self.dropout)
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Build the network for images of at least 4x4 pixels."""
+        channels, height, width = check_image_shape("fbn_cnn", shape, least=4)
+        return nn.Sequential(
+            *_build_layer(channels, 64),
+            *_build_layer(64, 64),
+            *(nn.MaxPool2d(2, 2), nn.Dropout(self.dropout)),
+            *_build_layer(64, 128),
+            *_build_layer(128, 128),
+            *(nn.MaxPool2d(2, 2), nn.Dropout(self.dropout)),
+            nn.Flatten(),
+            nn.Linear(128 * (height // 4) * (width // 4), 128),
+            nn.ReLU(),
+            nn.Linear(128, classes),
+        )
+
+
+def _build_layer(channels: int, width: int) -> list[nn.Module]:
+    """Return a convolution, its ReLU and its BatchNorm, in the table's order."""
+    conv = nn.Conv2d(channels, width, kernel_size=3, padding=1)
+    return [conv, nn.ReLU(), nn.BatchNorm2d(width)]

@@ -1,4 +1,4 @@
-"""Plot accuracy by round: all panels in one figure, or one panel for the page."""
+"""Plot accuracy by round, and final values against the parameter that differs between panels."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fednorm.report.final_values import draw_final_values
 from fednorm.report.series import Curve, Plot, Plots
 from fednorm.report.styles import Style, frame_axes, name_method, render_svg
 
@@ -17,6 +16,7 @@ WIDE, NARROW = (7.2, 3.7), (4.2, 3.1)  # inches: a single panel; one of several,
 _EMPTY, _LEGEND_LINE = 1.5, 0.22  # inches
 _IN_A_ROW = 3  # panels
 _LETTERS = 12  # per inch of the legend
+_TICK_LETTERS = 44  # of all tick labels that fit without rotation
 _KEY = 9  # width of a legend's line and gaps, in letters
 _LONGEST = 32  # longer labels are cut
 _MARKS = 8  # markers on a line
@@ -65,6 +65,56 @@ def _draw_alone(plots: Plots, plot: Plot, size: tuple[float, float], ink: str) -
     return result
 
 
+def render_final_values(plots: Plots, size: tuple[float, float]) -> str:
+    """Render the final values of all panels as an SVG element of `size` inches."""
+
+    def draw(ink: str) -> Figure:
+        result = Figure(figsize=size, layout="constrained")
+        draw_final_values(result.add_subplot(), plots, ink)
+        return result
+
+    return render_svg(draw, f"finals {size}")
+
+
+def draw_final_values(axes: Axes, plots: Plots, ink: str) -> None:
+    """Draw final values with their range over seeds; hollow markers are published values."""
+    if plots.finals is None:
+        return
+    frame_axes(axes, ink)
+    drawn, styles, number = plots.finals, plots.styles, plots.numbers
+    for label, line in drawn.lines.items():
+        around = [
+            [m - low for m, low in zip(line.mean, line.low, strict=True)],
+            [high - m for m, high in zip(line.mean, line.high, strict=True)],
+        ]
+        axes.errorbar(
+            line.rounds,
+            line.mean,
+            yerr=around,
+            **styles[label].options,
+            gid=name_method(number[label]),
+        )
+    for label, points in drawn.published.items():
+        places, values = zip(*points, strict=True)
+        style = styles[label]
+        axes.plot(
+            places,
+            values,
+            color=style.color,
+            linestyle="",
+            marker=style.marker,
+            markersize=9,
+            markerfacecolor="none",
+            gid=name_method(number[label]),
+        )
+    long = max(map(len, drawn.ticks)) * len(drawn.ticks) > _TICK_LETTERS
+    axes.set_xticks(range(len(drawn.ticks)), drawn.ticks)
+    for tick in axes.get_xticklabels() if long else ():
+        tick.set(rotation=30, horizontalalignment="right")
+    axes.set_xlabel(drawn.axis, color=ink)
+    axes.set_ylabel(f"final {drawn.metric} (%)", color=ink)
+
+
 def _draw_panel(axes: Axes, plots: Plots, plot: Plot, ink: str) -> None:
     """Draw a mean line and a band from minimum to maximum over seeds for each method."""
     if not plot.lines:
@@ -93,12 +143,8 @@ def draw_curve(axes: Axes, line: Curve, style: Style, number: int) -> None:
     axes.plot(
         rounds,
         line.mean,
-        color=color,
-        linestyle=style.line,
-        marker=style.marker,
+        **style.options,
         markevery=(number % every, every),  # lines that coincide show their markers in turn
-        markersize=5,
-        linewidth=1.8,
         gid=gid,
     )
 
@@ -140,24 +186,14 @@ def _mark_divergences(
 
 def _make_keys(plots: Plots, ink: str) -> dict[str, Line2D]:
     """Return the entries of the legend: methods, and marks shared by all methods."""
-    keys = {_shorten(label): _make_key(style) for label, style in plots.drawn.items()}
+    keys = {
+        _shorten(label): Line2D([], [], **style.options) for label, style in plots.drawn.items()
+    }
     if any(plot.ends for plot in plots.panels):
         keys[_DIVERGED] = Line2D([], [], color=ink, marker="x", markersize=7, linestyle="")
     if any(plot.published for plot in plots.panels):
         keys[_PUBLISHED] = Line2D([], [], color=ink, linestyle=(0, (2, 1)), linewidth=1.4)
     return keys
-
-
-def _make_key(style: Style) -> Line2D:
-    return Line2D(
-        [],
-        [],
-        color=style.color,
-        linestyle=style.line,
-        marker=style.marker,
-        markersize=5,
-        linewidth=1.8,
-    )
 
 
 def _shorten(label: str) -> str:

@@ -47,24 +47,24 @@ class HeatMap:
     cells: Mapping[tuple[str, str], float]  # points
 
 
-def collect_gap_maps(story: FigureResult) -> list[HeatMap]:
+def collect_gap_maps(figure: FigureResult) -> list[HeatMap]:
     """Return the maps of gaps, or none if the figure does not ask for them."""
-    if story.heat is None:
+    if figure.heat is None:
         return []
-    ahead, behind = story.heat
+    ahead, behind = figure.heat
     found: dict[str, dict[tuple[str, str], float | None]] = {}
-    for panel in story.panels:
+    for panel in figure.panels:
         title, row, column = _parse_title(panel.title)
         found.setdefault(title, {})[row, column] = _measure_gap(panel, ahead, behind)
     return [_make_map(title, cells) for title, cells in found.items()]
 
 
-def describe_gaps(story: FigureResult) -> str:
+def describe_gaps(figure: FigureResult) -> str:
     """Say in how many settings one method ends above the other."""
-    gaps = [gap for one in collect_gap_maps(story) for gap in one.cells.values()]
-    if story.heat is None or not gaps:
+    gaps = [gap for one in collect_gap_maps(figure) for gap in one.cells.values()]
+    if figure.heat is None or not gaps:
         return ""
-    ahead, behind = story.heat
+    ahead, behind = figure.heat
     above = sum(gap > 0 for gap in gaps)
     return (
         f"{ahead} ends above {behind} in {above} of {len(gaps)} settings; the gap ranges from "
@@ -101,12 +101,12 @@ def draw_gap_maps(maps: Sequence[HeatMap], heat: tuple[str, str], ink: str) -> F
     return _draw_maps(maps, title, ink, colors=("PRGn_r", -most, most), write=format_points)
 
 
-def render_gap_maps(story: FigureResult) -> str:
+def render_gap_maps(figure: FigureResult) -> str:
     """Render the maps of two methods' difference as an SVG element, or nothing."""
-    maps = collect_gap_maps(story)
-    if not story.heat or not maps:
+    maps = collect_gap_maps(figure)
+    if not figure.heat or not maps:
         return ""
-    return render_svg(partial(draw_gap_maps, maps, story.heat), "heat")
+    return render_svg(partial(draw_gap_maps, maps, figure.heat), "heat")
 
 
 def collect_grid_maps(comparison: Comparison) -> list[HeatMap]:
@@ -153,15 +153,15 @@ def draw_grid_maps(comparison: Comparison, ink: str) -> Figure:
     return _draw_maps(maps, title, ink, colors=("Blues", 0.0, 100.0), write="{:.1f}".format)
 
 
-def render_grid_maps(story: FigureResult) -> str:
+def render_grid_maps(figure: FigureResult) -> str:
     """Render the maps of a swept comparison as an SVG element, or nothing."""
-    swept = find_swept(story)
+    swept = find_swept(figure)
     return render_svg(partial(draw_grid_maps, swept), "grid") if swept else ""
 
 
-def find_swept(story: FigureResult) -> Comparison | None:
-    """Return the only comparison of a story if it was swept over attacks and defences."""
-    only = story.panels[0].comparison if len(story.panels) == 1 else None
+def find_swept(figure: FigureResult) -> Comparison | None:
+    """Return the only comparison of a figure if it was swept over attacks and defences."""
+    only = figure.panels[0].comparison if len(figure.panels) == 1 else None
     return only if only and collect_grid_maps(only) else None
 
 

@@ -2,7 +2,7 @@
 // The page can be read without this script. It adds three things: values under the pointer,
 // methods that hide at a click, tables that sort. It reads no address and sends nothing.
 (() => {
-  const story = JSON.parse(document.getElementById("story").textContent);
+  const data = JSON.parse(document.getElementById("plots").textContent);
   const hidden = new Set(); // numbers of methods
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 
@@ -44,7 +44,7 @@
     const method = Number(entry.dataset.method);
     const button = asButton(entry, () => toggle(method));
     button.setAttribute("aria-pressed", "true");
-    button.title = `Show or hide ${story.methods[method]}`;
+    button.title = `Show or hide ${data.methods[method]}`;
   }
 
   // ---- Sorting: numbers begin with the largest, text with A; what is missing stays last.
@@ -94,14 +94,14 @@
     const swatch = document.querySelector(`.legend [data-method="${method}"] svg`).cloneNode(true);
     const value = make("b", "", mean === null ? "–" : mean.toFixed(1));
     const range = high > low ? `${low.toFixed(1)} to ${high.toFixed(1)}` : "";
-    const name = make("span", "name", story.methods[method]);
+    const name = make("span", "name", data.methods[method]);
     return make("li", "", swatch, name, value, make("small", "", range));
   }
 
   class Reader {
     constructor(plot) {
       this.plot = plot;
-      this.panel = story.panels[plot.dataset.panel];
+      this.panel = data.panels[plot.dataset.panel];
       this.readout = make("div", "readout");
       this.readout.setAttribute("role", "status");
       this.readout.hidden = true;
@@ -173,7 +173,7 @@
       const { svg, area } = this.drawing;
       const along = (value, [from, to]) => (value - from) / (to - from);
       const x = area.x + along(this.round, this.panel.x) * area.width;
-      const y = (value) => area.y + (1 - along(value, story.y)) * area.height;
+      const y = (value) => area.y + (1 - along(value, data.y)) * area.height;
       this.marks = values
         .filter(({ mean }) => mean !== null)
         .map(({ mean }) => makeSvg("circle", { class: "dot", cx: x, cy: y(mean), r: 3.2 }));
@@ -190,7 +190,7 @@
       const { offsetWidth, offsetHeight, style } = this.readout;
       const left = x > clientWidth / 2 ? x - offsetWidth - 12 : x + 12;
       style.left = `${Math.max(0, Math.min(left, clientWidth - offsetWidth))}px`;
-      const middle = (story.y[0] + story.y[1]) / 2;
+      const middle = (data.y[0] + data.y[1]) / 2;
       const high = values.filter(({ mean }) => mean > middle).length;
       style.top = `${high > values.length / 2 ? Math.max(0, bottom - offsetHeight - 6) : top}px`;
     }
@@ -209,6 +209,6 @@
     for (const header of table.tHead.rows[0].cells) asButton(header, () => sort(table, header));
   }
   for (const plot of all(".plot[data-panel]")) {
-    if (story.panels[plot.dataset.panel].curves.length) new Reader(plot);
+    if (data.panels[plot.dataset.panel].curves.length) new Reader(plot);
   }
 })();

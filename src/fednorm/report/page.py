@@ -14,13 +14,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from fednorm.experiment.results import FigureResult, PanelResult
 from fednorm.report.agreement import RULE, compare_published
-from fednorm.report.curves import NARROW, WIDE, render_panel
+from fednorm.report.curves import NARROW, WIDE, render_final_values, render_panel
 from fednorm.report.diagnostic_plots import (
     explain_diagnostics,
     list_diagnosed,
     render_diagnostics,
 )
-from fednorm.report.final_values import render_final_values
 from fednorm.report.format import (
     capitalize,
     describe_setting,
@@ -43,25 +42,25 @@ from fednorm.report.tables import (
 from fednorm.report.verdict import list_caveats, state_verdict
 
 
-def render_page(story: FigureResult) -> str:
+def render_page(figure: FigureResult) -> str:
     """Return the page as HTML."""
-    plots = collect_plots(story)
+    plots = collect_plots(figure)
     script = _read_file("page.js")
-    settings = [describe_setting(panel.comparison.config) for panel in story.panels]
+    settings = [describe_setting(panel.comparison.config) for panel in figure.panels]
     return _load_template().render(
-        story=story,
+        figure=figure,
         plots=plots,
-        title=" – ".join(filter(None, (story.question, story.title or "".join(settings[:1])))),
+        title=" – ".join(filter(None, (figure.question, figure.title or "".join(settings[:1])))),
         policy=_make_policy(script),
         css=_read_file("page.css"),
         script=script,
         settings=list(dict.fromkeys(settings)),
-        metrics=_name_metrics(story),
-        **_introduce(story),
-        **_draw_plots(story, plots),
-        **_fill_tables(story),
-        **_list_runs(story),
-        **_describe_setup(story),
+        metrics=_name_metrics(figure),
+        **_introduce(figure),
+        **_draw_plots(figure, plots),
+        **_fill_tables(figure),
+        **_list_runs(figure),
+        **_describe_setup(figure),
     )
 
 
@@ -95,12 +94,12 @@ def _make_policy(script: str) -> str:
     )
 
 
-def _introduce(story: FigureResult) -> dict[str, Any]:
+def _introduce(figure: FigureResult) -> dict[str, Any]:
     """Answer the question panel by panel, and list what qualifies the answer."""
-    gaps = describe_gaps(story)
-    verdicts = [("", gaps, "")] if gaps else [_state_verdict(panel) for panel in story.panels]
-    caveats = [list_caveats(panel.comparison) for panel in story.panels]
-    return {"verdicts": verdicts, "caveats": _merge_sentences(story, caveats)}
+    gaps = describe_gaps(figure)
+    verdicts = [("", gaps, "")] if gaps else [_state_verdict(panel) for panel in figure.panels]
+    caveats = [list_caveats(panel.comparison) for panel in figure.panels]
+    return {"verdicts": verdicts, "caveats": _merge_sentences(figure, caveats)}
 
 
 def _state_verdict(panel: PanelResult) -> tuple[str, str, str]:
@@ -111,17 +110,17 @@ def _state_verdict(panel: PanelResult) -> tuple[str, str, str]:
     return panel.title, text, found.describe() if found else ""
 
 
-def _merge_sentences(story: FigureResult, sentences: Sequence[Sequence[str]]) -> list[str]:
+def _merge_sentences(figure: FigureResult, sentences: Sequence[Sequence[str]]) -> list[str]:
     """Return the sentences of all panels, each once, with the panels that it is true of."""
     merged = []
     for sentence in dict.fromkeys(s for some in sentences for s in some):
-        of = [p.title for p, some in zip(story.panels, sentences, strict=True) if sentence in some]
-        everywhere = len(of) == len(story.panels)
+        of = [p.title for p, some in zip(figure.panels, sentences, strict=True) if sentence in some]
+        everywhere = len(of) == len(figure.panels)
         merged.append(sentence if everywhere else f"{', '.join(of)}: {sentence}")
     return merged
 
 
-def _draw_plots(story: FigureResult, plots: Plots) -> dict[str, Any]:
+def _draw_plots(figure: FigureResult, plots: Plots) -> dict[str, Any]:
     """Return all plots as SVG elements."""
     marks = {
         "diverged": "×" if any(plot.ends for plot in plots.panels) else "",
@@ -133,8 +132,8 @@ def _draw_plots(story: FigureResult, plots: Plots) -> dict[str, Any]:
         "finals": {name: render_final_values(plots, size) for name, size in sizes.items()}
         if plots.finals
         else None,
-        "gap_maps": render_gap_maps(story),
-        "grid_maps": render_grid_maps(story),
+        "gap_maps": render_gap_maps(figure),
+        "grid_maps": render_grid_maps(figure),
         "curves": [
             {
                 "title": panel.title,
@@ -142,16 +141,16 @@ def _draw_plots(story: FigureResult, plots: Plots) -> dict[str, Any]:
                 "wide": render_panel(plots, plot, WIDE) if alone else "",
                 "narrow": render_panel(plots, plot, NARROW),
             }
-            for panel, plot in zip(story.curve_panels, plots.panels, strict=True)
+            for panel, plot in zip(figure.curve_panels, plots.panels, strict=True)
         ],
         "marks": {name: mark for name, mark in marks.items() if mark},
-        "many_seeds": any(len({run.seed for run in p.comparison.runs}) > 1 for p in story.panels),
-        "diagnostics": _draw_diagnostics(story, plots),
+        "many_seeds": any(len({run.seed for run in p.comparison.runs}) > 1 for p in figure.panels),
+        "diagnostics": _draw_diagnostics(figure, plots),
     }
 
 
-def _draw_diagnostics(story: FigureResult, plots: Plots) -> list[dict[str, Any]]:
-    diagnosed = [panel for panel in story.panels if list_diagnosed(panel.comparison)]
+def _draw_diagnostics(figure: FigureResult, plots: Plots) -> list[dict[str, Any]]:
+    diagnosed = [panel for panel in figure.panels if list_diagnosed(panel.comparison)]
     return [
         {
             "title": panel.title,
@@ -163,34 +162,34 @@ def _draw_diagnostics(story: FigureResult, plots: Plots) -> list[dict[str, Any]]
     ]
 
 
-def _name_metrics(story: FigureResult) -> str:
-    names = dict.fromkeys(panel.comparison.metric for panel in story.panels)
+def _name_metrics(figure: FigureResult) -> str:
+    names = dict.fromkeys(panel.comparison.metric for panel in figure.panels)
     return capitalize(" and ".join(names) or "accuracy")
 
 
-def _fill_tables(story: FigureResult) -> dict[str, Any]:
+def _fill_tables(figure: FigureResult) -> dict[str, Any]:
     """Return the tables of published and of measured numbers, by panel."""
-    found = [(panel, compare_published(panel)) for panel in story.panels]
-    exchanges = [(panel.title, compare_exchanges(panel)) for panel in story.panels]
+    found = [(panel, compare_published(panel)) for panel in figure.panels]
+    exchanges = [(panel.title, compare_exchanges(panel)) for panel in figure.panels]
     return {
         "published": [(p.title, compare_accuracies(one, best=p.best)) for p, one in found if one],
         "exchanges": [(title, rows) for title, rows in exchanges if rows],
         "results": [
             (panel.title, list_columns(panel.comparison), fill_cells(panel.comparison))
-            for panel in story.panels
+            for panel in figure.panels
         ],
         "result_captions": _merge_sentences(
-            story, [[write_caption(panel.comparison)] for panel in story.panels]
+            figure, [[write_caption(panel.comparison)] for panel in figure.panels]
         ),
     }
 
 
-def _list_runs(story: FigureResult) -> dict[str, Any]:
+def _list_runs(figure: FigureResult) -> dict[str, Any]:
     """Return the runs that did not finish, and what each client reaches where it was measured."""
-    runs = [(panel.title, run) for panel in story.panels for run in panel.comparison.runs]
+    runs = [(panel.title, run) for panel in figure.panels for run in panel.comparison.runs]
     tested = [
         [f"In %, each client on {panel.comparison.tested_on}, at the last evaluation."]
-        for panel in story.panels
+        for panel in figure.panels
     ]
     return {
         "failures": [(title, run) for title, run in runs if run.status != "finished"],
@@ -201,18 +200,20 @@ def _list_runs(story: FigureResult) -> dict[str, Any]:
             for title, run in runs
             if run.final and run.final.per_client
         },
-        "client_captions": _merge_sentences(story, tested),
+        "client_captions": _merge_sentences(figure, tested),
     }
 
 
-def _describe_setup(story: FigureResult) -> dict[str, Any]:
-    """Return config, seeds and versions; what all panels share is listed once."""
-    configs = [flatten(panel.comparison.config) for panel in story.panels]
+def _describe_setup(figure: FigureResult) -> dict[str, Any]:
+    """Return config, conversions, seeds and versions; what all panels share is listed once."""
+    configs = [flatten(panel.comparison.config) for panel in figure.panels]
     shared, own = split_common([{k: format_toml(v) for k, v in one.items()} for one in configs])
-    versions, _ = split_common([panel.comparison.environment for panel in story.panels])
-    seeds = sorted({run.seed for panel in story.panels for run in panel.comparison.runs})
+    versions, _ = split_common([panel.comparison.environment for panel in figure.panels])
+    runs = [run for panel in figure.panels for run in panel.comparison.runs]
+    seeds = sorted({run.seed for run in runs})
     return {
         "config": shared,
-        "panel_configs": [(p.title, values) for p, values in zip(story.panels, own, strict=True)],
+        "conversions": {run.strategy: "; ".join(run.conversion) for run in runs if run.conversion},
+        "panel_configs": [(p.title, values) for p, values in zip(figure.panels, own, strict=True)],
         "versions": {"seeds": ", ".join(map(str, seeds)) or "none", **versions},
     }

@@ -93,11 +93,11 @@ class Plots:
         return {"title": plot.title, "metric": plot.metric, "x": plot.x, "curves": list(curves)}
 
 
-def collect_plots(story: FigureResult) -> Plots:
+def collect_plots(figure: FigureResult) -> Plots:
     """Collect the data of all plots."""
-    drawn = tuple(_collect_plot(panel) for panel in story.curve_panels)
-    runs = (run.strategy for panel in story.panels for run in panel.comparison.runs)
-    only_published = (label for panel in story.panels for label in panel.published)
+    drawn = tuple(_collect_plot(panel) for panel in figure.curve_panels)
+    runs = (run.strategy for panel in figure.panels for run in panel.comparison.runs)
+    only_published = (label for panel in figure.panels for label in panel.published)
     lines = [line for plot in drawn for line in plot.lines.values()]
     values = [value for line in lines for value in (*line.low, *line.high)]
     values += [value for plot in drawn for value in plot.published.values()]
@@ -105,7 +105,7 @@ def collect_plots(story: FigureResult) -> Plots:
         styles=choose_styles([*runs, *only_published]),
         panels=drawn,
         y=_find_limits(values, margin=0.05),
-        finals=_collect_finals(story),
+        finals=_collect_finals(figure),
     )
 
 
@@ -151,22 +151,22 @@ def find_divergences(runs: Sequence[RunResult]) -> list[tuple[int, float]]:
     ]
 
 
-def _collect_finals(story: FigureResult) -> Finals | None:
+def _collect_finals(figure: FigureResult) -> Finals | None:
     """Collect final values, or return None if they are not plotted."""
-    if not story.finals or not story.panels:
+    if not figure.finals or not figure.panels:
         return None
     points: dict[str, list[tuple[int, float, float, float]]] = {}
     published: dict[str, list[tuple[int, float]]] = {}
-    for place, panel in enumerate(story.panels):
+    for place, panel in enumerate(figure.panels):
         for summary in panel.comparison.summaries():
             if found := _summarize_final(summary):
                 points.setdefault(summary.strategy, []).append((place, *found))
         for label, value in panel.published.items():
             published.setdefault(label, []).append((place, value))
     return Finals(
-        axis=story.finals,
-        metric=story.panels[0].comparison.metric,
-        ticks=_shorten_titles([panel.title for panel in story.panels]),
+        axis=figure.finals,
+        metric=figure.panels[0].comparison.metric,
+        ticks=_shorten_titles([panel.title for panel in figure.panels]),
         lines={label: Curve(*zip(*of, strict=True)) for label, of in points.items()},
         published={label: tuple(of) for label, of in published.items()},
     )

@@ -222,13 +222,13 @@ def compare_exchanges(panel: PanelResult) -> list[dict[str, Cell]]:
     return rows
 
 
-def build_story_table(story: FigureResult) -> Group:
+def build_figure_table(figure: FigureResult) -> Group:
     """Return the panels one below the other."""
-    return Group(*_list_parts(story))
+    return Group(*_list_parts(figure))
 
 
-def _list_parts(story: FigureResult) -> Iterator[RenderableType]:
-    for panel in story.panels:
+def _list_parts(figure: FigureResult) -> Iterator[RenderableType]:
+    for panel in figure.panels:
         yield from _show_panel(panel)
         yield Text()
 

@@ -28,10 +28,10 @@ QUESTION = "Which normalization survives these clients?"
 
 def write_comparison(comparison: Comparison, folder: Path) -> Path:
     """Write results.json, curves.png and report.html; return the path of the page."""
-    return _write(tell_story(comparison), comparison.to_json(), folder)
+    return _write(wrap_comparison(comparison), comparison.to_json(), folder)
 
 
-def tell_story(comparison: Comparison) -> FigureResult:
+def wrap_comparison(comparison: Comparison) -> FigureResult:
     """Wrap a comparison that reproduces nothing: one panel without a title."""
     return FigureResult(
         title="",
@@ -41,18 +41,18 @@ def tell_story(comparison: Comparison) -> FigureResult:
     )
 
 
-def write_story(story: FigureResult, folder: Path) -> Path:
+def write_figure(figure: FigureResult, folder: Path) -> Path:
     """Write results.json with all panels, curves.png and report.html; return the page's path."""
     record = {
         "schema": SCHEMA,
-        "title": story.title,
-        "question": story.question,
-        "source": story.source,
-        "command": story.command,
-        "cuts": list(story.cuts),
-        "panels": [_record_panel(panel) for panel in story.panels],
+        "title": figure.title,
+        "question": figure.question,
+        "source": figure.source,
+        "command": figure.command,
+        "cuts": list(figure.cuts),
+        "panels": [_record_panel(panel) for panel in figure.panels],
     }
-    return _write(story, record, folder)
+    return _write(figure, record, folder)
 
 
 def _record_panel(panel: PanelResult) -> dict[str, Any]:
@@ -67,29 +67,29 @@ def _record_panel(panel: PanelResult) -> dict[str, Any]:
     }
 
 
-def _write(story: FigureResult, record: Mapping[str, Any], folder: Path) -> Path:
+def _write(figure: FigureResult, record: Mapping[str, Any], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     report = folder / "report.html"
     with replace_file(folder / "results.json") as path:
         text = json.dumps(replace_nan(record), indent=2, allow_nan=False)
         path.write_text(text + "\n", encoding="utf-8")
     with replace_file(folder / "curves.png") as path:
-        write_curves(story, path)
+        write_curves(figure, path)
     with replace_file(report) as path:
-        path.write_text(render_page(story), encoding="utf-8")
+        path.write_text(render_page(figure), encoding="utf-8")
     return report
 
 
-def write_curves(story: FigureResult, path: Path) -> None:
+def write_curves(figure: FigureResult, path: Path) -> None:
     """Write the curves of all panels as one PNG, or the heat maps of a swept grid."""
-    title = story.title or " – ".join(describe_setting(p.comparison.config) for p in story.panels)
-    maps = collect_gap_maps(story)
-    if (swept := find_swept(story)) and is_full(swept):
+    title = figure.title or " – ".join(describe_setting(p.comparison.config) for p in figure.panels)
+    maps = collect_gap_maps(figure)
+    if (swept := find_swept(figure)) and is_full(swept):
         write_png(partial(draw_grid_maps, swept), path)
-    elif story.heat and maps and not story.curve_panels:
-        write_png(partial(draw_gap_maps, maps, story.heat), path)
+    elif figure.heat and maps and not figure.curve_panels:
+        write_png(partial(draw_gap_maps, maps, figure.heat), path)
     else:
-        write_png(lambda ink: draw_figure(collect_plots(story), ink=ink, title=title), path)
+        write_png(lambda ink: draw_figure(collect_plots(figure), ink=ink, title=title), path)
 
 
 @contextmanager

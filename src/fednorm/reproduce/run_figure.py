@@ -60,12 +60,12 @@ def reproduce(
                 best=figure.best,
             )
         )
-        yield _tell_story(request, figure, panels, said)
+        yield _make_result(request, figure, panels, said)
         if any(run.status == "interrupted" for run in comparison.runs):
             return
 
 
-def _tell_story(
+def _make_result(
     request: FigureRequest, figure: Figure, panels: Sequence[PanelResult], said: tuple[str, ...]
 ) -> FigureResult:
     settings = "".join(f" --set {setting}" for setting in request.settings)

@@ -17,8 +17,8 @@ import numpy as np
 from fednorm.core.random_streams import Stream, make_rng
 from fednorm.data.cache import Arrays, get_decoded_home, list_roots, load_or_create, save
 from fednorm.data.dataset import Dataset
+from fednorm.data.download import show_progress
 from fednorm.data.image_dataset import ImageDataset, check_share, make_dataset, split
-from fednorm.data.progress_bar import show_progress
 from fednorm.errors import DamagedDataError, MissingDataError
 from fednorm.registry import param
 
@@ -35,7 +35,6 @@ class Femnist(ImageDataset):
     test_share: float = param(0.2, "share of each writer held out, if there is no test part")
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         ImageDataset.__post_init__(self)  # with slots, super() finds no class
         check_share(self.name, self.test_share)
 

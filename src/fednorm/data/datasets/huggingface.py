@@ -18,9 +18,9 @@ from numpy.lib.format import open_memmap
 from fednorm.core.random_streams import Stream, make_rng
 from fednorm.data.cache import get_decoded_home, load_or_create, save
 from fednorm.data.dataset import Dataset
+from fednorm.data.download import show_progress
 from fednorm.data.image_dataset import ImageDataset, check_share, make_dataset, split
 from fednorm.data.image_files import to_array
-from fednorm.data.progress_bar import show_progress
 from fednorm.errors import MissingDataError
 from fednorm.registry import param, unknown
 
@@ -42,7 +42,6 @@ class HuggingFace(ImageDataset):
     test_share: float = param(0.2, "share held out for testing, if it has no test part")
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         ImageDataset.__post_init__(self)  # with slots, super() finds no class
         check_share(self.name, self.test_share)
         if not self.path:

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from fednorm.data.partition.base import Indices, Partition
-    from fednorm.data.partition.test_split import match_groups, match_test
+    from fednorm.data.partition.base import Indices, Partition, match_groups, match_test
 
 __all__ = [
     "PARTITIONS",
@@ -41,11 +40,7 @@ PARTITIONS: "Registry[Partition]" = Registry(
 )
 
 __getattr__ = export_lazily(
-    __name__,
-    {
-        "fednorm.data.partition.base": "Indices Partition",
-        "fednorm.data.partition.test_split": "match_groups match_test",
-    },
+    __name__, {"fednorm.data.partition.base": "Indices Partition match_groups match_test"}
 )
 
 
@@ -133,9 +128,8 @@ def rename_partition(text: str, name: str) -> str | None:
     >>> rename_partition("dirichlet=0.1", "gamma") is None
     True
     """
-    new = PARTITIONS.get(
-        name.strip()
-    )  # an unknown name, or one with its value, is for `create_partition`
+    # An unknown name, or one with its value, is for `create_partition`.
+    new = PARTITIONS.get(name.strip())
     if new is None or new.argument is None or _find_field(new).default is not dataclasses.MISSING:
         return name
     before, _, value = text.partition("=")

@@ -26,6 +26,7 @@ def central(clients, rounds=ROUNDS, model=None):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (2, 7, 4), (5,)])
 @pytest.mark.parametrize("shared_message", [False, True])
 def test_equals_torch_on_the_union(sizes, shared_message):
@@ -71,3 +72,19 @@ def test_gradient_of_the_exchange_is_right():
         return _Synchronized.apply(v, *place.moments(v.detach(), None), 1e-5, place)
 
     assert torch.autograd.gradcheck(normalise, (x,))
+
+
+def test_a_shared_message_survives_data_far_from_zero():
+    class Far(nn.Module):
+        def forward(self, x):
+            return x.flatten(1) + 1e3
+
+    model = nn.Sequential(Far(), nn.BatchNorm1d(64), nn.Linear(64, 4))
+
+    class Single(ToyClients):
+        def _batch(self, client, generator):
+            x, y = super()._batch(client, generator)
+            return x.float(), y
+
+    task = task_of("fedtan", create_algorithm("dsgd", lr=LR), model=model, shared_message=True)
+    assert last(task, Single(), 2).state.round == 2

@@ -140,7 +140,7 @@ def test_an_attack_changes_the_run_and_a_defence_restores_the_statistics():
     assert (defended - honest).norm() < (attacked - honest).norm()
 
 
-def test_the_reference_is_honest_and_hears_all():
+def test_the_reference_has_honest_clients_that_all_reply():
     reference = {"strategies": ["centralized"], "client_dropout": 0.5}
     (one,) = run_comparison(build_experiment({**SMALL, "strategies": ["centralized"]})).runs
     (other,) = run_comparison(
@@ -149,6 +149,7 @@ def test_the_reference_is_honest_and_hears_all():
     assert repr(one.history) == repr(other.history)
 
 
+@pytest.mark.slow
 def test_an_attack_is_the_same_in_one_process_and_in_several():
     task, clients = (
         task_of("fbn", create_algorithm("dsgd", lr=0.05)),
@@ -182,7 +183,7 @@ def test_statistics_are_exact_for_those_that_answered():
 
 
 class Sampled(ToyClients):
-    """Two of five clients take part in a round, the same two if nobody asks for others."""
+    """Two of five clients take part in a round, always the same two unless others are asked for."""
 
     def participants(self, round_):
         del round_
@@ -217,7 +218,7 @@ def test_attempts_are_bounded_and_none_is_made_that_cannot_help():
     byzantine = Adversary(create_attack("non_finite"), frozenset({0}), seed=0)
     with pytest.raises(NoUsableReplyError, match="only 2 usable replies"):
         list(loop.rounds(task, clients, 1, faults=Faults(byzantine, 0.0, 3)))
-    assert len(drawn) == 3  # all were asked: nobody else could do better
+    assert len(drawn) == 3  # all were asked: no other client is left
     drawn.clear()
     with pytest.raises(NoUsableReplyError):
         list(loop.rounds(task, clients, 1, faults=Faults(byzantine, 0.001, 3)))
@@ -268,6 +269,7 @@ def test_byzantine_clients_with_invalid_replies_do_not_stop_a_robust_rule():
     assert (result.status, result.rejected) == ("finished", 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "processes"])
 def test_a_byzantine_client_that_diverges_is_rejected_and_an_honest_one_ends_the_run(engine):
     task, clients = task_of("gn", create_algorithm("dsgd", lr=0.05)), ToyClients(sizes=(4, 4, 4))
@@ -281,6 +283,7 @@ def test_a_byzantine_client_that_diverges_is_rejected_and_an_honest_one_ends_the
         list(run(task, clients, 1, faults=other))
 
 
+@pytest.mark.slow
 def test_a_backdoor_has_a_success_rate():
     values = {**SMALL, "byzantine": 2, "rounds": 60, "partition": "iid"}
     made = {"name": "backdoor", "target": 7, "share": 0.5}

@@ -1,45 +1,15 @@
 """Naive averaging is FedAvg to the letter, and it is not what one machine would compute."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import ClientState
 from fednorm.core.round import broadcast, client_round
-from support import ToyClients, last, nested_model, task_of
+from support import ToyClients, last, nested_model, plain_fedavg, task_of
 
 LR = 0.05
-
-
-def plain_fedavg(clients, rounds, momentum=0.0):
-    """Textbook FedAvg on plain torch models: every float tensor is averaged, counters are not."""
-    model = nested_model()
-    for round_ in range(1, rounds + 1):
-        states, weights = [], []
-        for client in clients.participants(round_):
-            local = copy.deepcopy(model).train()
-            optimizer = torch.optim.SGD(local.parameters(), lr=LR, momentum=momentum)
-            batches = clients.batches(client, round_)
-            for x, y in batches.steps:
-                optimizer.zero_grad()
-                functional.cross_entropy(local(x), y).backward()
-                optimizer.step()
-            states.append(local.state_dict())
-            weights.append(batches.examples)
-        total = sum(weights)
-        model.load_state_dict(
-            {
-                key: sum(w / total * s[key] for w, s in zip(weights, states, strict=True))
-                if states[0][key].is_floating_point()
-                else max(s[key] for s in states)
-                for key in states[0]
-            }
-        )
-    return model
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -47,7 +17,7 @@ def test_is_fedavg(momentum):
     clients = ToyClients(sizes=(2, 6, 4), steps=3)
     task = task_of("naive", create_algorithm("fedavg", lr=LR, momentum=momentum))
     state = last(task, clients, 5).state
-    oracle = plain_fedavg(clients, 5, momentum).state_dict()
+    oracle = plain_fedavg(nested_model(), clients, 5, lr=LR, momentum=momentum).state_dict()
     for name, value in state.weights.items():
         torch.testing.assert_close(value, oracle[name], rtol=0, atol=1e-10)
     for path, running in state.running.items():

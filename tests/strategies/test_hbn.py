@@ -14,8 +14,10 @@ from torch.nn import functional
 import fednorm
 from fednorm.algorithms import create_algorithm
 from fednorm.core.task import export
-from fednorm.engines.evaluation_statistics import calibrate_for_test
+from fednorm.engines.evaluation import calibrate_for_test
 from fednorm.engines.loop import rounds
+from fednorm.nn.batch_norm import FedBatchNorm
+from fednorm.nn.hybrid_norm import add_mixing, normalize_hybrid
 from populations import Population, flat
 from support import nested_model, task_of
 
@@ -218,6 +220,7 @@ def test_a_test_does_not_change_the_training():
     assert often.final.loss == pytest.approx(once.final.loss, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition", ["iid", "dirichlet=0.6"])
 def test_it_learns_what_naive_learns(partition):
     """As users run it: real digits, a residual net, local steps."""
@@ -234,3 +237,57 @@ def test_it_learns_what_naive_learns(partition):
     )
     assert naive > 0.6
     assert hbn > naive - 0.1
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5, 5)])
+def test_with_a_at_its_ends(shape):
+    cls = nn.BatchNorm1d if len(shape) == 2 else nn.BatchNorm2d
+    plain = cls(3).double()
+    with torch.no_grad():
+        plain.weight.uniform_(0.5, 2)
+        plain.bias.uniform_(-1, 1)
+        plain.running_mean.uniform_(-1, 1)
+        plain.running_var.uniform_(0.5, 2)
+    layer = add_mixing(plain).model
+    assert isinstance(layer, FedBatchNorm)
+    x = torch.randn(shape, dtype=torch.float64)
+    layer.mixing.alpha.data.fill_(-1e4)
+    torch.testing.assert_close(normalize_hybrid(layer, x), plain.eval()(x))
+    layer.mixing.alpha.data.fill_(1e4)
+    torch.testing.assert_close(normalize_hybrid(layer, x), plain.train()(x))
+
+
+def test_gradient_is_that_of_the_explicit_formula():
+    layer = add_mixing(nn.BatchNorm1d(2, affine=False).double()).model
+    layer.running_var.fill_(2.0)
+    alpha = torch.tensor([0.3, -0.7], dtype=torch.float64)
+
+    def formula(x, alpha):
+        a = 1 / (1 + torch.exp(-alpha))
+        mean = (1 - a) * layer.running_mean + a * x.mean(0)
+        var = (1 - a) * layer.running_var + a * ((x - x.mean(0)) ** 2).mean(0)
+        return (x - mean) / torch.sqrt(var + layer.eps)
+
+    x = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
+    z = x.detach().clone().requires_grad_()
+    free = alpha.clone().requires_grad_()
+    layer.mixing.alpha.data.copy_(alpha)
+    weight = torch.randn(5, 2, dtype=torch.float64)
+    (normalize_hybrid(layer, x) * weight).sum().backward()
+    (formula(z, free) * weight).sum().backward()
+    torch.testing.assert_close(x.grad, z.grad)
+    torch.testing.assert_close(layer.mixing.alpha.grad, free.grad)
+
+
+@pytest.mark.slow
+def test_it_learns_where_clients_are_alike():
+    run = fednorm.simulate(
+        "hbn",
+        rounds=15,
+        partition="iid",
+        clients=3,
+        model="resnet",
+        algorithm="fedavg",
+        local_steps=5,
+    )
+    assert run.final.accuracy > 0.8

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from fednorm import create_strategy
 from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import ClientState
 from fednorm.core.round import broadcast, client_round, server_round
@@ -151,3 +152,11 @@ def test_cumulative_average_over_rounds_of_several_steps():
     seen = [x for c in range(2) for r in (1, 2) for x, _ in clients.batches(c, r).steps]
     torch.testing.assert_close(after.mean, torch.cat(seen).mean(0))
     assert after.num_batches == 6
+
+
+def test_an_unknown_text_for_momentum_is_refused():
+    for text in ("none", "0.5", "fast"):
+        with pytest.raises(ValueError, match="momentum must be"):
+            create_strategy("fbn", stats_momentum=text)
+    wrapped = create_strategy("fedfn", base="fbn", options={"stats_momentum": "none"})
+    assert wrapped.convert(nested_model()).model.stem[1].momentum is None

@@ -187,7 +187,7 @@ def test_recording_keeps_the_running_statistics_and_reports_moments(rule):
     assert found.count == 16
 
 
-def test_a_survey_reports_the_moments_of_all_its_batches():
+def test_calibration_reports_the_moments_of_all_its_batches():
     layer, xs = layer_of(nn.BatchNorm1d, 3), [batch((4, 3)), batch((7, 3), seed=2)]
     layer.start_round(create_strategy("switchnorm").adaptation_rule(), RoundContext(), "site")
     for x in xs:

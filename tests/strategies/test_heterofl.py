@@ -4,13 +4,15 @@ import pytest
 import torch
 from torch import nn
 
+import fednorm
 from fednorm.algorithms import create_algorithm
 from fednorm.core.task import export
-from fednorm.engines.evaluation_statistics import calibrate_for_test
+from fednorm.engines.evaluation import calibrate_for_test
 from populations import Population, flat
-from support import last, nested_model, task_of
+from support import ToyClients, last, nested_model, task_of
 
 TIGHT = 1e-11
+STEP = create_algorithm("dsgd", lr=0.05)
 CASES = {
     "unequal clients": Population(holds=(20, 9, 13), steps=(2, 2, 2)),
     "one client": Population(holds=(21,), batch=(4,), steps=(2,), shapes=((1, 8, 8),)),
@@ -97,3 +99,53 @@ def test_pooling_is_a_switch():
         got = final.running[path]
         torch.testing.assert_close(got.mean, together.mean(1), rtol=0, atol=TIGHT)
         torch.testing.assert_close(got.var, together.var(1), rtol=0, atol=TIGHT)
+
+
+def test_after_dsgd_too_they_are_torchs_cumulative_average():
+    clients = ToyClients(sizes=(3, 6, 4))
+    task = task_of("heterofl", STEP)
+    result = last(task, clients, 5)
+    assert all(torch.equal(r.var, torch.ones_like(r.var)) for r in result.state.running.values())
+    final = calibrate_for_test(task, result.state, result.client_states, clients)
+    model = nested_model().train()
+    model.load_state_dict(export(task, result.state).state_dict())
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.momentum = None
+            layer.reset_running_stats()
+    for client in range(3):
+        for x, _ in clients.all_batches(client).steps:
+            model(x)
+    expected = model.state_dict()
+    for path, running in final.running.items():
+        mean, var = expected[f"{path}.running_mean"], expected[f"{path}.running_var"]
+        torch.testing.assert_close(running.mean, mean, rtol=0, atol=1e-12)
+        torch.testing.assert_close(running.var, var, rtol=0, atol=1e-12)
+
+
+def test_after_dsgd_too_pooling_takes_the_moments_of_all_values():
+    clients = ToyClients(sizes=(3, 6, 4))
+    task = task_of("heterofl", STEP, statistics="pool")
+    result = last(task, clients, 5)
+    final = calibrate_for_test(task, result.state, result.client_states, clients)
+    model, seen = nested_model().train(), {}
+    model.load_state_dict(export(task, result.state).state_dict())
+    for path, layer in model.named_modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            seen[path] = []
+            layer.register_forward_pre_hook(
+                lambda _, x, seen=seen[path]: seen.append(x[0].detach())
+            )
+    for client in range(3):
+        for x, _ in clients.all_batches(client).steps:
+            model(x)
+    for path, inputs in seen.items():
+        values = torch.cat(inputs).transpose(0, 1).flatten(1)
+        running = final.running[path]
+        torch.testing.assert_close(running.mean, values.mean(1), rtol=0, atol=1e-12)
+        torch.testing.assert_close(running.var, values.var(1), rtol=0, atol=1e-12)
+
+
+def test_it_is_tested_with_calibrated_statistics():
+    run = fednorm.simulate("heterofl", rounds=40, partition="iid", clients=3)
+    assert run.final.accuracy > 0.6
