@@ -35,9 +35,12 @@ def compare(
     ['finished']
     """
     source = model if isinstance(model, nn.Module) or callable(model) else None
-    if source is not None:
-        _refuse_workers(workers)
-    elif model is not None:
+    if source is not None and workers > 1:
+        raise ConfigError(
+            "a model given as an object cannot be sent to other processes; "
+            'use workers=1, or name it as "package.module:function".'
+        )
+    if source is None and model is not None:
         settings["model"] = model
     if strategies is not None:
         settings["strategies"] = list(strategies)
@@ -52,14 +55,6 @@ def simulate(strategy: str | dict[str, Any], *, seed: int = 0, **settings: Any) 
     2
     """
     return compare([strategy], seeds=[seed], **settings).runs[0]
-
-
-def _refuse_workers(workers: int) -> None:
-    if workers > 1:
-        raise ConfigError(
-            "a model given as an object cannot be sent to other processes; "
-            'use workers=1, or name it as "package.module:function".'
-        )
 
 
 __all__ = ["compare", "simulate"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fednorm import ClientState, broadcast, client_round
+from fednorm import ClientState, Reply, broadcast, client_round
 from fednorm.algorithms import create_algorithm
 from fednorm.attacks import (
     ATTACKS,
@@ -19,7 +19,6 @@ from fednorm.attacks import (
     create_attack,
 )
 from fednorm.attacks.alie import choose_z
-from fednorm.core.calibration import CalibrationReply
 from support import ToyClients, task_of
 
 BYZANTINE = frozenset({1, 4})
@@ -137,7 +136,7 @@ def test_attacks_see_honest_replies_only(replies, name):
 
 
 def test_replies_to_a_calibration_are_statistics(replies):
-    told = [CalibrationReply(r.client, r.examples, r.stats) for r in replies]
+    told = [Reply(r.client, r.examples, {}, {}, r.stats) for r in replies]
     adversary = Adversary(create_attack("sign_flip"), BYZANTINE, "statistics", seed=3)
     found = apply_attack(told, adversary, 1, calibration=True)
     path = next(iter(replies[1].stats))

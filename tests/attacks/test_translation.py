@@ -248,7 +248,7 @@ def test_the_moments_sent_make_the_false_running_statistics(name, false_mean, fa
     found = corrupted(name, replies, tracked)
     rate = 1 - 0.9**2
     for path, report in replies[4].stats.items():
-        before, changed, own = received.running[path], found[4].stats[path], report.moments
+        before, changed, own = received.state.running[path], found[4].stats[path], report.moments
         for old, true, sent, false in (
             (before.mean, own.mean, changed.moments.mean, false_mean),
             (before.var, own.var, changed.moments.var, false_var),
@@ -262,7 +262,7 @@ def test_noise_is_that_of_running_statistics():
     replies, received, tracked = replies_of("fbn")
     found = corrupted("gaussian", replies, tracked, std=2.0)
     path = next(iter(replies[1].stats))
-    sent, before = found[1].stats[path].moments, received.running[path]
+    sent, before = found[1].stats[path].moments, received.state.running[path]
     noise = corrupted("gaussian", replies, {}, std=2.0)[1].stats[path].moments  # the same draws
     torch.testing.assert_close(0.9 * before.mean + 0.1 * sent.mean, noise.mean)
     reached = torch.maximum(noise.var, 0.9 * before.var)
@@ -283,7 +283,7 @@ def test_backward_means_are_followed_with_their_own_momentum():
     backward = [path for path, r in replies[1].stats.items() if not r.moments.var.numel()]
     assert backward
     for path in backward:
-        before, true = received.running[path].mean, replies[1].stats[path].moments.mean
+        before, true = received.state.running[path].mean, replies[1].stats[path].moments.mean
         sent = found[1].stats[path].moments
         torch.testing.assert_close(0.6 * before + 0.4 * sent.mean, -(0.6 * before + 0.4 * true))
         assert sent.var.shape == (0,)
@@ -296,7 +296,7 @@ def test_the_rate_is_the_servers_where_clients_take_unequal_steps():
     found = corrupted("sign_flip", [replace(replies[0], stats=longer), *replies[1:]], tracked)
     rate = 1 - 0.9**3
     for path, report in replies[1].stats.items():
-        before, sent = received.running[path].mean, found[1].stats[path].moments.mean
+        before, sent = received.state.running[path].mean, found[1].stats[path].moments.mean
         true = (1 - rate) * before + rate * report.moments.mean
         torch.testing.assert_close((1 - rate) * before + rate * sent, -true)
 

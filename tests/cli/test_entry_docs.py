@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from fednorm.cli.entry_docs import read_docstring, read_fields
-from fednorm.cli.listing import KINDS
+from fednorm.cli.listing import KINDS, read_docstring, read_fields
 from fednorm.data.partition.feature_shift import KINDS as SHIFTS
 
 ENTRIES = [(registry, name) for registry in KINDS.values() for name in registry]

@@ -86,7 +86,7 @@ def test_every_tensor_of_the_model_has_a_role_and_a_place(name):
 def test_a_round_is_a_pure_function(name, step):
     task, clients = task_of(name, step), ToyClients()
     received = broadcast(task, task.initial_state)
-    start = {k: v.clone() for k, v in received.weights.items()}
+    start = {k: v.clone() for k, v in received.state.weights.items()}
     first = client_round(task, received, ClientState(), clients.batches(0, 1))
     client_round(task, received, ClientState(), clients.batches(1, 1))
     again = client_round(task, received, ClientState(), clients.batches(0, 1))
@@ -94,7 +94,7 @@ def test_a_round_is_a_pure_function(name, step):
         assert torch.equal(value, again[0].update[key])
     for key, value in first[1].tensors.items():
         assert torch.equal(value, again[1].tensors[key])
-    for key, value in received.weights.items():
+    for key, value in received.state.weights.items():
         assert torch.equal(value, start[key])
     after = server_round(task, task.initial_state, [first[0]])
     assert task.initial_state.round == 0
@@ -130,7 +130,7 @@ def test_message_sizes_are_those_of_the_tensors(name):
     received = broadcast(task, task.initial_state)
     reply, _ = client_round(task, received, ClientState(), clients.batches(0, 1))
     shared = sum(p.numel() * 8 for p in task.layout.shared.values())
-    running = list(received.running.values())
+    running = list(received.state.running.values())
     moments = [report.moments for report in reply.stats.values()]
     down = sum(8 * (r.mean.numel() + r.var.numel()) for r in running) + 8 * len(running)
     up = sum(8 * (m.mean.numel() + m.var.numel()) for m in moments) + 24 * len(moments)

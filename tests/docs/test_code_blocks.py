@@ -140,7 +140,7 @@ def check_command(words, *, bare=False):
             assert arguments[1] in list_figures()
         return name
     if program == "make":
-        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert set(arguments) <= set(targets)
     elif program == "python":
         script = ROOT / arguments[0]

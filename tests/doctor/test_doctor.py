@@ -22,7 +22,7 @@ from fednorm.doctor import examine, save, show
 from fednorm.doctor.costs import deal_again, draw
 from fednorm.doctor.layers import find_layers
 from fednorm.doctor.recommend import THRESHOLDS
-from fednorm.engines.evaluation_statistics import calibrate_clients
+from fednorm.engines.evaluation import calibrate_clients
 from fednorm.engines.loop import rounds
 from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.models import create_model

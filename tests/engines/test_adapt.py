@@ -8,7 +8,7 @@ import fednorm
 from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import ClientState
 from fednorm.core.task import export
-from fednorm.engines.evaluation_statistics import adapt_statistics, initial_client_state
+from fednorm.engines.evaluation import adapt_statistics, initial_client_state
 from fednorm.errors import ConfigError
 from support import ToyClients, last, nested_model, task_of
 

@@ -34,7 +34,7 @@ def test_those_that_have_waited_longest_go_to_disk():
     each = count_bytes(client_state(0))
     kept = ClientStateStore(limit=3 * each)
     for number in range(5):
-        kept = kept.updated({number: client_state(number)})
+        kept = kept.with_states({number: client_state(number)})
     assert len(files(kept)) == 2
     assert kept.held == 3 * each
     assert list(kept) == [0, 1, 2, 3, 4]
@@ -45,7 +45,7 @@ def test_those_that_have_waited_longest_go_to_disk():
 
 
 def test_who_is_kept_is_known_without_reading(monkeypatch):
-    kept = ClientStateStore(limit=0).updated({0: client_state(0)})
+    kept = ClientStateStore(limit=0).with_states({0: client_state(0)})
     assert len(files(kept)) == 1
     monkeypatch.setattr(type(kept.entries[0]), "read", lambda _: 1 / 0)
     assert 0 in kept
@@ -56,9 +56,9 @@ def test_one_that_comes_back_is_in_memory_and_its_file_goes():
     each = count_bytes(client_state(0))
     kept = ClientStateStore(limit=2 * each)
     for number in range(3):
-        kept = kept.updated({number: client_state(number)})
+        kept = kept.with_states({number: client_state(number)})
     before = kept
-    kept = kept.updated({0: client_state(7)})
+    kept = kept.with_states({0: client_state(7)})
     same(kept[0], client_state(7))
     same(before[0], client_state(0))  # a value does not change
     assert len(files(kept)) == 2
@@ -69,7 +69,7 @@ def test_one_that_comes_back_is_in_memory_and_its_file_goes():
 
 
 def test_nothing_is_left_behind():
-    kept = ClientStateStore(limit=0).updated({0: client_state(1), 1: client_state(2)})
+    kept = ClientStateStore(limit=0).with_states({0: client_state(1), 1: client_state(2)})
     folder = kept.folder.path
     assert len(list(folder.iterdir())) == 2
     same(kept[1], client_state(2))
@@ -79,7 +79,7 @@ def test_nothing_is_left_behind():
 
 
 def test_clients_that_keep_nothing_take_no_room():
-    kept = ClientStateStore(limit=0).updated({3: ClientState()})
+    kept = ClientStateStore(limit=0).with_states({3: ClientState()})
     assert kept[3] == ClientState()
     assert kept.held == 0
     assert kept.folder is None

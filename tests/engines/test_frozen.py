@@ -11,16 +11,21 @@ from torch.nn import functional
 
 import fednorm
 from fednorm.algorithms import create_algorithm
-from fednorm.core.calibration import CalibrationReply, client_calibration, server_calibration
-from fednorm.core.messages import ClientState, LayerStats
+from fednorm.core.messages import ClientState, LayerStats, Reply
 from fednorm.core.moments import Moments
-from fednorm.core.round import broadcast, client_round, server_round
+from fednorm.core.round import (
+    broadcast,
+    client_calibration,
+    client_round,
+    server_calibration,
+    server_round,
+)
 from fednorm.core.task import export
 from fednorm.doctor.costs import FixedBatches
 from fednorm.doctor.gradients import converge_statistics
 from fednorm.engines import merged_batch
 from fednorm.engines.barrier import BarrierTrainer
-from fednorm.engines.evaluation_statistics import adapt_statistics
+from fednorm.engines.evaluation import adapt_statistics
 from fednorm.engines.loop import rounds
 from fednorm.engines.merged_batch import MergedClients
 from fednorm.engines.stacked import StackedTrainer
@@ -220,8 +225,8 @@ def test_calibration_leaves_it_out(name):
         stays = torch.equal(running.mean, state.running[path].mean)
         assert stays == (path in FROZEN)
         assert all((path in answer.stats) == (path not in FROZEN) for answer in answers)
-    forged = CalibrationReply(
-        9, 5, {FROZEN[0]: LayerStats(Moments(5.0, torch.zeros(4), torch.ones(4)), 1)}
+    forged = Reply(
+        9, 5, {}, {}, {FROZEN[0]: LayerStats(Moments(5.0, torch.zeros(4), torch.ones(4)), 1)}
     )
     (rejected,) = server_calibration(task, state, [*answers, forged]).rejected
     assert (rejected.client, rejected.where) == (9, FROZEN[0])

@@ -13,7 +13,7 @@ from torch import nn
 from fednorm.algorithms import create_algorithm
 from fednorm.core.task import Task
 from fednorm.engines import loop, merged_batch, stacked
-from fednorm.engines.evaluation_statistics import calibrate_for_test
+from fednorm.engines.evaluation import calibrate_for_test
 from fednorm.strategies import STRATEGIES, create_strategy
 from support import ToyClients
 

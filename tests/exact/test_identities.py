@@ -7,8 +7,7 @@ from torch import nn
 from fednorm import ClientState, broadcast, client_round, server_round
 from fednorm.algorithms import create_algorithm
 from fednorm.core.types import Role
-from fednorm.engines.evaluation import is_personal
-from fednorm.engines.evaluation_statistics import calibrate_for_test
+from fednorm.engines.evaluation import calibrate_for_test, is_personal
 from fednorm.engines.merged_batch import MergedClients
 from fednorm.strategies import STRATEGIES, create_strategy
 from support import ToyClients, last, task_of

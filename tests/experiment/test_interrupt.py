@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
+from fednorm.cli.run_progress import catch_interrupts
 from fednorm.experiment.comparison import run_comparison
-from fednorm.experiment.interrupt import catch_interrupts
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.run import Monitor
 

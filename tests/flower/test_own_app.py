@@ -21,9 +21,9 @@ from torch import nn
 
 import fednorm.flower
 from fednorm.algorithms import create_algorithm
-from fednorm.engines.evaluation_statistics import calibrate_for_test
+from fednorm.engines.evaluation import calibrate_for_test
 from fednorm.engines.flower import wire
-from fednorm.engines.flower.arrays import to_array_record, to_tensors
+from fednorm.engines.flower.wire import to_array_record, to_tensors
 from fednorm.errors import ConversionError, WireError
 from fednorm.strategies import STRATEGIES, create_strategy
 from flower.federation import Nodes
@@ -333,7 +333,7 @@ def test_a_node_that_fails_reduces_the_round(caplog):
     chosen, result = started("fbn", grid=grid)
     assert chosen.state.round == ROUNDS
     assert result.arrays is not None
-    assert "goes on without node 999" in caplog.text
+    assert "continues without node 999" in caplog.text
 
 
 def test_a_round_without_any_answer_leaves_the_model_as_it_is():

@@ -13,8 +13,7 @@ from fednorm.attacks import ATTACKS, Adversary
 from fednorm.core.messages import download_bytes, upload_bytes
 from fednorm.core.round import broadcast, client_round
 from fednorm.engines.base import Faults
-from fednorm.engines.evaluation import score_clients
-from fednorm.engines.evaluation_statistics import Transport, calibrate_for_test
+from fednorm.engines.evaluation import Transport, calibrate_for_test, score_clients
 from fednorm.engines.flower import wire
 from fednorm.engines.flower.node_app import Site, client_app
 from fednorm.engines.flower.remote_clients import RemoteClients

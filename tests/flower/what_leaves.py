@@ -2,8 +2,8 @@
 
 from fednorm import ClientState, broadcast, client_round
 from fednorm.algorithms import create_algorithm
-from fednorm.core.calibration import client_calibration
 from fednorm.core.layout import find_kinds
+from fednorm.core.round import client_calibration
 from fednorm.core.types import Kind
 from fednorm.strategies import STRATEGIES
 from support import ToyClients, task_of

@@ -18,7 +18,7 @@ from fednorm.core.layout import find_kinds, find_layout, find_roles
 from fednorm.core.task import Task, export
 from fednorm.core.types import Kind, Role
 from fednorm.data import load_dataset
-from fednorm.engines.evaluation_statistics import calibrate_for_test
+from fednorm.engines.evaluation import calibrate_for_test
 from fednorm.errors import ConfigError
 from fednorm.strategies import STRATEGIES
 from support import ToyClients, last, nested_model, task_of

@@ -37,7 +37,13 @@ def assert_nothing_personal_is_sent(strategy, step, names):
     received = broadcast(task, task.initial_state)
     reply, client_state = client_round(task, received, ClientState(), ToyClients().batches(0, 1))
     assert not reply.stats
-    for part in (reply.update, reply.buffers, reply.momentum, received.weights, received.running):
+    for part in (
+        reply.update,
+        reply.buffers,
+        reply.momentum,
+        received.state.weights,
+        received.state.running,
+    ):
         assert not personal & set(part)
     assert set(client_state.tensors) == personal
     assert set(reply.update) | personal == set(nested_model().state_dict()) - (

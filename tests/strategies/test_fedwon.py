@@ -47,7 +47,7 @@ def gradients_of_first_round(kind, clip):
     received = broadcast(task, task.initial_state)
     update = client_round(task, received, ClientState(), ToyClients().batches(1, 1))[0].update
     scale = 1 if kind == "dsgd" else -1 / LR
-    return {name: scale * value for name, value in update.items()}, received.weights
+    return {name: scale * value for name, value in update.items()}, received.state.weights
 
 
 def test_kernels_follow_the_formula():
@@ -127,7 +127,7 @@ def test_later_steps_clip_by_the_weights_of_that_step():
                     g = clipped_by_loop(g, parameter, clip)
                 parameter.sub_(LR * g)
     for name, parameter in model.named_parameters():
-        moved = parameter.detach() - received.weights[name]
+        moved = parameter.detach() - received.state.weights[name]
         torch.testing.assert_close(update[name], moved, rtol=0, atol=1e-12)
 
 

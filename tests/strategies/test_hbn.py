@@ -14,7 +14,7 @@ from torch.nn import functional
 import fednorm
 from fednorm.algorithms import create_algorithm
 from fednorm.core.task import export
-from fednorm.engines.evaluation_statistics import calibrate_for_test
+from fednorm.engines.evaluation import calibrate_for_test
 from fednorm.engines.loop import rounds
 from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.hybrid_norm import add_mixing, normalize_hybrid

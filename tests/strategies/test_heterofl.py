@@ -7,7 +7,7 @@ from torch import nn
 import fednorm
 from fednorm.algorithms import create_algorithm
 from fednorm.core.task import export
-from fednorm.engines.evaluation_statistics import calibrate_for_test
+from fednorm.engines.evaluation import calibrate_for_test
 from populations import Population, flat
 from support import ToyClients, last, nested_model, task_of
 

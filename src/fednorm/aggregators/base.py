@@ -29,7 +29,6 @@ class Stage:
     f: int = param(0, "how many clients may be Byzantine; fewer than half")
 
     def __post_init__(self) -> None:
-        """Check the number of Byzantine clients."""
         if not isinstance(self.f, int) or isinstance(self.f, bool) or self.f < 0:
             raise ValueError(f"{self.name} needs a whole number f of 0 or more, not {self.f!r}.")
 

@@ -35,7 +35,6 @@ class NormClipping(PreAggregator):
     )
 
     def __post_init__(self) -> None:
-        """Check the radius."""
         super().__post_init__()
         _check_radius(self.name, self.radius)
 
@@ -72,7 +71,6 @@ class CenteredClipping(VectorRule):
     start: Start = param("half", "'half', a majority of near vectors, or 'zero'")
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         super().__post_init__()
         check_start(self.name, self.start, self.iterations)
         _check_radius(self.name, self.radius)

@@ -35,7 +35,6 @@ class GeometricMedian(VectorRule):
     start: Start = param("half", "'half', a majority of near vectors, or 'zero'")
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         super().__post_init__()
         check_start(self.name, self.start, self.iterations)
         if not self.smoothing > 0:

@@ -36,7 +36,7 @@ class Krum(VectorRule):
 
 
 @dataclass(frozen=True)
-class MultiKrum(VectorRule):
+class MultiKrum(Krum):
     """The mean of the n-f vectors closest to their n-f nearest vectors.
 
     Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine Learning with Adversaries: Byzantine
@@ -47,10 +47,6 @@ class MultiKrum(VectorRule):
     """
 
     name: ClassVar[str] = "multi_krum"
-
-    def minimum(self) -> int:
-        """Return the paper's condition, n > 2f + 2."""
-        return 2 * self.f + 3
 
     def coefficients(self, vectors: Vectors) -> Tensor:
         """Give the chosen vectors equal weights."""

@@ -56,7 +56,6 @@ class Bucketing(PreAggregator):
     seed: int = param(0, "seed of the shuffle")
 
     def __post_init__(self) -> None:
-        """Check the size."""
         super().__post_init__()
         if not isinstance(self.size, int) or self.size < 1:
             raise ValueError(f"{self.name} needs a size of 1 or more, not {self.size!r}.")

@@ -90,7 +90,7 @@ class FedAvg(SGD):
                 "least one, every time they are iterated over."
             )
         sent, kept = self._momentum(optimizer, work)
-        start = work.broadcast.weights
+        start = work.broadcast.state.weights
         return LocalResult(
             update={name: p.detach() - start[name] for name, p in work.shared.items()},
             examples=self.examples(work.batches, len(y)),
@@ -129,7 +129,7 @@ class FedAvg(SGD):
             return {}
         if self.momentum_state == "local":
             return work.optimizer
-        return {**work.optimizer, **work.broadcast.momentum}
+        return {**work.optimizer, **work.broadcast.state.momentum}
 
     def _momentum(
         self, optimizer: torch.optim.Optimizer, work: LocalWork

@@ -1,6 +1,6 @@
 """Attacks of Byzantine clients: one file and one line of the registry for each."""
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from fednorm.registry import Registry, export_lazily
 
@@ -17,7 +17,6 @@ __all__ = [
     "Backdoor",
     "DataAttack",
     "DataInfo",
-    "Target",
     "TrackedLayer",
     "apply_attack",
     "choose_byzantine",
@@ -25,8 +24,6 @@ __all__ = [
     "find_tracked_layers",
     "list_attacks",
 ]
-
-Target: TypeAlias = Literal["updates", "statistics", "both"]
 
 ATTACKS: "Registry[Attack]" = Registry(
     "attack",

@@ -3,22 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fednorm.attacks import Target
 from fednorm.attacks.base import Attack, AttackContext
 from fednorm.attacks.translation import TrackedLayer, Translation
-from fednorm.core.calibration import CalibrationReply
 from fednorm.core.messages import LayerStats, Reply
 from fednorm.core.moments import Moments
 from fednorm.core.random_streams import Stream, make_rng
 from fednorm.core.types import ClientId, Tensors
 
-Answer = TypeVar("Answer", Reply, CalibrationReply)
+Target: TypeAlias = Literal["updates", "statistics", "both"]
 
 
 def choose_byzantine(clients: Sequence[ClientId], count: int, seed: int) -> frozenset[ClientId]:
@@ -48,13 +46,13 @@ class Adversary:
 
 
 def apply_attack(
-    answers: Sequence[Answer],
+    answers: Sequence[Reply],
     adversary: Adversary | None,
     round_: int,
     *,
     calibration: bool = False,
     tracked: Mapping[str, TrackedLayer] = MappingProxyType({}),
-) -> list[Answer]:
+) -> list[Reply]:
     """Corrupt the answers of Byzantine clients in a round, or in a calibration.
 
     An omniscient attack sees the honest answers of the same round and nothing else; without any it
@@ -77,7 +75,7 @@ def apply_attack(
     purpose = 1 + calibration
     translations = _find_translations(answers, tracked)
 
-    def corrupt(answer: Answer) -> Answer:
+    def corrupt(answer: Reply) -> Reply:
         rng = adversary.make_generator(answer.client, round_, purpose)
         corruption = _Corruption(adversary.attack, byzantine, rng, translations)
         return _corrupt_answer(answer, honest, adversary.target, corruption)
@@ -86,7 +84,7 @@ def apply_attack(
 
 
 def _find_translations(
-    answers: Sequence[Reply | CalibrationReply], tracked: Mapping[str, TrackedLayer]
+    answers: Sequence[Reply], tracked: Mapping[str, TrackedLayer]
 ) -> dict[str, Translation]:
     """Return the translation of each tracked layer, at the highest batch counter of its clients."""
     found = {}
@@ -160,14 +158,13 @@ class _Corruption:
 
 
 def _corrupt_answer(
-    own: Answer, honest: Sequence[Answer], target: Target, corruption: _Corruption
-) -> Answer:
+    own: Reply, honest: Sequence[Reply], target: Target, corruption: _Corruption
+) -> Reply:
     changed: dict[str, object] = {}
     if target != "updates":
         changed["stats"] = corruption.corrupt_reports(own.stats, [h.stats for h in honest])
-    if isinstance(own, Reply) and target != "statistics":
-        replies = [h for h in honest if isinstance(h, Reply)]
-        changed["update"] = corruption.corrupt_tensors(own.update, [h.update for h in replies])
-        momenta = [h.momentum for h in replies]
+    if target != "statistics":
+        changed["update"] = corruption.corrupt_tensors(own.update, [h.update for h in honest])
+        momenta = [h.momentum for h in honest]
         changed["momentum"] = corruption.corrupt_tensors(own.momentum, momenta)
     return replace(own, **changed)  # type: ignore[arg-type]  # each is of its field's type

@@ -86,5 +86,5 @@ def find_tracked_layers(task: Task, received: Broadcast) -> dict[str, TrackedLay
     layers = task.layout.sharing
     return {
         path: TrackedLayer(running, layers[path].momentum)
-        for path, running in received.running.items()
+        for path, running in received.state.running.items()
     }

@@ -177,9 +177,8 @@ def _run(
     *,
     fresh: bool,
 ) -> None:
-    from fednorm.cli.run_progress import show_conversions, show_progress
+    from fednorm.cli.run_progress import catch_interrupts, show_conversions, show_progress
     from fednorm.experiment.comparison import run_comparison
-    from fednorm.experiment.interrupt import catch_interrupts
     from fednorm.experiment.run import Monitor
     from fednorm.experiment.run_folder import clear_folder
 

@@ -1,16 +1,25 @@
-"""`fednorm list` and `fednorm show`: the entries of the registries."""
+"""`fednorm list` and `fednorm show`: the entries of the registries, read from their source.
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+Importing a strategy imports torch, which takes seconds; its docstring and its fields are in the
+text of its module. A base class or a constant of another module of the package is looked up there.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS
 from fednorm.algorithms import ALGORITHMS
 from fednorm.attacks import ATTACKS
-from fednorm.cli.entry_docs import FieldDocs, read_docstring, read_fields
 from fednorm.cli.options import console
 from fednorm.data import DATASETS
 from fednorm.data.partition import PARTITIONS
@@ -18,9 +27,6 @@ from fednorm.models import MODELS
 from fednorm.registry import Registry, unknown
 from fednorm.report.format import Column, make_table
 from fednorm.strategies import STRATEGIES
-
-if TYPE_CHECKING:
-    from rich.console import Group
 
 KINDS: Mapping[str, Registry[Any]] = {
     "strategies": STRATEGIES,
@@ -31,9 +37,8 @@ KINDS: Mapping[str, Registry[Any]] = {
     "data": DATASETS,
     "models": MODELS,
 }
-_SINGULAR = {"strategy": "strategies", "algorithm": "algorithms", "partition": "partitions"}
-_SINGULAR |= {"aggregator": "aggregators", "attack": "attacks"}
-_SINGULAR |= {"model": "models", "dataset": "data", "datasets": "data"}
+_SINGULAR = {"strategy": "strategies", "dataset": "data", "datasets": "data"}
+_SINGULAR |= {kind.removesuffix("s"): kind for kind in KINDS}
 
 
 def find_kind(name: str) -> str:
@@ -48,45 +53,17 @@ def find_kind(name: str) -> str:
     return found
 
 
-def list_entries(kind: str) -> Table:
-    """Return one line for each entry of a kind."""
-    columns = [Column("name"), Column("description", wraps=True)]
-    known = KINDS[kind]
-    rows = ([name, read_docstring(*known.locate(name))[0]] for name in known)
-    return make_table(columns, rows, title=kind, ruled=False)
-
-
-def describe_entry(kind: str, name: str) -> "Group":
-    """Return the method of an entry, its paper, and its parameters."""
-    from rich.console import Group
-    from rich.markdown import Markdown
-
-    place = KINDS[kind].locate(name)
-    summary, text = read_docstring(*place)
-    heading = Text(f"{name}: {summary}\n", style="bold")
-    return Group(heading, Markdown(text), Text(), _tabulate_parameters(read_fields(*place)))
-
-
-def _tabulate_parameters(fields: list[FieldDocs]) -> Table | Text:
-    if not fields:
-        return Text("No parameters.")
-    rows = []
-    for field in fields:
-        known = "none" if field.default == "None" else field.default
-        default = "(needed)" if known is None else known
-        rows.append([field.name, default, field.help])
-    columns = [Column("name"), Column("default", wraps=True), Column("meaning", wraps=True)]
-    return make_table(columns, rows, title="Parameters", ruled=False)
-
-
 def list_(
     kind: Annotated[
         str | None, typer.Argument(help=f"one of {', '.join(KINDS)}; all if not given")
     ] = None,
 ) -> None:
     """List strategies, algorithms, aggregators, attacks, partitions, data sets and models."""
-    for name in [find_kind(kind)] if kind else list(KINDS):
-        console.print(list_entries(name))
+    columns = [Column("name"), Column("description", wraps=True)]
+    for title in [find_kind(kind)] if kind else list(KINDS):
+        known = KINDS[title]
+        rows = ([name, read_docstring(*known.locate(name))[0]] for name in known)
+        console.print(make_table(columns, rows, title=title, ruled=False))
 
 
 def show(
@@ -98,3 +75,119 @@ def show(
     Example: `fednorm show strategy fbn`
     """
     console.print(describe_entry(find_kind(kind), name))
+
+
+def describe_entry(kind: str, name: str) -> Group:
+    """Return the method of an entry, its paper, and its parameters."""
+    from rich.markdown import Markdown
+
+    place = KINDS[kind].locate(name)
+    summary, text = read_docstring(*place)
+    heading = Text(f"{name}: {summary}\n", style="bold")
+    return Group(heading, Markdown(text), Text(), _tabulate_parameters(read_fields(*place)))
+
+
+def _tabulate_parameters(fields: list["FieldDocs"]) -> Table | Text:
+    if not fields:
+        return Text("No parameters.")
+    rows = []
+    for field in fields:
+        default = "(needed)" if field.default is None else field.default
+        rows.append([field.name, "none" if default == "None" else default, field.help])
+    columns = [Column("name"), Column("default", wraps=True), Column("meaning", wraps=True)]
+    return make_table(columns, rows, title="Parameters", ruled=False)
+
+
+@dataclass(frozen=True)
+class FieldDocs:
+    """A field of an entry: its default, as text, and the sentence that explains it."""
+
+    name: str
+    default: str | None  # none if a value is needed
+    help: str
+
+
+def read_docstring(module: str, name: str) -> tuple[str, str]:
+    """Return the first line of the docstring of a class, and the text that explains it.
+
+    That is the rest of its docstring or, if there is no more, the docstring of its module.
+
+    >>> read_docstring("fednorm.errors", "ConfigError")[0]
+    'A configuration that cannot be run; the message says what to change.'
+    """
+    summary, _, text = (ast.get_docstring(_find(module, name)[1]) or "").partition("\n")
+    return summary, text.strip() or ast.get_docstring(_parse(module)) or ""
+
+
+def read_fields(module: str, name: str) -> list[FieldDocs]:
+    """Return the fields of a dataclass, those of its bases first.
+
+    >>> read_fields("fednorm.strategies.gn", "GN")[0].default
+    '2'
+    """
+    return list({field.name: field for field in _list_fields(module, name)}.values())
+
+
+@cache
+def _parse(module: str) -> ast.Module:
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ImportError(f"there is no module {module}.")
+    return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+
+
+def _find(module: str, name: str) -> tuple[str, Any]:
+    """Return where a name of a module is defined, and its class or its value."""
+    for node in _parse(module).body:
+        match node:
+            case ast.ClassDef(name=found) if found == name:
+                return module, node
+            case ast.Assign(targets=[ast.Name(id=found)], value=value) if found == name:
+                return module, value
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+                for target, value in zip(names, values, strict=True):
+                    if ast.unparse(target) == name:
+                        return module, value
+            case ast.ImportFrom(module=str(source)) if source.startswith("fednorm."):
+                for alias in node.names:
+                    if name == (alias.asname or alias.name):
+                        return _find(source, alias.name)
+    return module, None
+
+
+def _list_fields(module: str, name: str) -> Iterator[FieldDocs]:
+    """Yield the fields of a dataclass after those of its bases, which it may replace."""
+    module, cls = _find(module, name)
+    if not isinstance(cls, ast.ClassDef):
+        return  # a class of another package, such as Protocol
+    for base in reversed(cls.bases):
+        yield from _list_fields(module, ast.unparse(base).partition("[")[0])
+    if not any("dataclass" in ast.unparse(decorator) for decorator in cls.decorator_list):
+        return
+    for node in cls.body:
+        if isinstance(node, ast.AnnAssign) and not ast.unparse(node.annotation).startswith(
+            "ClassVar"
+        ):
+            yield _read_field(module, ast.unparse(node.target), node.value)
+
+
+def _read_field(module: str, name: str, value: ast.expr | None) -> FieldDocs:
+    """Read `default`, `param(default, help)` or `field(default_factory=…, metadata=…)`."""
+    if not isinstance(value, ast.Call):
+        return FieldDocs(name, None if value is None else str(_evaluate(module, value)), "")
+    given = dict(zip(("default", "help"), value.args, strict=False))
+    given |= {keyword.arg or "": keyword.value for keyword in value.keywords}
+    text = _evaluate(module, given["help"]) if "help" in given else ""
+    if "metadata" in given:
+        text = _evaluate(module, given["metadata"])["help"]
+    default = str(_evaluate(module, given["default"])) if "default" in given else None
+    if "default_factory" in given:
+        default = {"dict": "{}", "list": "[]", "tuple": "()"}[ast.unparse(given["default_factory"])]
+    return FieldDocs(name, default, text)
+
+
+def _evaluate(module: str, value: ast.expr) -> Any:
+    """Return a literal, or the value of a constant."""
+    if isinstance(value, ast.Name):
+        module, value = _find(module, value.id)
+    return ast.literal_eval(value)

@@ -36,20 +36,11 @@ CheckpointEvery = Annotated[
     int | None, typer.Option(min=1, help="rounds between checkpoints [default: every 10 seconds]")
 ]
 Workers = Annotated[
-    int | None,
-    typer.Option(min=1, help="processes for runs, or for clients [default: all cores]"),
+    int | None, typer.Option(min=1, help="processes for runs, or for clients [default: all cores]")
 ]
 
-_LISTED = {
-    "strategies": "strategies",
-    "data": "data",
-    "model": "models",
-    "partition": "partitions",
-    "algorithm": "algorithms",
-    "attack": "attacks",
-    "aggregator": "aggregators",
-    "statistics_aggregator": "aggregators",
-}
+_LISTED = {key: f"{key}s" for key in ("model", "partition", "algorithm", "attack", "aggregator")}
+_LISTED |= {"strategies": "strategies", "data": "data", "statistics_aggregator": "aggregators"}
 
 
 def option_help(key: str) -> str:
@@ -102,10 +93,7 @@ def _make_option(key: str, text: str | None) -> inspect.Parameter:
     flag = typer.Option(f"--{key}", help=help_, show_default=False)
     option = flag if kind is bool else typer.Option(help=help_)
     return inspect.Parameter(
-        key,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[kind | None, option],
+        key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
 
 

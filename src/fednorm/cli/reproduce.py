@@ -110,8 +110,7 @@ def _run(request: "FigureRequest", folder: Path, workers: int | None) -> None:
 
 @contextmanager
 def _show_panel(title: str, experiment: Experiment) -> Iterator["Monitor"]:
-    from fednorm.cli.run_progress import show_progress
-    from fednorm.experiment.interrupt import catch_interrupts
+    from fednorm.cli.run_progress import catch_interrupts, show_progress
     from fednorm.experiment.run import Monitor
 
     console.print(title, style="bold", markup=False)

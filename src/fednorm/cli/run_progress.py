@@ -1,8 +1,12 @@
-"""The live view of a comparison: rounds done, accuracy, loss and time left."""
+"""The live view of a comparison, and its end by Ctrl-C."""
 
 import logging
+import signal
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -70,3 +74,30 @@ def show_progress(experiment: Experiment, console: Console) -> Iterator[Callback
 
     with bar:
         yield on_round
+
+
+@contextmanager
+def catch_interrupts() -> Iterator[threading.Event]:
+    """Yield a flag that the first Ctrl-C, or SIGTERM, sets; only the main thread can catch signals.
+
+    Python raises KeyboardInterrupt wherever the program happens to be; in a destructor or a
+    callback from compiled code the exception is lost. So the first one only sets a flag, which a
+    run checks after each round; the second one interrupts at once.
+    """
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        if stop.is_set():
+            signal.default_int_handler(number, frame)
+        stop.set()
+        sys.stderr.write("Stopping after this round; Ctrl-C again stops at once.\n")
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -47,23 +47,18 @@ class Algorithm(Protocol):
     @property
     def sends_momentum(self) -> bool:
         """Whether clients send the optimizer's momentum along."""
-        ...
 
     @property
     def keeps_state(self) -> bool:
         """Whether clients keep the optimizer's momentum of shared parameters between rounds."""
-        ...
 
     def examples(self, batches: Batches, samples: int) -> int:
         """Return a client's weight in averages, in a step on a batch of `samples`."""
-        ...
 
     def local(self, work: LocalWork) -> LocalResult:
         """Train on the client's batches of one round."""
-        ...
 
     def apply(
         self, state: ServerState, update: Tensors, rounds: int | None, rates: Mapping[str, float]
     ) -> Tensors:
         """Return the new weights from the aggregated update; `rates` as in `LocalWork`."""
-        ...

@@ -20,7 +20,6 @@ class Exchange(Protocol):
 
     def mean(self, site: str, value: Tensor, weight: float) -> Tensor:
         """Return the mean over clients of `value`, each weighing `weight`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

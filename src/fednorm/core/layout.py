@@ -31,7 +31,7 @@ class Layout:
     affine: tuple[nn.Parameter, ...]  # of BatchNorm layers
 
 
-def _owned(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
+def _list_owned(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
     """Yield every entry of the state_dict with the module that owns it."""
     saved = model.state_dict(keep_vars=True)
     for path, module in model.named_modules(remove_duplicate=False):
@@ -58,7 +58,7 @@ def find_kinds(model: nn.Module) -> dict[str, Kind]:
     >>> [kind.value for kind in find_kinds(nn.BatchNorm1d(3)).values()]
     ['affine', 'affine', 'statistic', 'statistic', 'counter']
     """
-    return {key: find_kind(module, tensor) for key, module, tensor in _owned(model)}
+    return {key: find_kind(module, tensor) for key, module, tensor in _list_owned(model)}
 
 
 RoleOf: TypeAlias = Callable[[nn.Module, Kind], Role]
@@ -66,7 +66,9 @@ RoleOf: TypeAlias = Callable[[nn.Module, Kind], Role]
 
 def find_roles(model: nn.Module, role: RoleOf) -> dict[str, Role]:
     """Return the role of every entry of a model's state_dict."""
-    return {key: role(module, find_kind(module, tensor)) for key, module, tensor in _owned(model)}
+    return {
+        key: role(module, find_kind(module, tensor)) for key, module, tensor in _list_owned(model)
+    }
 
 
 def find_layout(model: nn.Module, role: RoleOf) -> Layout:

@@ -107,31 +107,6 @@ class Broadcast:
         """The round that clients train in, counted from 1."""
         return self.state.round + 1
 
-    @property
-    def weights(self) -> Tensors:
-        """Shared parameters."""
-        return self.state.weights
-
-    @property
-    def buffers(self) -> Tensors:
-        """Shared buffers outside normalization layers."""
-        return self.state.buffers
-
-    @property
-    def running(self) -> Mapping[str, RunningStats]:
-        """Shared running statistics by layer."""
-        return self.state.running
-
-    @property
-    def momentum(self) -> Tensors:
-        """Momentum that the server averaged, if it is global."""
-        return self.state.momentum
-
-    @property
-    def strategy_state(self) -> Tensors:
-        """What the strategy keeps between rounds."""
-        return self.state.strategy_state
-
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -210,12 +185,8 @@ def upload_bytes(reply: Reply) -> int:
 
 def download_bytes(broadcast: Broadcast) -> int:
     """Return the payload of a broadcast in bytes, without the envelope of any transport."""
-    running = broadcast.running.values()
-    tensors = [
-        *broadcast.weights.values(),
-        *broadcast.buffers.values(),
-        *broadcast.momentum.values(),
-        *broadcast.strategy_state.values(),
-    ]
+    state, running = broadcast.state, broadcast.state.running.values()
+    parts = (state.weights, state.buffers, state.momentum, state.strategy_state)
+    tensors = [tensor for part in parts for tensor in part.values()]
     stats = nbytes(t for r in running for t in (r.mean, r.var)) + _INTEGER * len(running)
     return nbytes(tensors) + stats + _INTEGER

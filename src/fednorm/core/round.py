@@ -1,7 +1,11 @@
-"""One round: the client's part and the server's part. Engines call nothing else."""
+"""One round: the client's part and the server's part. Engines call nothing else.
+
+A calibration is a round without training: clients measure their statistics in a pass over their
+data, and the server adopts them.
+"""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,9 +13,8 @@ from torch import Tensor, nn
 
 from fednorm.core.aggregation import Aggregator, combine_tensors, has_quorum
 from fednorm.core.algorithm import Algorithm, LocalResult, LocalWork
-from fednorm.core.calibration import client_calibration
 from fednorm.core.exchange import Exchange, Solo
-from fednorm.core.layer import RoundContext
+from fednorm.core.layer import NormRule, RoundContext, Statistics
 from fednorm.core.merge import MergeInput
 from fednorm.core.messages import (
     Batches,
@@ -111,8 +114,11 @@ class _CountedSteps:
 
 def start_round(task: Task, received: Broadcast, context: RoundContext) -> None:
     """Set the round's rule in all layers of the workspace and clear their records."""
+    _start_layers(task, task.strategy.rule(received), context)
+
+
+def _start_layers(task: Task, rule: NormRule, context: RoundContext) -> None:
     start_training(task)
-    rule = task.strategy.rule(received)
     for path, layer in task.layout.norms.items():
         layer.start_round(rule, context, path)
 
@@ -156,18 +162,20 @@ class _MixedPrecision:
 
 def make_reply(task: Task, client: ClientId, trained: LocalResult) -> Reply:
     """Return a client's reply: its update, and the statistics that the layers recorded."""
-    reports = {
-        path: layer.report(task.strategy.statistics) for path, layer in task.layout.sharing.items()
-    }
     return Reply(
         client=client,
         examples=trained.examples,
         update=trained.update,
         buffers=snapshot(task.layout.buffers),
-        stats={path: report for path, report in reports.items() if report is not None},
+        stats=_read_reports(task, task.strategy.statistics),
         momentum=trained.momentum,
         loss=trained.loss,
     )
+
+
+def _read_reports(task: Task, statistics: Statistics) -> dict[str, LayerStats]:
+    reports = {path: layer.report(statistics) for path, layer in task.layout.sharing.items()}
+    return {path: report for path, report in reports.items() if report is not None}
 
 
 def server_round(
@@ -210,7 +218,7 @@ def server_round(
         raise NoUsableReplyError(state.round + 1, rejected, good=len(good))
     examples = [reply.examples for reply in good]
     update = combine_tensors([r.update for r in good], examples, task.aggregator)
-    running = {path: _merge_layer(task, state, path, good) for path in state.running}
+    running = _merge_layers(task, state, good, task.strategy.merge)
     return replace(
         state,
         round=state.round + 1,
@@ -246,18 +254,50 @@ def _merge_buffers(replies: Sequence[Reply], aggregate: Aggregator) -> dict[str,
     return {name: first[name] if name in agreed else value for name, value in merged.items()}
 
 
-def _merge_layer(
-    task: Task, state: ServerState, path: str, replies: Sequence[Reply]
-) -> RunningStats:
-    heard = [r for r in replies if path in r.stats and r.stats[path].moments.count > 0]
-    if not has_quorum(task.statistics_aggregator, len(heard)):
-        return state.running[path]
-    return task.strategy.merge(
-        state.running[path],
-        MergeInput(
-            reports=[reply.stats[path].with_weight(reply.examples) for reply in heard],
-            examples=[reply.examples for reply in heard],
-            aggregator=task.statistics_aggregator,
-            layer=task.layout.sharing[path],
-        ),
-    )
+def _merge_layers(
+    task: Task,
+    state: ServerState,
+    replies: Sequence[Reply],
+    merge: Callable[[RunningStats, MergeInput], RunningStats],
+) -> dict[str, RunningStats]:
+    """Return all running statistics; those of which too few clients report stay as they are."""
+    running = dict(state.running)
+    for path, before in state.running.items():
+        heard = [r for r in replies if path in r.stats and r.stats[path].moments.count > 0]
+        if has_quorum(task.statistics_aggregator, len(heard)):
+            reported = MergeInput(
+                reports=[reply.stats[path].with_weight(reply.examples) for reply in heard],
+                examples=[reply.examples for reply in heard],
+                aggregator=task.statistics_aggregator,
+                layer=task.layout.sharing[path],
+            )
+            running[path] = merge(before, reported)
+    return running
+
+
+@torch.no_grad()
+def client_calibration(
+    task: Task, received: Broadcast, client_state: ClientState, batches: Batches, rule: NormRule
+) -> Reply:
+    """Pass a client's batches through the received model; reply with what its layers saw.
+
+    Labels are ignored.
+    """
+    load_state(task, received.state, client_state)
+    context = RoundContext()
+    _start_layers(task, rule, context)
+    with isolated_rng(batches.seed, task.model):
+        for x, _ in batches.steps:
+            context.samples = len(x)
+            task.model(x)
+    return Reply(batches.client, batches.examples, {}, {}, _read_reports(task, "pool"))
+
+
+def server_calibration(task: Task, state: ServerState, replies: Sequence[Reply]) -> ServerState:
+    """Let the strategy adopt the clients' statistics; a faulty reply is rejected by name."""
+    expected = ReplySchema({}, running=select_reporting(task, state), steps=0)
+    good, rejected = validate_replies(replies, expected)
+    statistics = task.statistics_aggregator.without(len(rejected))
+    task = replace(task, statistics_aggregator=statistics)
+    running = _merge_layers(task, state, good, task.strategy.adopt)
+    return replace(state, running=running, rejected=rejected)

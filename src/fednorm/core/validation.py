@@ -101,14 +101,6 @@ def find_fault(reply: Reply, expected: ReplySchema) -> Fault | None:
         return "", f"it cannot be read: {type(error).__name__}: {error}"
 
 
-def find_statistics_fault(
-    stats: Mapping[str, LayerStats], examples: int, running: Mapping[str, RunningStats]
-) -> Fault | None:
-    """Return why the reply to a calibration cannot be used, or None."""
-    expected = ReplySchema({}, running=running, steps=0)
-    return find_fault(Reply(0, examples, {}, {}, stats), expected)
-
-
 def _find_faults(reply: Any, expected: ReplySchema) -> Iterator[Fault]:
     if not isinstance(reply, Reply):
         yield "", f"it is no reply but {_name_type(reply)}"

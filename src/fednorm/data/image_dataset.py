@@ -37,7 +37,6 @@ class ImageDataset:
     )
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         for field in ("train", "test"):
             count = getattr(self, field)
             if count is not None and count < 1:

@@ -12,13 +12,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fednorm.core.calibration import client_calibration
 from fednorm.core.messages import ClientState
 from fednorm.core.moments import Moments, pool
-from fednorm.core.round import broadcast
+from fednorm.core.round import broadcast, client_calibration
 from fednorm.core.task import Task, isolated_rng
 from fednorm.data import Dataset
-from fednorm.data.federation import Federation, build_federation
 from fednorm.doctor.costs import (
     REFUSALS,
     ExaminedModel,
@@ -29,7 +27,7 @@ from fednorm.doctor.costs import (
 )
 from fednorm.doctor.findings import ClientShift, Distance
 from fednorm.doctor.gradients import GRADIENT, disable_dropout, measure_gradients
-from fednorm.experiment.config import Experiment
+from fednorm.experiment.build import build_clients
 from fednorm.nn import rules
 from fednorm.strategies.naive import Naive
 
@@ -46,7 +44,7 @@ def measure_clients(
     Clients with a batch of fewer than `samples` are left out.
     """
     experiment = examined.experiment
-    everyone = _build_federation(experiment, data)
+    everyone = build_clients(experiment, data, experiment.seeds[0])
     smallest = {c: min(everyone.plan.lengths(len(everyone.parts[c]))) for c in everyone.all()}
     left_out = tuple(client for client, size in smallest.items() if size < samples)
     clients = ClientShift(
@@ -68,18 +66,6 @@ def measure_clients(
         return _measure(examined, clients, kept)
     except REFUSALS as error:
         return replace(clients, unmeasured=describe_error(error))
-
-
-def _build_federation(experiment: Experiment, data: Dataset) -> Federation:
-    return build_federation(
-        data,
-        experiment.partition_rule,
-        experiment.plan,
-        clients=experiment.clients,
-        seed=experiment.seeds[0],
-        participation=experiment.participation,
-        unseen=experiment.unseen_clients,
-    )
 
 
 def _measure(examined: ExaminedModel, clients: ClientShift, drawn: FixedBatches) -> ClientShift:

@@ -20,8 +20,7 @@ from fednorm.data.federation import Federation
 from fednorm.data.sampling import Plan
 from fednorm.doctor.findings import Cost
 from fednorm.engines.base import RoundResult
-from fednorm.engines.evaluation import is_personal
-from fednorm.engines.evaluation_statistics import calibrate_clients
+from fednorm.engines.evaluation import calibrate_clients, is_personal
 from fednorm.engines.loop import rounds
 from fednorm.errors import FednormError
 from fednorm.experiment.config import Experiment

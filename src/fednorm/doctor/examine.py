@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fednorm.data import Dataset, load_dataset
+from fednorm.data import Dataset
 from fednorm.doctor.cautions import find_cautions
 from fednorm.doctor.client_shift import measure_clients
 from fednorm.doctor.costs import REFUSALS, ExaminedModel, describe_error, draw_random, measure_costs
@@ -13,10 +13,9 @@ from fednorm.doctor.findings import DoctorReport, Examination, Layer, ModelSumma
 from fednorm.doctor.layers import find_layers, measure_state
 from fednorm.doctor.recommend import recommend
 from fednorm.errors import ConfigError, UnknownNameError
-from fednorm.experiment.build import ModelSource
+from fednorm.experiment.build import ModelSource, load_data, make_model
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import build_experiment
-from fednorm.models import create_model
 from fednorm.nn.copies import copy_model
 from fednorm.strategies import STRATEGIES
 from fednorm.system import limit_threads
@@ -48,8 +47,9 @@ def examine(
     >>> [layer.place for layer in report.layers], report.recommendation.strategy
     (['activation', 'activation'], None)
     """
-    named = not is_source(model)
-    experiment = _build_experiment({"seeds": [seed], **settings}, model if named else None)
+    source = model if isinstance(model, nn.Module) or callable(model) else None
+    named = model if source is None else None
+    experiment = _build_experiment({"seeds": [seed], **settings}, named)
     measured = "data" in settings or "partition" in settings
     if measured and (shape or classes):
         raise ConfigError("shape and classes come from the data; give either these or the data.")
@@ -57,8 +57,8 @@ def examine(
         raise ConfigError(f"batches must be at least 1, not {batches}.")
     try:
         data = load_samples(experiment, shape, classes)
-        network = build_network(experiment, data, model)
-        examined = ExaminedModel(network, experiment, named)
+        network = build_network(experiment, data, source)
+        examined = ExaminedModel(network, experiment, named=source is None)
         state = measure_state(network)
     except UnknownNameError:
         raise
@@ -145,33 +145,23 @@ def read_shape(text: str) -> tuple[int, ...]:
     return shape
 
 
-def is_source(model: object) -> bool:
-    """Return whether a model is given as an object, not by its name."""
-    return isinstance(model, nn.Module) or callable(model)
-
-
 def load_samples(
     experiment: Experiment, shape: tuple[int, ...] | None, classes: int | None
 ) -> Dataset:
     """Return the data, or random samples of the given shape instead."""
-    seed, dtype = experiment.seeds[0], getattr(torch, experiment.dtype)
-    data = load_dataset(experiment.data.name, seed, **experiment.data.fields)
+    seed = experiment.seeds[0]
+    data = load_data(experiment, seed)
     if shape or classes:
         labels = torch.arange(classes or CLASSES)
         generator = torch.Generator().manual_seed(seed)
         x = torch.randn(len(labels), *(shape or data.shape), generator=generator)
         data = Dataset("random", x, labels, x, labels, len(labels))
-    return data.to(experiment.device, dtype)
+    return data.to(experiment.device, getattr(torch, experiment.dtype))
 
 
-def build_network(experiment: Experiment, data: Dataset, source: Any) -> nn.Module:
+def build_network(experiment: Experiment, data: Dataset, source: ModelSource | None) -> nn.Module:
     """Return a copy of the model, in the number format and on the device of the data."""
-    entry, model = experiment.model, source
-    if not is_source(source):
-        seed = experiment.seeds[0]
-        model = create_model(entry.name, data.shape, data.classes, seed, **entry.fields)
-    elif not isinstance(source, nn.Module):
-        model = source()
+    model = make_model(experiment, data, experiment.seeds[0], source)
     if not isinstance(model, nn.Module):
         raise TypeError(f"a model must be a torch.nn.Module, but got {type(model).__name__}.")
     return copy_model(model).to(data.transform.device, data.transform.dtype)

@@ -168,6 +168,12 @@ class Examination:
         return [cost.strategy for cost in self.costs if cost.refused]
 
     @property
+    def gradients(self) -> dict[tuple[str, str], Gradient]:
+        """The measured gradients by strategy and source of statistics."""
+        measured = self.clients.gradients if self.clients else ()
+        return {(g.strategy, g.statistics): g for g in measured}
+
+    @property
     def taking_part(self) -> tuple[int, int]:
         """The number of clients in a round, and of all clients that train."""
         trained = self.experiment.clients - self.experiment.unseen_clients

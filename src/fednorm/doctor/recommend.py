@@ -8,7 +8,7 @@ every strategy.
 from collections.abc import Callable
 from typing import TypeAlias
 
-from fednorm.doctor.findings import Examination, Gradient, Recommendation
+from fednorm.doctor.findings import Examination, Recommendation
 from fednorm.report.format import format_number, format_ratio, format_share, list_names
 
 # Plain averaging may miss this much more of a layer's variance than with samples dealt at random.
@@ -88,21 +88,20 @@ def recommend_personal_layers(exam: Examination) -> Recommendation | None:
 def recommend_shared_statistics(exam: Examination) -> Recommendation | None:
     """Recommend `fbn` or `dualbn` if it brings the gradient closer to one machine's."""
     naive = find_deviation(exam, "naive", "batch")
-    found = {g.strategy: g for g in _list_calibrated(exam)}
+    found = {name: d for name, d in find_calibrated(exam).items() if exam.find_cost(name)}
     if not found:
         return None
-    best = min(found.values(), key=lambda g: g.deviation or 0.0)
-    if naive is not None and (best.deviation or 0.0) >= naive:
+    best = min(found, key=found.__getitem__)
+    if naive is not None and found[best] >= naive:
         return None
-    if best.strategy == "dualbn" and "fbn" in found:
-        gain = (found["fbn"].deviation or 0.0) - (best.deviation or 0.0)
-        best = best if gain >= LEAST_GAIN else found["fbn"]
+    if best == "dualbn" and "fbn" in found and found["fbn"] - found[best] < LEAST_GAIN:
+        best = "fbn"
     return _give(
-        best.strategy,
+        best,
         *describe_naive(exam),
         describe_calibrated(exam),
-        describe_placement(exam) if best.strategy == "dualbn" else "",
-        describe_cost(exam, best.strategy),
+        describe_placement(exam) if best == "dualbn" else "",
+        describe_cost(exam, best),
         describe_fedtan(exam),
     )
 
@@ -144,7 +143,7 @@ def recommend(exam: Examination) -> Recommendation:
 def exceeds_limits(exam: Examination) -> bool | None:
     """Return whether `naive` exceeds a limit, or None if that was not measured."""
     clients = exam.clients
-    gradient = find_gradient(exam, "naive", "batch")
+    gradient = exam.gradients.get(("naive", "batch"))
     if clients is None or gradient is None or gradient.excess is None:
         return None
     biases = [layer.excess for layer in clients.layers if layer.excess is not None]
@@ -155,22 +154,16 @@ def _has_single_batches(exam: Examination) -> bool:
     return bool(exam.clients and exam.clients.left_out)
 
 
-def _list_calibrated(exam: Examination) -> list[Gradient]:
-    found = [find_gradient(exam, name, "calibrated") for name in ("fbn", "dualbn")]
-    return [g for g in found if g and g.deviation is not None and exam.find_cost(g.strategy)]
-
-
-def find_gradient(exam: Examination, strategy: str, statistics: str) -> Gradient | None:
-    """Return a measured gradient."""
-    measured = exam.clients.gradients if exam.clients else ()
-    found = [g for g in measured if (g.strategy, g.statistics) == (strategy, statistics)]
-    return found[0] if found else None
-
-
 def find_deviation(exam: Examination, strategy: str, statistics: str) -> float | None:
     """Return a measured deviation."""
-    found = find_gradient(exam, strategy, statistics)
+    found = exam.gradients.get((strategy, statistics))
     return found.deviation if found else None
+
+
+def find_calibrated(exam: Examination) -> dict[str, float]:
+    """Return the deviations with calibrated statistics, by strategy."""
+    found = {name: find_deviation(exam, name, "calibrated") for name in ("fbn", "dualbn")}
+    return {name: deviation for name, deviation in found.items() if deviation is not None}
 
 
 def describe_refusals(exam: Examination) -> str:
@@ -190,7 +183,7 @@ def describe_naive(exam: Examination) -> list[str]:
             f"samples dealt at random: an excess of {format_share(worst.excess)}, "
             f"{_compare(worst.excess, MOST_BIAS)} {format_share(MOST_BIAS)}."
         )
-    found = find_gradient(exam, "naive", "batch")
+    found = exam.gradients.get(("naive", "batch"))
     if found and found.excess is not None:
         said.append(
             f"the gradient of naive deviates by {format_ratio(found.deviation)}, and by "
@@ -209,24 +202,16 @@ def _compare(value: float | None, limit: float) -> str:
 
 def describe_calibrated(exam: Examination) -> str:
     """Compare the gradients with calibrated statistics."""
-    measured = {name: find_deviation(exam, name, "calibrated") for name in ("fbn", "dualbn")}
-    listed = [f"{format_ratio(d)} ({name})" for name, d in measured.items() if d is not None]
-    gain = (
-        f"; dualbn is chosen if it is closer by {format_ratio(LEAST_GAIN)}"
-        if len(listed) > 1
-        else ""
-    )
+    listed = [f"{format_ratio(d)} ({name})" for name, d in find_calibrated(exam).items()]
+    chosen = f"; dualbn is chosen if it is closer by {format_ratio(LEAST_GAIN)}"
+    gain = chosen if len(listed) > 1 else ""
     return f"with calibrated statistics, gradients deviate by {' and '.join(listed)}{gain}."
 
 
 def describe_no_gain(exam: Examination) -> str:
     """Say why shared statistics were not chosen."""
     naive = find_deviation(exam, "naive", "batch")
-    listed = [
-        f"{name} {format_ratio(d)}"
-        for name in ("fbn", "dualbn")
-        if (d := find_deviation(exam, name, "calibrated")) is not None
-    ]
+    listed = [f"{name} {format_ratio(d)}" for name, d in find_calibrated(exam).items()]
     if not listed:
         return "neither fbn nor dualbn could be measured on this model."
     shared = list_names(listed)

@@ -10,14 +10,7 @@ from torch import Tensor
 
 from fednorm.attacks import Adversary, DataAttack, DataInfo
 from fednorm.core.exchange import Exchange, PendingError, Replay, Solo, answer_exchange
-from fednorm.core.messages import (
-    Batches,
-    Broadcast,
-    ClientState,
-    RejectedReply,
-    Reply,
-    ServerState,
-)
+from fednorm.core.messages import Batches, Broadcast, ClientState, RejectedReply, Reply, ServerState
 from fednorm.core.random_streams import Stream
 from fednorm.core.round import client_round
 from fednorm.core.task import Task
@@ -33,19 +26,15 @@ class ClientSource(Protocol):
 
     def all(self) -> list[ClientId]:
         """Return every client."""
-        ...
 
     def participants(self, round_: int) -> list[ClientId]:
         """Return the clients that take part in `round_`."""
-        ...
 
     def batches(self, client: ClientId, round_: int) -> Batches:
         """Return the batches of `client` in `round_`."""
-        ...
 
     def all_batches(self, client: ClientId) -> Batches:
         """Return all data of `client` once, in batches."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +92,10 @@ class Progress(Protocol):
     @property
     def state(self) -> ServerState:
         """The server's state."""
-        ...
 
     @property
     def client_states(self) -> Mapping[ClientId, ClientState]:
         """What clients keep."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +148,12 @@ class Engine(Protocol):
     @property
     def name(self) -> str:
         """The name by which users ask for it."""
-        ...
 
     def why_not(self, run: EngineRun) -> str | None:
         """Return why this engine cannot train `run` exactly, or None if it can."""
-        ...
 
     def rounds(self, run: EngineRun, start: Progress | None = None) -> Iterator[RoundResult]:
         """Run the rounds of `run`, or those after `start`."""
-        ...
 
 
 def train_client(

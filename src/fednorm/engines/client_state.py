@@ -1,7 +1,7 @@
 """States of clients between their rounds: in memory up to a limit, the rest on disk.
 
-A store is a value: `updated` returns a new one and leaves the old one unchanged. Files are never
-changed, and removed with their last reference. They are in the folder for temporary files, which
+A store is a value: `with_states` returns a new one and leaves the old one unchanged. Files are
+never changed, and removed with their last reference. They are in the folder for temporary files, which
 TMPDIR names.
 """
 
@@ -82,7 +82,7 @@ class ClientStateStore(Mapping[ClientId, ClientState]):
     def __len__(self) -> int:
         return len(self.entries)
 
-    def updated(self, new: Mapping[ClientId, ClientState]) -> "ClientStateStore":
+    def with_states(self, new: Mapping[ClientId, ClientState]) -> "ClientStateStore":
         """Return the store with `new` states; those that have waited longest go to disk."""
         before = (self.entries.get(client) for client in new)
         gone = sum(count_bytes(entry) for entry in before if isinstance(entry, ClientState))

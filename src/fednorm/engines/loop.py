@@ -73,7 +73,7 @@ def rounds(
     run if that does not help.
     """
     state = start.state if start else task.initial_state
-    client_states = ClientStateStore(faults.client_state_bytes).updated(
+    client_states = ClientStateStore(faults.client_state_bytes).with_states(
         start.client_states if start else {}
     )
     runner = _RoundRunner(
@@ -133,7 +133,7 @@ class _RoundRunner:
         exchanged = nbytes(answers.values())
         return RoundResult(
             state=state,
-            client_states=client_states.updated(
+            client_states=client_states.with_states(
                 {reply.client: client_state for reply, client_state in results}
             ),
             train_loss=_mean_loss(replies, state.rejected),

@@ -10,6 +10,7 @@ loop, bit by bit, or that of stacked clients in one process.
 import contextlib
 import copy
 import dataclasses
+import math
 import pickle
 import signal
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ from fednorm.system import keep_memory
 _ALIGNED = 64  # bytes; suits every number format
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class TensorPlace:
     """Position of a tensor in a block."""
 
@@ -50,22 +51,21 @@ class SharedBlock:
 
     def write(self, value: Any) -> tuple[Any, Tensor | None]:
         """Write all tensors of `value`; return its plan, and the block if it is new."""
-        found: list[Tensor] = []
-        places: list[TensorPlace] = []
+        found: list[tuple[Tensor, TensorPlace]] = []
+        end = 0
 
         def place_tensor(tensor: Tensor) -> TensorPlace:
-            end = places[-1].start + _size(found[-1]) if places else 0
-            start = -(-end // _ALIGNED) * _ALIGNED
-            found.append(tensor.detach())
-            places.append(TensorPlace(start, tuple(tensor.shape), tensor.dtype))
-            return places[-1]
+            nonlocal end
+            place = TensorPlace(-(-end // _ALIGNED) * _ALIGNED, tuple(tensor.shape), tensor.dtype)
+            end = place.start + tensor.nbytes
+            found.append((tensor.detach(), place))
+            return place
 
         plan = _map_values(value, Tensor, place_tensor)
-        needed = places[-1].start + _size(found[-1]) if places else 0
-        new = needed > len(self.bytes)
+        new = end > len(self.bytes)
         if new:
-            self.bytes = _allocate_shared(2 * needed)
-        for tensor, place in zip(found, places, strict=True):
+            self.bytes = _allocate_shared(2 * end)
+        for tensor, place in found:
             _view(self.bytes, place).copy_(tensor)
         return plan, self.bytes if new else None
 
@@ -85,15 +85,8 @@ def _allocate_shared(count: int) -> Tensor:
     return block
 
 
-def _size(tensor: Tensor) -> int:
-    return tensor.nbytes
-
-
 def _view(block: Tensor, place: TensorPlace) -> Tensor:
-    count = 1
-    for length in place.shape:
-        count *= length
-    end = place.start + count * place.dtype.itemsize
+    end = place.start + math.prod(place.shape) * place.dtype.itemsize
     return block[place.start : end].view(place.dtype).view(place.shape)
 
 
@@ -347,9 +340,8 @@ def _serve(
             kept = _read("client states", blocks, client_states, private=True)
             try:
                 batches = [clients.batches(client, received.round) for client in group]
-                results = trainer.train_group(
-                    received, dict(zip(group, kept, strict=True)), batches
-                )
+                states = dict(zip(group, kept, strict=True))
+                results = trainer.train_group(received, states, batches)
                 wire.send(("reply", *replies.write(results)))
             except Exception as error:  # noqa: BLE001 (the parent raises it)
                 wire.send(("error", error, None))

@@ -19,11 +19,11 @@ from fednorm.core.layout import find_layout
 from fednorm.core.messages import Batches, Broadcast, ClientState, LayerStats, Reply, RunningStats
 from fednorm.core.moments import Moments
 from fednorm.core.round import broadcast, client_round
-from fednorm.core.task import Task
+from fednorm.core.task import Task, snapshot
 from fednorm.core.types import ClientId, Tensors
 from fednorm.data.federation import interleave_batches
 from fednorm.engines import loop, trial
-from fednorm.engines.base import EngineRun, Progress, RoundResult, train_client
+from fednorm.engines.base import EngineRun, Progress, RoundResult, train_clients
 from fednorm.engines.merged_batch import is_random
 from fednorm.errors import NonFiniteLossError
 from fednorm.nn.stacked_model import count_activations, repeat_for_clients, widen
@@ -89,21 +89,13 @@ class StackedClients:
         ]
 
     def _join(self, kept: Sequence[ClientState]) -> ClientState:
-        tensors = [client_state.tensors or self.initial.tensors for client_state in kept]
-        return ClientState(
-            _join_states(tensors), _join_states([client_state.optimizer for client_state in kept])
-        )
+        tensors = _join_states([state.tensors or self.initial.tensors for state in kept])
+        return ClientState(tensors, _join_states([state.optimizer for state in kept]))
 
     def _split(self, client_state: ClientState, i: int) -> ClientState:
         # Copied: a view would hold the states of all stacked clients in memory.
-        tensors, optimizer = (
-            self._part(client_state.tensors, i),
-            self._part(client_state.optimizer, i),
-        )
-        return ClientState(
-            {name: t.clone() for name, t in tensors.items()},
-            {name: t.clone() for name, t in optimizer.items()},
-        )
+        parts = (client_state.tensors, client_state.optimizer)
+        return ClientState(*(snapshot(self._part(tensors, i)) for tensors in parts))
 
     def _reply(self, reply: Reply, i: int, own: Batches, loss: float) -> Reply:
         return replace(
@@ -134,17 +126,18 @@ class StackedClients:
 
 
 def _make_stacked(received: Broadcast, count: int) -> Broadcast:
+    sent = received.state
     state = replace(
-        received.state,
-        weights={name: repeat_for_clients(t, count) for name, t in received.weights.items()},
-        momentum={name: repeat_for_clients(t, count) for name, t in received.momentum.items()},
+        sent,
+        weights={name: repeat_for_clients(t, count) for name, t in sent.weights.items()},
+        momentum={name: repeat_for_clients(t, count) for name, t in sent.momentum.items()},
         running={
             path: RunningStats(
                 repeat_for_clients(r.mean, count, -1),
                 repeat_for_clients(r.var, count, -1),
                 r.num_batches,
             )
-            for path, r in received.running.items()
+            for path, r in sent.running.items()
         },
     )
     return replace(received, state=state)
@@ -214,12 +207,8 @@ class StackedTrainer:
                 return self.stacks[len(group)].train(received, client_states, group)
             except NonFiniteLossError:
                 pass  # trained one by one, the client with that loss is known
-        return [
-            train_client(self.task, received, client_state, own, Replay({}), self.byzantine)
-            for own, client_state in (
-                (own, client_states.get(own.client, ClientState())) for own in group
-            )
-        ]
+        results, _ = train_clients(self.task, received, client_states, group, self.byzantine)
+        return results
 
     def train(
         self,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import nn
 
-from fednorm.attacks import DataInfo
+from fednorm.attacks import Adversary, Backdoor, DataInfo, choose_byzantine
 from fednorm.core.task import Task
 from fednorm.data import Dataset, load_dataset
 from fednorm.data.federation import Federation, build_federation
@@ -25,7 +25,6 @@ from fednorm.engines.base import (
 )
 from fednorm.engines.evaluation import is_personal
 from fednorm.engines.merged_batch import MergedClients
-from fednorm.experiment import threat_model
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.specs import Spec, StrategySpec
 from fednorm.models import MODELS, create_model
@@ -112,23 +111,15 @@ def build_run(
     device = _find_device(experiment.device)
     data = load_data(experiment, seed).to(device, dtype)
     ours = model is None and experiment.model.name in MODELS
-    network = _make_model(experiment, data, seed, model).to(device, dtype)
+    network = make_model(experiment, data, seed, model).to(device, dtype)
     if ours and data.has_images and channels_may_come_last(network):
         # A user's model may flatten with `view`, which this arrangement forbids.
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         data = replace(data, transform=replace(data.transform, channels_last=True))
-    clients = build_federation(
-        data,
-        experiment.partition_rule,
-        experiment.plan,
-        clients=experiment.clients,
-        seed=seed,
-        participation=experiment.participation,
-        unseen=experiment.unseen_clients,
-    )
+    clients = build_clients(experiment, data, seed)
     task = _build_task(experiment, entry, network)
-    faults = threat_model.make_faults(experiment, task, clients, seed)
-    data_info = threat_model.describe_data(faults, data)
+    faults = _make_faults(experiment, task, clients, seed)
+    data_info = _describe_data(faults, data)
     source: ClientSource = MergedClients(clients) if entry.centralized else clients
     if faults.adversary and data_info:
         source = PoisonedClients(clients, faults.adversary, data_info)
@@ -144,6 +135,19 @@ def build_run(
         threads=experiment.threads,
     )
     return PreparedRun(experiment, entry, seed, setup, clients, data, data_info)
+
+
+def build_clients(experiment: Experiment, data: Dataset, seed: int) -> Federation:
+    """Divide the data among the clients of an experiment."""
+    return build_federation(
+        data,
+        experiment.partition_rule,
+        experiment.plan,
+        clients=experiment.clients,
+        seed=seed,
+        participation=experiment.participation,
+        unseen=experiment.unseen_clients,
+    )
 
 
 def _build_task(experiment: Experiment, entry: StrategySpec, network: nn.Module) -> Task:
@@ -167,6 +171,52 @@ def _build_task(experiment: Experiment, entry: StrategySpec, network: nn.Module)
             "choose a strategy that shares everything."
         )
     return task
+
+
+def _make_faults(experiment: Experiment, task: Task, clients: ClientSource, seed: int) -> Faults:
+    """Return the Byzantine clients with their attack, and how often clients drop out."""
+    attack, adversary = experiment.attack_rule, None
+    if attack and experiment.byzantine:
+        nothing = not attack.on_data and not task.layout.sharing
+        if experiment.attack_target == "statistics" and nothing:
+            raise ValueError(
+                "it shares no statistics, so there is nothing to attack with "
+                "attack_target = 'statistics'; choose 'updates', or another strategy."
+            )
+        byzantine = choose_byzantine(clients.all(), experiment.byzantine, seed)
+        adversary = Adversary(attack, byzantine, experiment.attack_target, seed)
+    return Faults(
+        adversary,
+        experiment.client_dropout,
+        experiment.min_replies,
+        seed,
+        client_state_bytes=round(experiment.client_state_memory * 1e9),
+    )
+
+
+def _describe_data(faults: Faults, data: Dataset) -> DataInfo | None:
+    """Return what an attack on data knows about them, or None for another attack."""
+    attack = faults.adversary.attack if faults.adversary else None
+    if attack is None or not attack.on_data:
+        return None
+    if isinstance(attack, Backdoor):
+        if not data.has_images or data.segmentation:
+            raise ValueError(
+                "backdoor needs images with one label each, but samples of "
+                f"{data.name!r} have the shape {data.shape}"
+                f"{' and a label in every pixel' if data.segmentation else ''}."
+            )
+        if attack.target >= data.classes or attack.size > min(data.shape[1:]):
+            raise ValueError(
+                f"backdoor has the target {attack.target} and a patch of {attack.size} pixels, "
+                f"but {data.name!r} has {data.classes} classes and images of {data.shape[1:]}."
+            )
+    brightest = 1 if data.x.is_floating_point() else 255
+    white = torch.full((1, *data.shape), brightest, dtype=data.x.dtype)
+    return DataInfo(
+        data.classes,
+        data.transform.apply_evaluation(white, torch.zeros(1, dtype=torch.int64))[0][0],
+    )
 
 
 @lru_cache(maxsize=1)
@@ -197,9 +247,10 @@ def _find_device(name: str) -> torch.device:
     return device
 
 
-def _make_model(
+def make_model(
     experiment: Experiment, data: Dataset, seed: int, model: ModelSource | None
 ) -> nn.Module:
+    """Return the model of an experiment, or a copy of the user's module."""
     if isinstance(model, nn.Module):
         return copy_model(model)  # `.to` changes a module in place
     if model is not None:

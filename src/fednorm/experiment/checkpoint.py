@@ -11,12 +11,11 @@ import contextlib
 import dataclasses
 import errno
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from hashlib import file_digest
 from itertools import chain
 from pathlib import Path
@@ -76,10 +75,10 @@ def _write(file: BinaryIO, key: Mapping[str, Any], checkpoint: Checkpoint) -> No
 
     It is walked through twice: for the header, which says where every tensor begins, and to write.
     """
-    found: list[_FilePlace] = []
+    found: list[Tensor] = []  # without their values
 
     def note(tensor: Tensor) -> str:
-        found.append(_FilePlace(_name_of(tensor.dtype), tuple(tensor.shape), tensor.nbytes))
+        found.append(tensor.to("meta"))
         return str(len(found) - 1)
 
     header = {
@@ -92,11 +91,11 @@ def _write(file: BinaryIO, key: Mapping[str, Any], checkpoint: Checkpoint) -> No
     starts = _list_starts(found)
     places = {
         str(i): {
-            "dtype": place.dtype,
-            "shape": place.shape,
-            "data_offsets": [starts[i], starts[i] + place.bytes],
+            "dtype": _name_of(tensor.dtype),
+            "shape": list(tensor.shape),
+            "data_offsets": [starts[i], starts[i] + tensor.nbytes],
         }
-        for i, place in enumerate(found)
+        for i, tensor in enumerate(found)
     }
     text = json.dumps({"__metadata__": {"run": json.dumps(header)}, **places}).encode()
     text += b" " * (-len(text) % _ALIGNED)
@@ -117,21 +116,11 @@ def _write(file: BinaryIO, key: Mapping[str, Any], checkpoint: Checkpoint) -> No
         _flatten(kept, put)
 
 
-@dataclass(frozen=True)
-class _FilePlace:
-    """A tensor in the header."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    bytes: int
-
-
-def _list_starts(places: Sequence[_FilePlace]) -> list[int]:
+def _list_starts(tensors: Sequence[Tensor]) -> list[int]:
     """Return the offsets of tensors: without holes, each aligned to its number format."""
-    width = [place.bytes // max(1, math.prod(place.shape)) for place in places]
-    starts, end = [0] * len(places), 0
-    for i in sorted(range(len(places)), key=lambda i: -width[i]):
-        starts[i], end = end, end + places[i].bytes
+    starts, end = [0] * len(tensors), 0
+    for i in sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size()):
+        starts[i], end = end, end + tensors[i].nbytes
     return starts
 
 
@@ -169,7 +158,7 @@ def load_newest(
         with safetensors.safe_open(path, "pt") as opened:
             header = json.loads(opened.metadata()["run"])
             if header["key"] == json.loads(json.dumps(key)):
-                return _read_checkpoint(header, _Tensors(opened, device)), messages
+                return _read_checkpoint(header, opened, device), messages
     return None, messages
 
 
@@ -210,42 +199,31 @@ def _flatten(value: Any, add: Callable[[Tensor], str]) -> Any:
     return {"value": value}
 
 
-@dataclass(frozen=True)
-class _Tensors:
-    """The tensors of an open file, read when they are used."""
-
-    opened: Any
-    device: torch.device | str  # of the run
-
-    def __getitem__(self, name: str) -> Tensor:
-        tensor: Tensor = self.opened.get_tensor(name)
-        return tensor
-
-
-def _restore(tree: Mapping[str, Any], tensors: _Tensors) -> Any:
+def _restore(tree: Mapping[str, Any], file: Any, device: torch.device | str) -> Any:
+    """Return what `_flatten` was given, with tensors of an open file; dataclasses as mappings."""
     ((kind, content),) = tree.items()
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "device tensor":
-        return tensors[content].to(tensors.device)
+    if kind.endswith("tensor"):
+        return file.get_tensor(content).to("cpu" if kind == "tensor" else device)
     if kind == "map":
-        return {key: _restore(item, tensors) for key, item in content.items()}
+        return {key: _restore(item, file, device) for key, item in content.items()}
     if kind == "list":
-        return tuple(_restore(item, tensors) for item in content)
+        return tuple(_restore(item, file, device) for item in content)
     return content
 
 
-def _read_checkpoint(header: Mapping[str, Any], tensors: _Tensors) -> Checkpoint:
-    state = _restore(header["state"], tensors)
+def _read_checkpoint(
+    header: Mapping[str, Any], file: Any, device: torch.device | str
+) -> Checkpoint:
+    restore = partial(_restore, file=file, device=device)
+    state = restore(header["state"])
     running = {path: RunningStats(**values) for path, values in state.pop("running").items()}
     rejected = tuple(RejectedReply(**values) for values in state.pop("rejected"))
     client_states = {
-        int(client): ClientState(**_restore(tree, tensors))
+        int(client): ClientState(**restore(tree))
         for client, tree in header["client_states"].items()
     }
     window = {
-        int(client): WindowMoments(**_restore(tree, tensors))
-        for client, tree in header["window"].items()
+        int(client): WindowMoments(**restore(tree)) for client, tree in header["window"].items()
     }
     state = ServerState(**state, running=running, rejected=rejected)
     return Checkpoint(state, client_states, header["record"], window)

@@ -6,12 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from fednorm.experiment.build import (
-    ModelSource,
-    PreparedRun,
-    clear_data_cache,
-    load_data,
-)
+from fednorm.experiment.build import ModelSource, PreparedRun, clear_data_cache, load_data
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.diagnostics import window_bytes
 from fednorm.experiment.job import CheckpointPolicy, Job, execute_job, lock_folder

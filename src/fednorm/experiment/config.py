@@ -16,7 +16,7 @@ from pydantic import (
 
 from fednorm.aggregators import check_client_count, create_aggregator
 from fednorm.algorithms import ALGORITHMS
-from fednorm.attacks import ATTACKS, Target
+from fednorm.attacks import ATTACKS
 from fednorm.data import DATASETS
 from fednorm.data.partition import create_partition
 from fednorm.experiment.specs import OWN_SETTINGS, Spec, StrategySpec, create_entry
@@ -121,7 +121,7 @@ class Experiment(BaseModel):
     attack: Annotated[Spec | None, BeforeValidator(_parse_choice)] = Field(
         default=None, description="attack of the Byzantine clients; none if not given"
     )
-    attack_target: Target = Field(
+    attack_target: Literal["updates", "statistics", "both"] = Field(
         default="both", description="what the attack corrupts: updates, statistics or both"
     )
     byzantine: int = Field(

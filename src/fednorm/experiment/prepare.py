@@ -11,7 +11,7 @@ from fednorm.core.types import ClientId
 from fednorm.data.sampling import Plan
 from fednorm.engines import ENGINES, choose
 from fednorm.engines.client_state import count_bytes
-from fednorm.engines.evaluation_statistics import adapt_statistics
+from fednorm.engines.evaluation import adapt_statistics
 from fednorm.engines.flower import require_flower
 from fednorm.errors import ConfigError, NonFiniteLossError
 from fednorm.experiment.build import ModelSource, PreparedRun, build_run

@@ -14,11 +14,15 @@ from fednorm.data import Dataset
 from fednorm.data.federation import Federation
 from fednorm.data.transforms import Batch
 from fednorm.engines.base import Progress, RoundResult
-from fednorm.engines.evaluation import Score, is_personal, score, score_clients, score_global
-from fednorm.engines.evaluation_statistics import (
+from fednorm.engines.evaluation import (
+    Score,
     Transport,
     calibrate_for_test,
     initial_client_state,
+    is_personal,
+    score,
+    score_clients,
+    score_global,
 )
 from fednorm.errors import NonFiniteLossError, NoUsableReplyError
 from fednorm.experiment.build import PreparedRun
@@ -36,7 +40,6 @@ class StopFlag(Protocol):
 
     def is_set(self) -> bool:
         """Return whether the run should stop."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,9 @@ class Checkpointer(Protocol):
 
     def after(self, result: RoundResult, recorder: RunRecorder) -> None:
         """Save if it is time."""
-        ...
 
     def save(self, result: RoundResult, recorder: RunRecorder) -> None:
         """Save now."""
-        ...
 
 
 def run(
@@ -147,15 +148,10 @@ def _run_rounds(
 
 
 def _log(prepared: PreparedRun, result: RoundResult) -> None:
+    where = (prepared.entry.title, prepared.seed, result.state.round)
+    text = "%s, seed %d, round %d: the reply of client %d is rejected: %s."
     for one in result.rejected:
-        log.info(
-            "%s, seed %d, round %d: the reply of client %d is rejected: %s.",
-            prepared.entry.title,
-            prepared.seed,
-            result.state.round,
-            one.client,
-            one.reason,
-        )
+        log.info(text, *where, one.client, one.reason)
 
 
 def _make_result(
@@ -175,9 +171,10 @@ def _make_result(
 
 def find_tested_state(prepared: PreparedRun, reached: Progress) -> ServerState:
     """Return the state that is tested; a strategy may calibrate its statistics first."""
-    task, clients = prepared.task, prepared.clients
+    ask = prepared.remote.get_link().ask if prepared.remote else None
+    transport = Transport(prepared.faults.adversary, ask)
     return calibrate_for_test(
-        task, reached.state, reached.client_states, clients, _make_transport(prepared)
+        prepared.task, reached.state, reached.client_states, prepared.clients, transport
     )
 
 
@@ -285,12 +282,6 @@ def measure_attack_success(
         score(m, attack.add_trigger(data.test_batches(), data_info), task.loss) for m in models
     ]
     return fmean(found.accuracy for found in scores if found) if any(scores) else None
-
-
-def _make_transport(prepared: PreparedRun) -> Transport:
-    """Return how answers of a calibration come to the server."""
-    ask = prepared.remote.get_link().ask if prepared.remote else None
-    return Transport(prepared.faults.adversary, ask)
 
 
 def has_personal_models(prepared: PreparedRun) -> bool:

@@ -128,7 +128,6 @@ class DeepLabV3Plus:
     )
 
     def __post_init__(self) -> None:
-        """Check the backbone."""
         check_choice("backbone of model 'deeplabv3plus'", self.backbone, tuple(BACKBONES))
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -52,7 +52,6 @@ class MobileNetV2:
     stem: Stem = param("auto", STEM_HELP)
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         check_stem("mobilenet_v2", self.stem)
         check_dropout("mobilenet_v2", self.dropout)
 

@@ -125,7 +125,6 @@ class ResNet18:
     stem: Stem = param("auto", STEM_HELP)
 
     def __post_init__(self) -> None:
-        """Check the stem."""
         check_stem("resnet18", self.stem)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -151,7 +150,6 @@ class ResNet50:
     stem: Stem = param("auto", STEM_HELP)
 
     def __post_init__(self) -> None:
-        """Check the stem."""
         check_stem("resnet50", self.stem)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -43,7 +43,6 @@ class Cnn:
     width: int = param(16, "channels of the first convolution; the second has twice as many")
 
     def __post_init__(self) -> None:
-        """Check the width."""
         if self.width < 1:
             raise ValueError(f"width of model 'cnn' must be at least 1, but is {self.width}.")
 
@@ -99,7 +98,6 @@ class TutorialCnn:
     hidden_channels: int = param(32, "channels of the first convolution; the second has twice")
 
     def __post_init__(self) -> None:
-        """Check the width."""
         if self.hidden_channels < 1:
             raise ValueError(
                 "hidden_channels of model 'tutorial_cnn' must be at least 1, but is "
@@ -159,7 +157,6 @@ class FbnCnn:
     dropout: float = param(0.25, "dropout rate after each pooling")
 
     def __post_init__(self) -> None:
-        """Check the dropout rate."""
         check_dropout("fbn_cnn", self.dropout)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -25,17 +25,6 @@ from fednorm.nn.copies import copy_model, move_hooks
 from fednorm.nn.custom_layers import restore_subclass, strip_subclass
 from fednorm.nn.module_refs import list_skipped_layers, replace_references
 
-__all__ = [
-    "ConversionError",
-    "Make",
-    "Removed",
-    "SampleNorm",
-    "remove",
-    "replace",
-    "to_fed_batch_norm",
-    "to_sample_norm",
-]
-
 Make: TypeAlias = Callable[[str, _BatchNorm], nn.Module]
 
 _FEDERATED: dict[type[_BatchNorm], type[FedBatchNorm]] = {

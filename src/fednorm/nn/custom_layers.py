@@ -45,7 +45,7 @@ def strip_subclass(path: str, layer: nn.Module) -> Subclass:
             "would lose; remove the parametrization before converting the model."
         )
     cls = type(layer)
-    if (combined := _split_class(cls)) is not None:
+    if combined := _PARTS.get(cls):
         top, layer.__class__ = combined
         if top is Activated:
             return Subclass(tail=_detach_tail(layer))
@@ -127,7 +127,7 @@ def _activate(layer: nn.Module, drop: nn.Module, act: nn.Module) -> None:
 
 
 _COMBINED: dict[tuple[_Class, _Class, str], _Class] = {}
-_PARTS: dict[_Class, tuple[_Class, _Class]] = {}
+_PARTS: dict[_Class, tuple[_Class, _Class]] = {}  # that a class was combined from
 
 
 def _combine_classes(top: _Class, base: _Class, name: str) -> _Class:
@@ -141,11 +141,6 @@ def _combine_classes(top: _Class, base: _Class, name: str) -> _Class:
         _COMBINED[key] = cls = type(name, (top, base), fields)
         _PARTS[cls] = (top, base)
     return _COMBINED[key]
-
-
-def _split_class(cls: _Class) -> tuple[_Class, _Class] | None:
-    """Return the two classes that `cls` was combined from, or None if it was not."""
-    return _PARTS.get(cls)
 
 
 def _reduce(self: nn.Module) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from fednorm.experiment.results import PanelResult, Summary
 from fednorm.report.format import keep_finite
-from fednorm.report.verdict import all_diverged
+from fednorm.report.verdict import has_diverged
 
 Order: TypeAlias = Literal["same", "swapped", "too close to call"]
 
@@ -111,7 +111,7 @@ def _make_row(summary: Summary, panel: PanelResult) -> Row:
     seeds = sum(bool(run.history) for run in summary.runs)
     mean = (
         None
-        if all_diverged(summary)
+        if has_diverged(summary)
         else keep_finite(summary.best if panel.best else summary.accuracy)
     )
     return Row(

@@ -83,7 +83,6 @@ def draw_final_values(axes: Axes, plots: Plots, ink: str) -> None:
     frame_axes(axes, ink)
     drawn, styles, number = plots.finals, plots.styles, plots.numbers
     for label, line in drawn.lines.items():
-        style = styles[label]
         around = [
             [m - low for m, low in zip(line.mean, line.low, strict=True)],
             [high - m for m, high in zip(line.mean, line.high, strict=True)],
@@ -92,11 +91,7 @@ def draw_final_values(axes: Axes, plots: Plots, ink: str) -> None:
             line.rounds,
             line.mean,
             yerr=around,
-            color=style.color,
-            linestyle=style.line,
-            marker=style.marker,
-            markersize=5,
-            linewidth=1.8,
+            **styles[label].options,
             gid=name_method(number[label]),
         )
     for label, points in drawn.published.items():
@@ -148,12 +143,8 @@ def draw_curve(axes: Axes, line: Curve, style: Style, number: int) -> None:
     axes.plot(
         rounds,
         line.mean,
-        color=color,
-        linestyle=style.line,
-        marker=style.marker,
+        **style.options,
         markevery=(number % every, every),  # lines that coincide show their markers in turn
-        markersize=5,
-        linewidth=1.8,
         gid=gid,
     )
 
@@ -195,24 +186,14 @@ def _mark_divergences(
 
 def _make_keys(plots: Plots, ink: str) -> dict[str, Line2D]:
     """Return the entries of the legend: methods, and marks shared by all methods."""
-    keys = {_shorten(label): _make_key(style) for label, style in plots.drawn.items()}
+    keys = {
+        _shorten(label): Line2D([], [], **style.options) for label, style in plots.drawn.items()
+    }
     if any(plot.ends for plot in plots.panels):
         keys[_DIVERGED] = Line2D([], [], color=ink, marker="x", markersize=7, linestyle="")
     if any(plot.published for plot in plots.panels):
         keys[_PUBLISHED] = Line2D([], [], color=ink, linestyle=(0, (2, 1)), linewidth=1.4)
     return keys
-
-
-def _make_key(style: Style) -> Line2D:
-    return Line2D(
-        [],
-        [],
-        color=style.color,
-        linestyle=style.line,
-        marker=style.marker,
-        markersize=5,
-        linewidth=1.8,
-    )
 
 
 def _shorten(label: str) -> str:

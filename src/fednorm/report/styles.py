@@ -44,6 +44,17 @@ class Style:
     line: Line = "-"
 
     @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of matplotlib for a line in this style."""
+        return {
+            "color": self.color,
+            "linestyle": self.line,
+            "marker": self.marker,
+            "markersize": 5,
+            "linewidth": 1.8,
+        }
+
+    @property
     def dashes(self) -> str:
         """The line as an SVG dash pattern."""
         return _DASHES[self.line]

@@ -35,11 +35,11 @@ def list_caveats(comparison: Comparison) -> list[str]:
 
 def _rank(summaries: Sequence[Summary]) -> list[Summary]:
     """Sort the strategies with a result, best first; those that diverged have none."""
-    having = [s for s in summaries if keep_finite(s.accuracy) is not None and not all_diverged(s)]
+    having = [s for s in summaries if keep_finite(s.accuracy) is not None and not has_diverged(s)]
     return sorted(having, key=lambda s: -(s.accuracy or 0.0))
 
 
-def all_diverged(summary: Summary) -> bool:
+def has_diverged(summary: Summary) -> bool:
     """Return whether every seed diverged; the last evaluation is then not a result."""
     return all(run.status == "diverged" for run in summary.runs)
 

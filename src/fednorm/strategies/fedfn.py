@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fednorm.core.strategy import Conversion, Replacement, Strategy
-from fednorm.nn.convert import ConversionError
+from fednorm.errors import ConversionError
 from fednorm.registry import param
 from fednorm.strategies import create_strategy
 

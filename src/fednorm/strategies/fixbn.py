@@ -67,7 +67,7 @@ class FixBN(SharedStatisticsStrategy):
     def is_frozen(self, broadcast: Broadcast) -> bool:
         """Return whether this round belongs to stage II."""
         if self.freeze_round == "auto":
-            return bool(broadcast.strategy_state.get("frozen", torch.tensor(0)))
+            return bool(broadcast.state.strategy_state.get("frozen", torch.tensor(0)))
         if isinstance(self.freeze_round, int):
             return broadcast.round > self.freeze_round
         if broadcast.rounds is None:

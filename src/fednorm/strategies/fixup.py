@@ -31,7 +31,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from fednorm.core.strategy import Conversion, Strategy
-from fednorm.nn.convert import ConversionError, replace
+from fednorm.errors import ConversionError
+from fednorm.nn.convert import replace
 from fednorm.strategies.base import require_batch_norm
 
 _LAYERS = (_ConvNd, nn.Linear)

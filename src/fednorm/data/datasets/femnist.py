@@ -35,7 +35,6 @@ class Femnist(ImageDataset):
     test_share: float = param(0.2, "share of each writer held out, if there is no test part")
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         ImageDataset.__post_init__(self)  # with slots, super() finds no class
         check_share(self.name, self.test_share)
 

@@ -42,7 +42,6 @@ class ImageFolder(ImageFileDataset):
     test_share: float = param(0.2, "share held out for testing, if there is no folder for it")
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         ImageFileDataset.__post_init__(self)  # with slots, super() finds no class
         check_share(self.name, self.test_share)
         if self.channels not in (GRAY, COLOR):

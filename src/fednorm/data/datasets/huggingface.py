@@ -42,7 +42,6 @@ class HuggingFace(ImageDataset):
     test_share: float = param(0.2, "share held out for testing, if it has no test part")
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         ImageDataset.__post_init__(self)  # with slots, super() finds no class
         check_share(self.name, self.test_share)
         if not self.path:

@@ -34,7 +34,6 @@ class Ring:
     std: float = param(1.0, "standard deviation of each coordinate within a cloud")
 
     def __post_init__(self) -> None:
-        """Check the counts and sizes."""
         for field, least in (("classes", 1), ("samples_per_class", 1), ("radius", 0), ("std", 0)):
             value = getattr(self, field)
             if not least <= value < math.inf:
@@ -131,7 +130,6 @@ class Scenes:
     cities: int = param(6, "number of cities")
 
     def __post_init__(self) -> None:
-        """Check the counts."""
         for field, least in {
             "samples": 1, "test": 1, "height": 16, "width": 16, "classes": 3, "cities": 1
         }.items():  # fmt: skip

@@ -37,7 +37,6 @@ class Dirichlet(Partition):
     alpha: float = param(help="concentration above 0: small is heterogeneous, large nearly iid")
 
     def __post_init__(self) -> None:
-        """Check the concentration."""
         check_alpha("dirichlet", self.alpha)
 
     def split(
@@ -74,7 +73,6 @@ class DirichletUnbalanced(Partition):
     min_samples: int = param(1, "minimum number of samples of every client")
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         check_alpha("dirichlet_unbalanced", self.alpha)
         if self.min_samples < 1:
             raise ValueError(

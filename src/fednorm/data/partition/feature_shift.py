@@ -99,7 +99,6 @@ class FeatureShift(Partition):
     strength: float = param(1.0, "strength of the difference; 0 is none")
 
     def __post_init__(self) -> None:
-        """Check the kind and the strength."""
         if self.kind not in KINDS:
             raise unknown("kind of feature shift", self.kind, KINDS)
         if not 0 <= self.strength < math.inf:

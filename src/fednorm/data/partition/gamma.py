@@ -23,7 +23,6 @@ class Gamma(Partition):
     gamma: float = param(help="share of the samples dealt at random, from 0 to 1")
 
     def __post_init__(self) -> None:
-        """Check the share."""
         if not 0 <= self.gamma <= 1:
             raise ValueError(
                 f"partition 'gamma' needs a share gamma from 0 (sorted by label) to 1 (iid), "

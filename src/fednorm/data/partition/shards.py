@@ -25,7 +25,6 @@ class Shards(Partition):
     fraction: float = param(help="share of the classes that each client holds, in (0, 1]")
 
     def __post_init__(self) -> None:
-        """Check the fraction."""
         if not 0 < self.fraction <= 1:
             raise ValueError(
                 f"partition 'shards' needs a fraction of the classes above 0 and at most 1, "

@@ -19,15 +19,13 @@ from torch import Tensor, nn
 from fednorm.algorithms import create_algorithm
 from fednorm.algorithms.base import parameter_groups as groups_of
 from fednorm.core.algorithm import LocalResult
-from fednorm.core.calibration import client_calibration
 from fednorm.core.layer import RoundContext
 from fednorm.core.messages import Batches, Broadcast, ClientState, LayerStats
-from fednorm.core.round import make_reply, start_round
+from fednorm.core.round import client_calibration, make_reply, start_round
 from fednorm.core.strategy import Strategy
 from fednorm.core.task import Task, load_state, snapshot
 from fednorm.core.types import Clip
 from fednorm.engines.flower import wire
-from fednorm.engines.flower.arrays import to_array_record
 from fednorm.strategies import STRATEGIES, create_strategy
 
 # Attributes of a converted model: what it was made for, and what its layers follow and have seen.
@@ -155,9 +153,9 @@ def pack(
     if task.strategy.measures:
         trained = replace(trained, stats=getattr(task.model, _MEASURED))
     wire.save_client_state(context.state, ClientState(snapshot(task.layout.personal)))
-    content = RecordDict({str(said["weights"]): to_array_record(trained.update)})
+    content = RecordDict({str(said["weights"]): wire.to_array_record(trained.update)})
     if trained.buffers:
-        content[wire.BUFFERS] = to_array_record(trained.buffers)
+        content[wire.BUFFERS] = wire.to_array_record(trained.buffers)
     layers = wire.write_stats(content, trained.stats)
     return _answer(message, content, context, layers, {**(metrics or {}), wire.EXAMPLES: examples})
 

@@ -8,15 +8,13 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fednorm.core.calibration import client_calibration
 from fednorm.core.exchange import PendingError, Replay
 from fednorm.core.messages import Broadcast
-from fednorm.core.round import client_round
+from fednorm.core.round import client_calibration, client_round
 from fednorm.core.task import Task
 from fednorm.engines.base import ClientSource
 from fednorm.engines.evaluation import TestSource, score_clients
 from fednorm.engines.flower import wire
-from fednorm.engines.flower.arrays import to_array_record
 from fednorm.errors import NonFiniteLossError
 
 ANSWERS, PENDING = "fednorm.answers", "fednorm.pending"
@@ -58,7 +56,7 @@ def client_app(build: Build) -> ClientApp:
         try:
             reply, kept = client_round(site.task, received, client_state, own, answers)
         except PendingError as pending:
-            value = RecordDict({PENDING: to_array_record({"value": pending.value})})
+            value = RecordDict({PENDING: wire.to_array_record({"value": pending.value})})
             return _answer_with(message, value, site=pending.site, weight=pending.weight)
         except NonFiniteLossError as error:
             return _answer_with(message, loss=error.loss)

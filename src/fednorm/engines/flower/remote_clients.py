@@ -14,7 +14,6 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fednorm.core.calibration import CalibrationReply
 from fednorm.core.exchange import PendingError, answer_exchange
 from fednorm.core.messages import Batches, Broadcast, ClientState, Reply, ServerState
 from fednorm.core.round import broadcast
@@ -24,7 +23,6 @@ from fednorm.engines import loop
 from fednorm.engines.base import EngineRun, Progress, RoundResult
 from fednorm.engines.evaluation import Score
 from fednorm.engines.flower import wire
-from fednorm.engines.flower.arrays import to_array_record
 from fednorm.engines.flower.node_app import ANSWERS, NO_CLIENT, PENDING
 from fednorm.errors import ConfigError, NonFiniteLossError, NoNodesError, WireError
 
@@ -135,7 +133,7 @@ class RemoteClients:
         while True:
             content = wire.broadcast_records(received)
             if answers:
-                content[ANSWERS] = to_array_record(answers)
+                content[ANSWERS] = wire.to_array_record(answers)
             results: list[tuple[Reply, ClientState]] = []
             waiting: dict[ClientId, PendingError] = {}
             for client, found in self._call("train", content, clients).items():
@@ -167,7 +165,7 @@ class RemoteClients:
             log.warning("round %d continues without client %d: %s", received.round, client, error)
             return None
 
-    def ask(self, received: Broadcast, clients: Sequence[ClientId]) -> list[CalibrationReply]:
+    def ask(self, received: Broadcast, clients: Sequence[ClientId]) -> list[Reply]:
         """Let clients measure the statistics of their data."""
         answers = self._call("query.calibration", wire.broadcast_records(received), clients)
         measured = []
@@ -175,7 +173,7 @@ class RemoteClients:
             try:
                 layers = wire.header(found).layers()
                 stats = wire.read_stats(found, layers, self.task.initial_state.running)
-                measured.append(CalibrationReply(client, wire.examples_of(found), stats))
+                measured.append(Reply(client, wire.examples_of(found), {}, {}, stats))
             except WireError as error:
                 log.warning("no statistics of client %d: %s", client, error)
         return measured

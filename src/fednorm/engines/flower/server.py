@@ -19,16 +19,14 @@ from torch import nn
 
 from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import create_algorithm
-from fednorm.core.calibration import CalibrationReply, server_calibration
 from fednorm.core.messages import Reply, ServerState
-from fednorm.core.round import broadcast, reply_schema, server_round
+from fednorm.core.round import broadcast, reply_schema, server_calibration, server_round
 from fednorm.core.strategy import Strategy as Norm
 from fednorm.core.task import Task, export, read_state
 from fednorm.core.validation import ReplySchema, find_fault
 from fednorm.engines.flower import wire
-from fednorm.engines.flower.arrays import expect, to_tensors
-from fednorm.engines.flower.arrays import to_array_record as to_record
 from fednorm.engines.flower.client import describe_strategy
+from fednorm.engines.flower.wire import expect, to_array_record, to_tensors
 from fednorm.errors import NoUsableReplyError, WireError
 from fednorm.nn.copies import copy_model
 from fednorm.strategies import create_strategy as by_name
@@ -115,13 +113,7 @@ class NormStrategy(Strategy):
         self.timeout = timeout
         self._begin(initial_arrays, num_rounds)
         return super().start(
-            grid,
-            self._arrays(),
-            num_rounds,
-            timeout,
-            train_config,
-            evaluate_config,
-            evaluate_fn,
+            grid, self._arrays(), num_rounds, timeout, train_config, evaluate_config, evaluate_fn
         )
 
     def _begin(self, initial: ArrayRecord | None, rounds: int) -> None:
@@ -139,7 +131,7 @@ class NormStrategy(Strategy):
 
     def _arrays(self) -> ArrayRecord:
         """Return the global model, whole: it loads with strict=True."""
-        return to_record(self.model.state_dict())
+        return to_array_record(self.model.state_dict())
 
     def summary(self) -> None:
         """Log what this strategy does."""
@@ -154,7 +146,7 @@ class NormStrategy(Strategy):
         self.grid = grid
         # A round without answers counts for Flower, so it must count here.
         self.state = replace(self.state, round=server_round - 1)
-        weights = to_record(self.state.weights)
+        weights = to_array_record(self.state.weights)
         messages = list(self.around.configure_train(server_round, weights, config, grid))
         return self._add_records(messages, self.state)
 
@@ -163,7 +155,7 @@ class NormStrategy(Strategy):
     ) -> Iterable[Message]:
         """Choose nodes for an evaluation of the global model."""
         del arrays
-        weights = to_record(self.state.weights)
+        weights = to_array_record(self.state.weights)
         messages = list(self.around.configure_evaluate(server_round, weights, config, grid))
         return self._add_records(messages, self.tested)
 
@@ -218,21 +210,12 @@ class NormStrategy(Strategy):
     ) -> list[tuple[Reply, Message]]:
         usable, wanted = [], reply_schema(self.task, self.state)
         for message in replies:
-            reply, reason = self._read(message, wanted)
-            if reply is None:
+            try:
+                usable.append((_read_reply(self.state, wire.content(message), wanted), message))
+            except WireError as error:
                 node = message.metadata.src_node_id
-                log.warning("round %d continues without node %d: %s", server_round, node, reason)
-            else:
-                usable.append((reply, message))
+                log.warning("round %d continues without node %d: %s", server_round, node, error)
         return sorted(usable, key=lambda pair: pair[0].client)
-
-    def _read(self, message: Message, wanted: ReplySchema) -> tuple[Reply | None, str]:
-        try:
-            reply = _read_reply(self.state, wire.content(message), wanted)
-        except WireError as error:
-            return None, str(error)
-        found = find_fault(reply, wanted)
-        return (None, " ".join(found).strip()) if found else (reply, "")
 
     def _calibrate(self, nodes: list[int]) -> ServerState:
         """Ask nodes for the statistics of their data and let the strategy adopt them."""
@@ -252,24 +235,27 @@ class NormStrategy(Strategy):
 _server_round = server_round  # Flower calls a number by this name
 
 
-def read_calibration(content: RecordDict, state: ServerState) -> CalibrationReply:
+def read_calibration(content: RecordDict, state: ServerState) -> Reply:
     """Return a client's answer to a query for its statistics."""
     said = wire.header(content)
     stats = wire.read_stats(content, said.layers(), state.running)
-    return CalibrationReply(wire.integer(said, "client"), wire.examples_of(content), stats)
+    return Reply(wire.integer(said, "client"), wire.examples_of(content), {}, {}, stats)
 
 
 def _read_reply(state: ServerState, content: RecordDict, wanted: ReplySchema) -> Reply:
     said = wire.header(content)
     (weights,) = _select_weights(content).array_records.values()
     new = expect("the reply", to_tensors(weights), state.weights)
-    return Reply(
+    reply = Reply(
         client=wire.integer(said, "client"),
         examples=wire.examples_of(content),
         update={name: new[name] - state.weights[name] for name in wanted.update},
         buffers=expect("the reply", wire.optional(content, wire.BUFFERS), state.buffers),
         stats=wire.read_stats(content, said.layers(), state.running),
     )
+    if found := find_fault(reply, wanted):
+        raise WireError(" ".join(found).strip())
+    return reply
 
 
 def _select_weights(content: RecordDict) -> RecordDict:

@@ -1,5 +1,6 @@
-"""Messages of a round as Flower's records, and back.
+"""Messages of a round as Flower's records, and back; nothing that arrives can run code.
 
+An array is what `numpy.save` writes, and is read with `allow_pickle=False`. Integers stay integers.
 Weights travel as one array each, under the names of the `state_dict`. Statistics have a separate
 record with all layers in a row: `mean` and `var` hold the channels of all layers, `sizes` the
 number of channels of each, `batches` the counters, `count` the counts of values and `samples` the
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fednorm.core.messages import (
@@ -24,7 +25,6 @@ from fednorm.core.messages import (
 )
 from fednorm.core.moments import Moments
 from fednorm.core.types import ClientId, Tensors
-from fednorm.engines.flower.arrays import expect, match_tensors, to_array_record, to_tensors
 from fednorm.errors import WireError
 
 WEIGHTS, METRICS = "arrays", "metrics"  # as in Flower's own examples
@@ -34,6 +34,56 @@ BUFFERS, STATISTICS = "fednorm.buffers", "fednorm.statistics"
 MOMENTUM, STRATEGY_STATE = "fednorm.momentum", "fednorm.strategy_state"
 _PERSONAL, _OPTIMIZER = "fednorm.personal", "fednorm.optimizer"
 VERSION = 3
+
+
+def to_array_record(tensors: Tensors) -> ArrayRecord:
+    """Return tensors as a record of Flower's arrays."""
+    return ArrayRecord({name: _array(name, tensor) for name, tensor in tensors.items()})
+
+
+def _array(name: str, tensor: Tensor) -> Array:
+    try:
+        # Without contiguity a transposed weight would travel, and come back, in another order.
+        return Array(tensor.detach().cpu().contiguous().numpy())
+    except TypeError as error:
+        raise WireError(
+            f"tensor {name!r} has the type {tensor.dtype}, which numpy does not know and Flower "
+            "cannot send; keep the model in float32."
+        ) from error
+
+
+def to_tensors(record: ArrayRecord) -> dict[str, Tensor]:
+    """Return the tensors of a record; only plain numbers in numpy's own format are read."""
+    return {name: _tensor(name, array) for name, array in record.items()}
+
+
+def _tensor(name: str, array: Array) -> Tensor:
+    if array.stype != "numpy.ndarray":
+        raise WireError(f"array {name!r} must be of type 'numpy.ndarray', but is {array.stype!r}.")
+    try:
+        return torch.from_numpy(array.numpy())
+    except (ValueError, TypeError, EOFError, MemoryError, SyntaxError) as error:
+        raise WireError(f"array {name!r} cannot be read as numbers: {error}") from error
+
+
+def expect(what: str, found: Tensors, like: Tensors) -> dict[str, Tensor]:
+    """Return `found` with the devices and layouts of `like`, or raise WireError."""
+    if unknown := sorted(found.keys() - like.keys()):
+        raise WireError(f"{what} has {unknown[0]!r}, which the model does not have.")
+    if missing := sorted(like.keys() - found.keys()):
+        raise WireError(f"{what} lacks {missing[0]!r}.")
+    return {name: match_tensors(f"{what} {name!r}", found[name], like[name]) for name in like}
+
+
+def match_tensors(what: str, found: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor with the device and layout of `like`, or raise WireError."""
+    if found.shape != like.shape or found.dtype != like.dtype:
+        raise WireError(
+            f"{what} must be {like.dtype} of shape {tuple(like.shape)}, "
+            f"but is {found.dtype} of shape {tuple(found.shape)}."
+        )
+    # The same device and the same order in memory, so that sums are taken in the same order.
+    return torch.empty_like(like).copy_(found)
 
 
 def _statistics(values: Sequence[RunningStats | Moments], **columns: Tensor) -> ArrayRecord:
@@ -156,23 +206,23 @@ def header(record: RecordDict) -> Header:
     return Header(dict(found))  # type: ignore[arg-type]  # each value is checked where it is used
 
 
+def _add_arrays(record: RecordDict, parts: Mapping[str, Tensors]) -> None:
+    record.update({key: to_array_record(part) for key, part in parts.items() if part})
+
+
 def broadcast_records(received: Broadcast, **more: float | str) -> RecordDict:
     """Return a broadcast as records; `more` goes into its header."""
-    record = RecordDict({WEIGHTS: to_array_record(received.weights)})
-    for key, part in (
-        (BUFFERS, received.buffers),
-        (MOMENTUM, received.momentum),
-        (STRATEGY_STATE, received.strategy_state),
-    ):
-        if part:
-            record[key] = to_array_record(part)
+    state = received.state
+    record = RecordDict({WEIGHTS: to_array_record(state.weights)})
+    _add_arrays(record, {BUFFERS: state.buffers, MOMENTUM: state.momentum})
+    _add_arrays(record, {STRATEGY_STATE: state.strategy_state})
     head = ConfigRecord({"version": VERSION, "round": received.round, **more})
     if received.rounds is not None:
         head["rounds"] = received.rounds
-    if received.running:
-        batches = torch.tensor([running.num_batches for running in received.running.values()])
-        record[STATISTICS] = _statistics(list(received.running.values()), batches=batches)
-        head["layers"] = list(received.running)
+    if running := list(state.running.values()):
+        batches = torch.tensor([layer.num_batches for layer in running])
+        record[STATISTICS] = _statistics(running, batches=batches)
+        head["layers"] = list(state.running)
     record[HEADER] = head
     return record
 
@@ -180,9 +230,7 @@ def broadcast_records(received: Broadcast, **more: float | str) -> RecordDict:
 def reply_records(reply: Reply, **more: float | str) -> RecordDict:
     """Return a reply as records; its update is in the record of weights."""
     record = RecordDict({WEIGHTS: to_array_record(reply.update)})
-    for key, part in ((BUFFERS, reply.buffers), (MOMENTUM, reply.momentum)):
-        if part:
-            record[key] = to_array_record(part)
+    _add_arrays(record, {BUFFERS: reply.buffers, MOMENTUM: reply.momentum})
     head = ConfigRecord({"version": VERSION, "client": reply.client, **more})
     if layers := write_stats(record, reply.stats):
         head["layers"] = layers
@@ -214,20 +262,19 @@ def _name_parts(known: Tensors, wanted: Tensors) -> dict[str, Tensor]:
 
 def align(received: Broadcast, like: ServerState) -> Broadcast:
     """Return a broadcast in the shapes and types of `like`, or raise WireError."""
+    found = received.state
     known = {path: r.mean for path, r in like.running.items()}
     running = {
         path: replace(r, mean=_shape_values(r.mean, known[path]) if path in known else r.mean)
-        for path, r in received.running.items()
+        for path, r in found.running.items()
     }
     expect("the received statistics", {path: r.mean for path, r in running.items()}, known)
     state = replace(
-        received.state,
+        found,
         running=running,
-        weights=expect("the received model", received.weights, like.weights),
-        buffers=expect("the received model", received.buffers, like.buffers),
-        momentum=expect(
-            "the momentum", received.momentum, _name_parts(like.weights, received.momentum)
-        ),
+        weights=expect("the received model", found.weights, like.weights),
+        buffers=expect("the received model", found.buffers, like.buffers),
+        momentum=expect("the momentum", found.momentum, _name_parts(like.weights, found.momentum)),
     )
     return replace(received, state=state)
 

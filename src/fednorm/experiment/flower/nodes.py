@@ -1,6 +1,5 @@
 """Experiments on Flower's nodes: what a node builds, and how a run reaches the nodes."""
 
-import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from fednorm.data.federation import Federation
 from fednorm.data.transforms import Batch
 from fednorm.engines.evaluation import is_personal
 from fednorm.engines.flower.node_app import Build, Site, client_app
-from fednorm.engines.flower.remote_clients import FlowerNodes, OpenGrid
+from fednorm.engines.flower.remote_clients import FlowerNodes
 from fednorm.experiment.build import PreparedRun, build_run
 from fednorm.experiment.config import Experiment
 
@@ -127,8 +126,3 @@ class OwnData:
 
 
 client = client_app(_build_deployed_site)  # what a SuperNode runs
-
-
-def use_grid(grid: Grid) -> OpenGrid:
-    """Return a function that opens an existing grid."""
-    return lambda: contextlib.nullcontext(grid)

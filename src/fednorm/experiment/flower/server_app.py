@@ -7,6 +7,7 @@ model stays on the SuperLink's machine.
 
 import json
 import os
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -22,7 +23,6 @@ from fednorm.experiment import checkpoint
 from fednorm.experiment.build import PreparedRun
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.flower import MARK
-from fednorm.experiment.flower.nodes import use_grid
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.results import Event, RunRecorder, replace_nan
 from fednorm.experiment.run import Monitor, run
@@ -50,7 +50,7 @@ def _make_run(
         with limit_threads(experiment.threads):
             prepared = prepare(experiment, entry, seed)
             if prepared.remote:
-                prepared.remote.open = use_grid(grid)
+                prepared.remote.open = lambda: nullcontext(grid)
             result = run(prepared, Monitor([_send_event]), saves=last)
     except (ConfigError, OSError) as error:
         _send(error=str(error))
