@@ -175,6 +175,7 @@ def test_two_pre_aggregations():
     np.testing.assert_allclose(found.numpy(), np.median(bucketing(nnm(x)), 0), atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [9, 40])
 @pytest.mark.parametrize("text", [*RULES, "nnm > median", "nnm > krum", "norm_clipping > mean"])
 def test_many_blocks_give_the_result_of_one(text, n):

@@ -129,6 +129,7 @@ def check(found, expected):
         np.testing.assert_allclose(var, v, **EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CORRUPTIONS)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("momentum", [BETA, None])

@@ -86,6 +86,7 @@ def test_get_of_a_known_data_set(home, tmp_path, monkeypatch):
     assert (home / "decoded" / "mnist" / "x.npy").exists()
 
 
+@pytest.mark.slow
 def test_a_run_decodes_what_it_needs(home, images, tmp_path):
     flags = ["--data", "folder", "--set", f"data.root='{images}'", "--set", "data.size=8"]
     flags += ["--strategies", "gn", "--model", "cnn", "--partition", "iid", "--clients", "2"]

@@ -41,6 +41,7 @@ def save(root, split, name, x, y):
         Image.fromarray(image).save(path)
 
 
+@pytest.mark.slow
 def test_cities_as_clients(streets, tmp_path):
     out = tmp_path / "out"
     command = shlex.split(

@@ -117,6 +117,7 @@ def test_the_order_of_clients_does_not_matter(text, data):
     close(aggregate(text, values[order], f), aggregate(text, values, f))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", MOVABLE)
 @generated
 def test_a_shift_of_all_shifts_the_result(text, data):
@@ -125,6 +126,7 @@ def test_a_shift_of_all_shifts_the_result(text, data):
     close(aggregate(text, values + shift, f), aggregate(text, values, f) + shift)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ROBUST)
 @generated
 def test_byzantine_vectors_cannot_move_it_far_away(text, data):

@@ -69,6 +69,7 @@ def test_takes_images_and_returns_logits(name, shape):
     assert all(p.grad is not None for p in model.parameters())
 
 
+@pytest.mark.slow
 @every
 def test_every_parameter_gets_a_gradient(name):
     model = create_model(name, SHAPE, CLASSES, seed=0)
@@ -94,6 +95,7 @@ def test_the_seed_alone_decides_the_weights(name):
     assert any(not torch.equal(first[key], other[key]) for key in first)
 
 
+@pytest.mark.slow
 @every
 def test_a_saved_model_loads_strictly_and_says_the_same(name):
     model, other = (

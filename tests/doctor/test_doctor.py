@@ -94,6 +94,7 @@ class Wild(nn.Module):
         return self.h(self.g(x.mean((2, 3))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "places"),
     [
@@ -244,6 +245,7 @@ def test_gradients_deviate_as_the_methods_say(apart):
     assert found["dualbn", "calibrated"].deviation < found["fbn", "calibrated"].deviation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_with_the_statistics_of_the_same_batch_dualbn_is_one_machine(model):
     """Up to the factor n/(n-1) of the running variance: 1/100 on the 5·20 samples of an mlp."""

@@ -32,6 +32,7 @@ def local_statistics(weights, batches):
     return {path: (v.mean(1), v.var(1)) for path, v in values.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_statistics_are_mixed_with_the_clients_own(share):
     clients = ToyClients()
@@ -75,6 +76,7 @@ def test_a_newcomer_starts_from_the_mean_of_the_trained():
     assert torch.equal(with_one_that_kept_nothing[key], start[key])
 
 
+@pytest.mark.slow
 def test_adaptation_is_tested_per_client_and_helps_shifted_clients():
     plain = fednorm.simulate("naive", evaluate="clients", **QUICK)
     adapted = fednorm.simulate("naive", adapt_statistics=1.0, **QUICK)

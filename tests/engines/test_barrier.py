@@ -47,6 +47,7 @@ def random_model():
     ).double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [None, random_model()], ids=["residual", "random"])
 @pytest.mark.parametrize("shared_message", [False, True])
 def test_gives_what_training_anew_gives(model, shared_message):

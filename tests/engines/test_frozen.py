@@ -112,6 +112,7 @@ def test_statistics_stay_and_nothing_is_reported(name):
             assert not torch.equal(last.state.running[path].mean, start.running[path].mean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_evaluations_in_between_change_nothing(name):
     tested, untested = (
@@ -138,6 +139,7 @@ def torchs(model, batches, rate):
 PLAIN = ["naive", "fixbn", "fbn", "fedtan", "fedbn", "silobn", "feddna", "hbn", "heterofl", "brn"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["clients", "one machine"])
 @pytest.mark.parametrize("name", PLAIN)
 def test_with_all_layers_frozen_a_step_is_that_of_torch_on_the_union(name, where):
@@ -161,6 +163,7 @@ def test_a_single_client_follows_torch_where_half_is_frozen():
             torch.testing.assert_close(got[key], value, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["naive", "fbn", "dualbn", "fedbn", "hbn"])
 def test_stacked(name):
     task = task_of(name, STEPS, model=half_frozen(), count=3)
@@ -303,6 +306,7 @@ def test_a_model_that_freezes_by_itself_is_left_to_do_so(model):
     assert [set(result.replies[0].stats) for result in results] == [{"other"}, {"other"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"adapt_statistics": 0.3}, {"diagnose": True}])
 @pytest.mark.parametrize("name", ["naive", "fbn", "hbn", "centralized"])
 def test_a_run_does_not_depend_on_how_often_it_is_tested(name, settings):

@@ -38,6 +38,7 @@ def assert_equal(one, two):
     assert two.bytes_down == one.bytes_down
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MERGEABLE)
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (2, 7, 3), (5,)])
 def test_equals_the_loop(name, sizes):
@@ -49,6 +50,7 @@ def test_equals_the_loop(name, sizes):
         assert merged.train_loss == pytest.approx(loop.train_loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["naive", "fixbn", "fbn", "fedtan"])
 @pytest.mark.parametrize("statistics", ["average", "pool"])
 @pytest.mark.parametrize("momentum", [0.3, None])

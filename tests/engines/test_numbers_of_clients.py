@@ -93,6 +93,7 @@ def assert_close(one, other):
         assert other.running[path].num_batches == running.num_batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ADVERSE)
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("name", ENGINES)

@@ -29,6 +29,7 @@ def trained(name, precision):
     return task.initial_state, result.state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_everything_that_is_kept_stays_in_full_precision(name):
     before, full = trained(name, "full")

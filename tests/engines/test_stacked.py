@@ -62,6 +62,7 @@ def assert_close(ours, expected):
         assert got.loss == pytest.approx(reply.loss, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_stacked_clients_give_what_the_loop_gives(name):
     task = task_of(name, LOCAL, count=4)
@@ -75,6 +76,7 @@ def test_stacked_clients_give_what_the_loop_gives(name):
         assert max(trainer.stacks) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", sorted(ALGORITHMS))
 @pytest.mark.parametrize("name", ["fbn", "fedbn"])
 def test_every_algorithm(which, name):
@@ -100,6 +102,7 @@ def test_a_wide_model_is_its_models_side_by_side(name):
         torch.testing.assert_close(ours, model(batch), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_with_processes_the_result_is_the_same_bit_by_bit():
     torch.set_num_threads(1)
     task = task_of("fedbn", LOCAL, count=4)

@@ -30,6 +30,7 @@ def test_the_sharing_strategies_are_found():
     assert {"naive", "fixbn", "fbn", "fedtan"} <= set(SHARING)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARING)
 def test_one_client_is_one_machine(name):
     clients = ToyClients(sizes=(6,))
@@ -39,6 +40,7 @@ def test_one_client_is_one_machine(name):
     torch.testing.assert_close(flat(alone), flat(central), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 @pytest.mark.parametrize("kind", ["dsgd", "fedavg"])
 def test_same_seed_same_result_in_any_order(name, kind):
@@ -59,6 +61,7 @@ def test_same_seed_same_result_in_any_order(name, kind):
             assert torch.equal(value, turned.client_states[client].tensors[key])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gn", "ln", "in", "none", "gn_ws", "fixup", "fedwon"])
 def test_norms_without_statistics_equal_one_machine(name):
     """No sample depends on another, so one gradient step is that of the merged batch."""

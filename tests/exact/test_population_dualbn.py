@@ -136,6 +136,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("standardized", [False, True])
 def test_dualbn_forward_and_backward(case, standardized):

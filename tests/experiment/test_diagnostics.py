@@ -177,6 +177,7 @@ ALGORITHMS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("name", ["naive", "fbn", "fedtan"])
 def test_gradients_against_plain_torch(name, algorithm):
@@ -262,6 +263,7 @@ def test_dropout_is_no_deviation_of_gradients(strategy, partition):
     assert all(d["gradient_deviation"] <= 1e-10 for d in found)
 
 
+@pytest.mark.slow
 def test_dropout_is_no_deviation_of_gradients_as_users_run_it():
     setting = {"clients": 6, "participation": 0.5, "dtype": "float32", "eval_every": 1}
     model = {"name": "fbn_cnn", "dropout": 0.25}
@@ -359,6 +361,7 @@ def test_the_variance_of_statistics_is_that_of_each_clients_batches_over_a_windo
     assert window[1].rounds.tolist() == [9, 10, 11, 12]
 
 
+@pytest.mark.slow
 def test_the_window_lasts_two_hundred_rounds_as_users_run_it():
     setting = {"clients": 5, "participation": 0.4, "partition": "dirichlet_unbalanced=0.5"}
     work = {"algorithm": {"name": "fedavg", "lr": 0.05}, "local_epochs": 1, "data": "patterns"}

@@ -238,6 +238,7 @@ def test_the_command_and_a_file_can_ask_for_it(tmp_path):
     assert "on all test samples" in " ".join(help_text.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["naive", "fbn", "heterofl", "hbn"])
 def test_the_saved_model_is_the_one_that_was_tested(name, tmp_path):
     result = fednorm.simulate(name, rounds=30, clients=3, partition="gamma=0.3", out=tmp_path)

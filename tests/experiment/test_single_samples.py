@@ -104,6 +104,7 @@ def test_the_reference_gradient_of_a_single_image_is_measured():
     assert central_gradient(dense, dense.initial_state, ToyClients(sizes=(1,), classes=10)) is None
 
 
+@pytest.mark.slow
 def test_the_doctor_warns_of_single_values_only():
     settings = {"partition": "iid", "batch_size": 1, "clients": 4, "batches": 2}
     for model in ("cnn", "resnet"):

@@ -54,6 +54,7 @@ def test_the_png_is_a_png_of_a_plausible_size(result, tmp_path):
     assert 200 <= height <= 1200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "columns", "rows"), [(2, 2, 1), (3, 3, 1), (4, 3, 2)])
 def test_panels_stand_side_by_side_three_in_a_row(count, columns, rows, tmp_path):
     panels = (two_panels().panels * 2)[:count]

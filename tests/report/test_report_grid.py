@@ -1,5 +1,7 @@
 """The heat maps of a comparison that was swept over attacks and defences."""
 
+import pytest
+
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment, expand_sweep
 from fednorm.report.heatmaps import collect_grid_maps, is_full
@@ -16,6 +18,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 def test_rows_are_attacks_and_columns_are_defenses(tmp_path):
     values = expand_sweep(SMALL, "attack=foe,alie")
     values = expand_sweep(values, "aggregator+statistics_aggregator=mean,nnm > median")

@@ -60,6 +60,7 @@ def chosen(name, experiments):
     return [experiments[-1].model_copy(update={"strategies": defended})]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_full_and_short_scale_are_valid(name):
     figure = FIGURES[name]

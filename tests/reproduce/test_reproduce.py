@@ -266,6 +266,7 @@ def test_the_list_shows_all(monkeypatch):
     assert "FBN, Figure 4" in text
 
 
+@pytest.mark.slow
 def test_the_ring_figures_are_drawn_by_ring(tmp_path):
     assert call("fbn-fig2", "--out", str(tmp_path)).exit_code == 0
     assert (tmp_path / "figure2.png").exists()

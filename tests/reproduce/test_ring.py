@@ -18,6 +18,7 @@ from fednorm.reproduce.ring import (
 )
 from fednorm.reproduce.ring_plots import build_ring_table
 
+pytestmark = pytest.mark.slow
 EPS = 1e-5
 
 

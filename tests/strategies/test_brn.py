@@ -140,6 +140,7 @@ def test_pooling_keeps_the_running_statistics_and_reports_moments():
     assert report.moments.count == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statistics", ["average", "pool"])
 @pytest.mark.parametrize("kind", ["dsgd", "fedavg"])
 def test_one_and_zero_is_batch_norm_over_ten_rounds(statistics, kind):

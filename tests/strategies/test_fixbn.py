@@ -135,6 +135,7 @@ def test_refuses_to_freeze_nothing():
         create_strategy("fixbn", freeze_statistics=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threshold", [1e-5, 2e-6, 3e-7])
 def test_auto_freezes_where_the_rule_says(threshold):
     """The oracle watches an unfrozen run and applies the window rule with numpy."""

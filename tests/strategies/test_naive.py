@@ -26,6 +26,7 @@ def test_is_fedavg(momentum):
         assert running.num_batches == 15
 
 
+@pytest.mark.slow
 def test_is_not_one_machine():
     clients = ToyClients()
     naive = last(task_of("naive", create_algorithm("dsgd", lr=LR)), clients).state
