@@ -47,8 +47,11 @@ class Style:
     def options(self) -> dict[str, Any]:
         """The arguments of matplotlib for a line in this style."""
         return {
-            "color": self.color, "linestyle": self.line, "marker": self.marker,
-            "markersize": 5, "linewidth": 1.8,
+            "color": self.color,
+            "linestyle": self.line,
+            "marker": self.marker,
+            "markersize": 5,
+            "linewidth": 1.8,
         }
 
     @property
