@@ -5,13 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fednorm.aggregators.base import (
-    PreAggregator,
-    Start,
-    VectorRule,
-    check_start,
-    initial_weights,
-)
+from fednorm.aggregators.base import PreAggregator, Start, VectorRule, check_start, initial_weights
 from fednorm.aggregators.rows import Vectors
 from fednorm.registry import param
 

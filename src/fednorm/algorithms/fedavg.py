@@ -117,11 +117,7 @@ class FedAvg(SGD):
         if self.optimizer == "adam":
             return torch.optim.Adam(groups, lr=rate, weight_decay=self.weight_decay)
         return torch.optim.SGD(
-            groups,
-            lr=rate,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            foreach=True,
+            groups, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay, foreach=True
         )
 
     def _received_momentum(self, work: LocalWork) -> Tensors:

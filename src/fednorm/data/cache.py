@@ -139,11 +139,7 @@ def _seal(folder: Path) -> None:
     index = {}
     for path in sorted(folder.glob("*.npy")):
         array = np.load(path, mmap_mode="r")
-        index[path.stem] = {
-            "sha256": digest(array),
-            "bytes": array.nbytes,
-            "large": array.ndim > 1,
-        }
+        index[path.stem] = {"sha256": digest(array), "bytes": array.nbytes, "large": array.ndim > 1}
         with path.open("rb+") as file:
             os.fsync(file.fileno())
     with (folder / INDEX).open("w", encoding="utf-8") as file:

@@ -75,9 +75,7 @@ class MobileNetV2:
 def build_mobilenet_features(channels: int, *, small: bool) -> nn.Sequential:
     """Build the layers before the classifier: a convolution, 17 blocks, a convolution."""
     width = 32
-    layers: list[nn.Module] = [
-        add_norm(conv(channels, width, 3, 1 if small else 2), nn.ReLU6()),
-    ]
+    layers: list[nn.Module] = [add_norm(conv(channels, width, 3, 1 if small else 2), nn.ReLU6())]
     for number, (expansion, following, depth, stride) in enumerate(STAGES):
         step = 1 if small and number == 1 else stride
         for place in range(depth):

@@ -31,12 +31,7 @@ def standardize_weights(conversion: Conversion) -> Conversion:
     stay as they are.
     """
     standard = standardize(
-        conversion.model,
-        scale_by_fan_in=True,
-        eps=1e-6,
-        gain=False,
-        bias=False,
-        before_norms=True,
+        conversion.model, scale_by_fan_in=True, eps=1e-6, gain=False, bias=False, before_norms=True
     )
     both = conversion.replaced + standard.replaced
     return replace(conversion, model=standard.model, replaced=both)
@@ -55,13 +50,7 @@ class BatchNormStrategy(Strategy):
         """Normalise with the batch's own statistics."""
         return rules.calibrate_batch
 
-    def calibration_rule(self) -> NormRule:
-        """Normalise with the batch's own statistics."""
-        return rules.calibrate_batch
-
-    def adaptation_rule(self) -> NormRule:
-        """Normalise with the batch's own statistics."""
-        return rules.calibrate_batch
+    calibration_rule = adaptation_rule = measure_rule
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,7 @@ class GnWs(GN):
         """Return a copy with GroupNorm layers and standardised convolutions."""
         norms = super().convert(model)
         convs = standardize(
-            norms.model,
-            scale_by_fan_in=False,
-            eps=EPS,
-            gain=False,
-            bias=True,
-            before_norms=True,
+            norms.model, scale_by_fan_in=False, eps=EPS, gain=False, bias=True, before_norms=True
         )
         if not convs.replaced:
             raise ValueError(

@@ -19,11 +19,7 @@ class Partition(Protocol):
     argument: ClassVar[str | None] = None  # the field that the text after "=" sets
 
     def split(
-        self,
-        labels: Indices,
-        clients: int,
-        rng: np.random.Generator,
-        groups: NDArray[Any] | None,
+        self, labels: Indices, clients: int, rng: np.random.Generator, groups: NDArray[Any] | None
     ) -> list[Indices]:
         """Return each client's sorted indices; every sample has exactly one client."""
         ...

@@ -9,13 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fednorm.data.partition.base import (
-    Indices,
-    Partition,
-    deal,
-    divide_evenly,
-    shuffle_by_label,
-)
+from fednorm.data.partition.base import Indices, Partition, deal, divide_evenly, shuffle_by_label
 from fednorm.registry import param
 
 TRIES = 1000
