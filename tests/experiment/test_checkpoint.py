@@ -404,7 +404,7 @@ def test_sigterm_saves_and_the_same_command_resumes(tmp_path):
     process.terminate()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command goes on" in errors
+    assert "the same command continues" in errors
     assert list(metrics.parent.glob("checkpoint-*"))
 
 
