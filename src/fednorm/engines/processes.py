@@ -213,6 +213,7 @@ class WorkerPool:
             worker.process.join(5)
             if worker.process.is_alive():
                 worker.process.kill()
+                worker.process.join()
 
     def train(
         self,
