@@ -72,6 +72,7 @@ CANCELLED = {
 }
 
 
+@pytest.mark.slow
 @networks
 def test_gradients_reach_every_parameter(network):
     model, x = small(network)
@@ -84,6 +85,7 @@ def test_gradients_reach_every_parameter(network):
         assert learns == (not re.fullmatch(without, key)), key
 
 
+@pytest.mark.slow
 @networks
 def test_the_memory_format_does_not_matter(network):
     model, x = small(network)

@@ -100,6 +100,7 @@ def test_three_of_the_layers_of_resnet18_have_no_bn_in_their_names():
 with_norms = pytest.mark.parametrize("network", [n for n, a in ARCHITECTURES.items() if a.norms])
 
 
+@pytest.mark.slow
 @with_norms
 @every
 def test_runs_a_round_and_comes_back(network, name, untouched):

@@ -50,6 +50,7 @@ def model_of(order, norm, *, inplace):
     return nn.Sequential(*stem, block, *tail).double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", [affine, bare, without_beta])
 @pytest.mark.parametrize("order", ["before", "after", "after, in place"])
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
