@@ -16,7 +16,7 @@ from fednorm.registry import param
 
 @dataclass(frozen=True)
 class NNM(PreAggregator):
-    """Replaces every vector by the mean of its n-f nearest: nearest-neighbour mixing.
+    """Replaces every vector by the mean of its n-f nearest: nearest-neighbour mixing (NNM).
 
     Allouah, Farhadkhani, Guerraoui, Gupta, Pinot and Stephan, "Fixing by Mixing: A Recipe for
     Optimal Byzantine ML under Heterogeneity", AISTATS 2023, arXiv:2302.01772.

@@ -38,7 +38,7 @@ KINDS: Mapping[str, Registry[Any]] = {
     "models": MODELS,
 }
 _SINGULAR = {"strategy": "strategies", "dataset": "data", "datasets": "data"}
-_SINGULAR |= {kind.removesuffix("s"): kind for kind in KINDS}
+_SINGULAR |= {kind.removesuffix("s"): kind for kind in KINDS if kind != "strategies"}
 
 
 def find_kind(name: str) -> str:
