@@ -142,6 +142,7 @@ def test_fresh_starts_over(tmp_path):
     assert (tmp_path / "mine.txt").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -59,6 +59,7 @@ def test_all_are_listed_by_the_command():
     assert MODELS.keys() <= listed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "shape"), CASES)
 def test_takes_images_and_returns_logits(name, shape):
     model = create_model(name, shape, classes=7, seed=0)
@@ -140,6 +141,7 @@ def convert_and_run(model, name):
         return conversion, conversion.model.train()(torch.randn(2, *SHAPE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "name"), [c for c in CONVERSIONS if c not in REFUSED])
 def test_every_strategy_converts_it(model, name):
     before = {key: tensor.clone() for key, tensor in plain(model).state_dict().items()}

@@ -235,6 +235,7 @@ def test_a_model_factory_gets_a_new_model_for_each_run():
     assert all(r.status == "finished" for r in found.runs)
 
 
+@pytest.mark.slow
 def test_every_strategy_runs_by_its_name():
     names = [*fednorm.list_strategies(), "centralized", "centralized:gn"]
     found = fednorm.compare(

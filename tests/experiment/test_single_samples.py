@@ -24,6 +24,7 @@ def with_dense_norm():
     return nn.Sequential(*body, nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(STRATEGIES) - {"fixup"}))  # no residual branches
 def test_every_strategy_trains_a_convolutional_network_on_single_images(name):
     result = fednorm.compare([name], model="cnn", **ONE).runs[0]

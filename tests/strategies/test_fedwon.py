@@ -222,6 +222,7 @@ def run_processes(task):
     return result
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("engine", [run_loop, run_stacked, run_processes])
 def test_every_engine_clips_each_client_as_a_plain_loop_does(kind, engine):
