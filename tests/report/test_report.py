@@ -63,8 +63,8 @@ def test_a_failing_write_keeps_the_old_file(tmp_path, monkeypatch):
     write_comparison(three_strategies(), tmp_path)
     before = (tmp_path / "curves.png").read_bytes()
 
-    def fail(_comparison, path):
-        path.write_bytes(b"half")
+    def fail(_comparison, file):
+        file.write(b"half")
         raise OSError("disk full")
 
     monkeypatch.setattr(write, "write_curves", fail)

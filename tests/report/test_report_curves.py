@@ -25,7 +25,8 @@ from report.report_cases import (
 
 
 def png_size(figure, path):
-    write_curves(figure, path)
+    with path.open("wb") as file:
+        write_curves(figure, file)
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     assert 2_000 < len(content) < 500_000

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from io import StringIO
-from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import IO, Any, Literal, TypeAlias
 from zlib import crc32
 
 from matplotlib import path as shapes
@@ -192,12 +191,12 @@ def use_log_scale(axes: Axes) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def write_png(draw: Draw, path: Path) -> None:
+def write_png(draw: Draw, file: IO[bytes]) -> None:
     """Write the figure that `draw` makes as a PNG."""
     with rc_context(_SETTINGS):
         drawn = draw(_DARK)
         FigureCanvasAgg(drawn)
-        drawn.savefig(path, format="png", dpi=_DPI, facecolor="white")
+        drawn.savefig(file, format="png", dpi=_DPI, facecolor="white")
 
 
 def name_method(number: int) -> str:

@@ -1,12 +1,10 @@
 """Write a report into its folder; each file is replaced as a whole."""
 
 import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fednorm.experiment.results import SCHEMA, Comparison, FigureResult, PanelResult, replace_nan
 from fednorm.report.agreement import compare_published
@@ -22,6 +20,7 @@ from fednorm.report.heatmaps import (
 from fednorm.report.page import render_page
 from fednorm.report.series import collect_plots
 from fednorm.report.styles import write_png
+from fednorm.system import atomic_write
 
 QUESTION = "Which normalization survives these clients?"
 
@@ -70,34 +69,23 @@ def _record_panel(panel: PanelResult) -> dict[str, Any]:
 def _write(figure: FigureResult, record: Mapping[str, Any], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     report = folder / "report.html"
-    with replace_file(folder / "results.json") as path:
+    with atomic_write(folder / "results.json") as file:
         text = json.dumps(replace_nan(record), indent=2, allow_nan=False)
-        path.write_text(text + "\n", encoding="utf-8")
-    with replace_file(folder / "curves.png") as path:
-        write_curves(figure, path)
-    with replace_file(report) as path:
-        path.write_text(render_page(figure), encoding="utf-8")
+        file.write(f"{text}\n".encode())
+    with atomic_write(folder / "curves.png") as file:
+        write_curves(figure, file)
+    with atomic_write(report) as file:
+        file.write(render_page(figure).encode())
     return report
 
 
-def write_curves(figure: FigureResult, path: Path) -> None:
+def write_curves(figure: FigureResult, file: IO[bytes]) -> None:
     """Write the curves of all panels as one PNG, or the heat maps of a swept grid."""
     title = figure.title or " – ".join(describe_setting(p.comparison.config) for p in figure.panels)
     maps = collect_gap_maps(figure)
     if (swept := find_swept(figure)) and is_full(swept):
-        write_png(partial(draw_grid_maps, swept), path)
+        write_png(partial(draw_grid_maps, swept), file)
     elif figure.heat and maps and not figure.curve_panels:
-        write_png(partial(draw_gap_maps, maps, figure.heat), path)
+        write_png(partial(draw_gap_maps, maps, figure.heat), file)
     else:
-        write_png(lambda ink: draw_figure(collect_plots(figure), ink=ink, title=title), path)
-
-
-@contextmanager
-def replace_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path, which replaces `path` on success."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        write_png(lambda ink: draw_figure(collect_plots(figure), ink=ink, title=title), file)

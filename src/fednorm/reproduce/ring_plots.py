@@ -15,8 +15,8 @@ from torch import Tensor
 from fednorm.report.format import Column, make_table
 from fednorm.report.styles import KNOWN, choose_style, use_log_scale, write_png
 from fednorm.report.tables import color_label
-from fednorm.report.write import replace_file
 from fednorm.reproduce.ring import CLIENTS, GAMMAS, METHODS, REFERENCE, RingResult
+from fednorm.system import atomic_write
 
 _CLASSES = [style.color for style in KNOWN.values() if style is not KNOWN[REFERENCE]][:CLIENTS]
 _FEDERATED = [method for method in METHODS if method != REFERENCE]
@@ -29,12 +29,11 @@ def write_ring(result: RingResult, folder: Path) -> list[Path]:
     """Write ring.json, figure1.png and figure2.png; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / name for name in ("ring.json", "figure1.png", "figure2.png")]
-    with replace_file(paths[0]) as path:
-        text = json.dumps(result.to_json(), indent=1, allow_nan=False)
-        path.write_text(text + "\n", encoding="utf-8")
+    with atomic_write(paths[0]) as file:
+        file.write(f"{json.dumps(result.to_json(), indent=1, allow_nan=False)}\n".encode())
     for target, draw in zip(paths[1:], (draw_figure_1, draw_figure_2), strict=True):
-        with replace_file(target) as path:
-            write_png(partial(draw, result), path)
+        with atomic_write(target) as file:
+            write_png(partial(draw, result), file)
     return paths
 
 
