@@ -18,7 +18,7 @@ from nn.test_users_layers import BatchNormAct2d, Flexible, Positive, model_with
 from support import ToyClients, last, nested_model, task_of
 
 LOCAL = create_algorithm("fedavg", lr=0.05)
-OTHER_KEYS = {"gn", "ln", "in", "gn_ws", "none", "fedwon", "fixup", "switchnorm"}
+OTHER_KEYS = {"gn", "ln", "in", "gn_ws", "none", "fedwon", "fixup", "switchnorm", "fedfn"}
 CONVS = [nn.Conv1d, nn.Conv2d, nn.Conv3d]
 OTHER_LAYERS = {"fixup", "switchnorm", "none", "fedwon", "fedfn"}
 
