@@ -235,11 +235,11 @@ def _compare_tensors(found: Tensors, needed: Tensors) -> Iterator[str]:
         yield f"the file lacks {_list_names(missing)}"
     if left := [key for key in found if key not in needed]:
         yield f"the model lacks {_list_names(left)}"
-    for key, tensor in found.items():
-        if key in needed and tensor.shape != needed[key].shape:
+    for key, tensor in needed.items():
+        if key in found and tensor.shape != found[key].shape:
             yield (
-                f"{key} has the shape {tuple(tensor.shape)} in the file and "
-                f"{tuple(needed[key].shape)} in the model"
+                f"{key} has the shape {tuple(found[key].shape)} in the file and "
+                f"{tuple(tensor.shape)} in the model"
             )
             return
 
