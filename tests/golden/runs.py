@@ -7,16 +7,18 @@ says why. On another processor torch may round otherwise: there the numbers must
 import hashlib
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
-import fednorm
+from fednorm.experiment.job import Job, execute_job
+from fednorm.experiment.load import build_experiment
+from fednorm.experiment.prepare import prepare
+from fednorm.experiment.run import UNWATCHED
 
 RECORD = Path(__file__).with_name("runs.json")
 SMALL = {"name": "resnet", "widths": [4, 6]}
+COMMON = {"clients": 5, "rounds": 6, "seeds": [1], "eval_every": 2, "dtype": "float64"}
 LOCAL = {
     "algorithm": {"name": "fedavg", "lr": 0.05},
     "local_steps": 3,
@@ -79,16 +81,15 @@ def processor():
 def run(name):
     """Return losses and accuracies of a run, and a hash of its final weights."""
     settings = {k: v for k, v in RUNS[name].items() if v is not None}
-    with tempfile.TemporaryDirectory() as folder:
-        result = fednorm.compare(
-            out=folder, clients=5, rounds=6, seeds=[1], eval_every=2, dtype="float64", **settings
-        ).runs[0]
-        if result.status != "finished":
-            raise RuntimeError(f"{name}: {result.status}: {result.error}")
-        (saved,) = Path(folder).glob("runs/*/model.safetensors")
-        tensors = load_file(saved)
+    experiment = build_experiment({**COMMON, **settings})
+    prepared = prepare(experiment, experiment.strategies[0], experiment.seeds[0])
+    job = Job(experiment, prepared.entry, prepared.seed)
+    result = execute_job(job, UNWATCHED, prepared=prepared)
+    if result.status != "finished":
+        raise RuntimeError(f"{name}: {result.status}: {result.error}")
+    tensors = prepared.task.model.state_dict()  # which holds the final state, as it was trained
     digest = hashlib.sha256()
-    for key in sorted(tensors):
+    for key in sorted(tensors.keys() - prepared.task.layout.personal.keys()):
         digest.update(key.encode() + tensors[key].contiguous().numpy().tobytes())
     return {
         "loss": [entry.loss for entry in result.history],
