@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from fednorm.data.partition import PARTITIONS, create_partition, match_groups, match_test, partition
 from fednorm.data.partition.base import Partition
-from fednorm.data.partition.dirichlet import (
+from fednorm.data.partition.feature_shift import KINDS
+from fednorm.data.partition.label_skew import (
     Dirichlet,
     draw_counts,
     draw_log_dirichlet,
     softmax,
 )
-from fednorm.data.partition.feature_shift import KINDS
 from fednorm.errors import UnknownNameError
 from generated import partition_problems
 

@@ -122,9 +122,7 @@ class DownloadableDataset(ImageDataset, ABC):
         """Load the images; download them if this machine has no copy."""
         arrays = load_or_create(get_decoded_home() / self.name, self._fetch)
         transform = self.make_transform(self.mean, self.std, arrays["x"].shape[-1])
-        return make_dataset(
-            self.name, self.subsample(arrays, seed), classes=self.classes, transform=transform
-        )
+        return make_dataset(self.name, self.subsample(arrays, seed), self.classes, transform)
 
     def _fetch(self, folder: Path) -> None:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
