@@ -41,16 +41,6 @@ class ClientPosition:
         return 2 * self.client / (self.clients - 1) - 1 if self.clients > 1 else 0.0
 
 
-def add_shift(x: Tensor, position: ClientPosition, strength: float) -> Tensor:
-    """Add the tutorial's constant."""
-    return x + strength * 0.5 * (2 * position.client / position.clients - 1)
-
-
-def scale_brightness(x: Tensor, position: ClientPosition, strength: float) -> Tensor:
-    """Scale the whole sample."""
-    return x * 2 ** (strength * position.spread)
-
-
 def scale_contrast(x: Tensor, position: ClientPosition, strength: float) -> Tensor:
     """Scale the sample around its mean."""
     mean = x.mean(dim=tuple(range(1, x.dim())), keepdim=True)
@@ -82,8 +72,8 @@ def add_noise(x: Tensor, position: ClientPosition, strength: float) -> Tensor:
 
 
 KINDS: dict[str, Callable[[Tensor, ClientPosition, float], Tensor]] = {
-    "shift": add_shift,
-    "brightness": scale_brightness,
+    "shift": lambda x, at, strength: x + strength * 0.5 * (2 * at.client / at.clients - 1),
+    "brightness": lambda x, at, strength: x * 2 ** (strength * at.spread),
     "contrast": scale_contrast,
     "rotation": rotate,
     "noise": add_noise,
