@@ -14,8 +14,8 @@ from fednorm.cli.options import (
     Workers,
     console,
     default_workers,
-    end_interrupted,
     errors,
+    exit_if_interrupted,
     option_help,
     prefetch,
     take_settings,
@@ -212,6 +212,6 @@ def _show(comparison: "Comparison", out: Path) -> None:
     for result in comparison.runs:
         if result.status == "stopped":
             errors.print(f"{result.strategy}, seed {result.seed}, stopped: {result.error}")
-    end_interrupted(result.status for result in comparison.runs)
+    exit_if_interrupted(result.status for result in comparison.runs)
     if any(result.status == "stopped" for result in comparison.runs):
         raise typer.Exit(1)

@@ -113,7 +113,7 @@ class Command(TyperCommand):
             raise NoSuchOption(error.option_name, text, ctx=ctx) from None
 
 
-def end_interrupted(statuses: Iterable[str]) -> None:
+def exit_if_interrupted(statuses: Iterable[str]) -> None:
     """End the command if a run was interrupted."""
     if "interrupted" in statuses:
         errors.print("Interrupted; finished runs are kept, and the same command continues.")

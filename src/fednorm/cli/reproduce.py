@@ -14,7 +14,7 @@ from fednorm.cli.options import (
     Workers,
     console,
     default_workers,
-    end_interrupted,
+    exit_if_interrupted,
     option_help,
     prefetch,
 )
@@ -101,7 +101,7 @@ def _run(request: "FigureRequest", folder: Path, workers: int | None) -> None:
     for cut in result.cuts:
         console.print(f"- {cut}", highlight=False, markup=False)
     console.print(f"Report: {report}", soft_wrap=True)
-    end_interrupted(run.status for panel in result.panels for run in panel.comparison.runs)
+    exit_if_interrupted(run.status for panel in result.panels for run in panel.comparison.runs)
 
 
 @contextmanager

@@ -31,15 +31,8 @@ from fednorm.data.image_dataset import ImageDataset, make_dataset
 from fednorm.errors import DamagedDataError, MissingDataError
 
 # Errors of reading a missing or damaged file.
-_DAMAGED = (
-    EOFError,
-    LookupError,
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    pickle.PickleError,
-    zlib.error,
-)
-_UNUSABLE = (OSError, ValueError, *_DAMAGED)
+_ARCHIVE_ERRORS = (tarfile.TarError, zipfile.BadZipFile, pickle.PickleError, zlib.error)
+_UNUSABLE = (OSError, ValueError, EOFError, LookupError, *_ARCHIVE_ERRORS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,19 +198,13 @@ def _compare_row(row: Row, measured: str) -> dict[str, Cell]:
 
 def compare_exchanges(panel: PanelResult) -> list[dict[str, Cell]]:
     """Return published and measured exchanges of each method; none if none are published."""
-    if not panel.published_exchanges:
-        return []
     rows = []
-    for summary in panel.comparison.summaries():
+    for summary in panel.comparison.summaries() if panel.published_exchanges else ():
         before = panel.published_exchanges.get(summary.strategy)
         counted = fmean(run.exchanges_per_round for run in summary.runs)
-        rows.append(
-            {
-                STRATEGY: Cell(summary.strategy),
-                "published": Cell(format_number(before), before),
-                "measured": Cell(format_number(counted), counted),
-            }
-        )
+        numbers = {"published": before, "measured": counted}
+        cells = {title: Cell(format_number(value), value) for title, value in numbers.items()}
+        rows.append({STRATEGY: Cell(summary.strategy), **cells})
     return rows
 
 
