@@ -1,7 +1,8 @@
 """Small runs whose numbers must not change by a change of the code's form alone.
 
 `python tests/golden/runs.py` writes them anew, which a change of behaviour may need; its commit
-says why. On another processor torch may round otherwise: there the numbers must be near.
+says why. Another processor may round otherwise: there the numbers must be near, and
+`python tests/golden/runs.py --add` adds its bits to the record.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from fednorm.experiment.prepare import prepare
 from fednorm.experiment.run import UNWATCHED
 
 RECORD = Path(__file__).with_name("runs.json")
+NUMBERS = ("loss", "train_loss", "accuracy")
 SMALL = {"name": "resnet", "widths": [4, 6]}
 COMMON = {"clients": 5, "rounds": 6, "seeds": [1], "eval_every": 2, "dtype": "float64"}
 LOCAL = {
@@ -74,8 +76,13 @@ RUNS = {
 
 
 def processor():
-    """Return what decides how torch rounds."""
-    return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+    """Return what decides how torch rounds: its version and the processor's model."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    known = dict(line.split("\t", 1) for line in lines if "\t" in line)
+    model = [known.get(key, "").strip("\t: ") for key in ("vendor_id", "cpu family", "model")]
+    used = torch.backends.cpu.get_cpu_capability()
+    return f"torch {torch.__version__}, {' '.join(model)}, {used}"
 
 
 def run(name):
@@ -99,8 +106,17 @@ def run(name):
     }
 
 
+def bits(found):
+    """Return a hash of all numbers of a run."""
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    record = {"processor": processor(), "runs": {name: run(name) for name in RUNS}}
+    made = {name: run(name) for name in RUNS}
+    record = {"bits": {}, "runs": {n: {k: r[k] for k in NUMBERS} for n, r in made.items()}}
+    if "--add" in sys.argv:
+        record = json.loads(RECORD.read_text(encoding="utf-8"))
+    record["bits"][processor()] = {name: bits(found) for name, found in made.items()}
     RECORD.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     sys.stdout.write(f"{len(RUNS)} runs in {RECORD}\n")
