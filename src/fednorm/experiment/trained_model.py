@@ -68,7 +68,7 @@ class TrainedModel:
         return network
 
 
-def fold_trained(prepared: PreparedRun, state: ServerState) -> TrainedModel:
+def fold_run(prepared: PreparedRun, state: ServerState) -> TrainedModel:
     """Return the trained model of a run, without its clients' personal tensors."""
     network = fold(export(prepared.task, state))
     personal = tuple(key for key in network.state_dict() if key in prepared.task.layout.personal)
@@ -103,7 +103,7 @@ def _describe(prepared: PreparedRun, network: nn.Module, personal: tuple[str, ..
     )
 
 
-def save_trained(
+def save_model(
     path: Path, trained: TrainedModel, clients: Iterable[tuple[ClientId, Tensors]] = ()
 ) -> None:
     """Write a trained model, and beside it the clients' personal tensors."""
@@ -127,7 +127,7 @@ def _find_client_file(path: Path, client: ClientId) -> Path:
     return path.parent / CLIENT_FILES.replace("*", str(client))
 
 
-def load_trained(
+def load_model(
     source: str | Path, model: ModelSource | None = None, *, client: ClientId | None = None
 ) -> nn.Module:
     """Return the trained model of a run's folder or file; see `fednorm.load`."""
