@@ -76,7 +76,7 @@ def load(
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
     >>> run = simulate("fbn", rounds=2, clients=3, out=folder)
-    >>> type(load(folder)[1]).__name__
+    >>> type(load(folder)[3]).__name__
     'BatchNorm1d'
     """
     return load_model(source, model, client=client)

@@ -2,7 +2,7 @@
 
 A file is in the safetensors format: tensors by their `state_dict` keys, and in its header, as JSON,
 which strategy trained which network. Where clients keep personal layers, the file has what is
-shared, and the folder `clients` beside it one file for each client with the rest.
+shared, and the folder `clients` next to it one file for each client with the rest.
 """
 
 import json
@@ -30,7 +30,7 @@ from fednorm.strategies import STRATEGIES
 from fednorm.system import atomic_write
 
 MODEL_FILE = "model.safetensors"
-CLIENT_FILES = "clients/*.safetensors"  # beside it
+CLIENT_FILES = "clients/*.safetensors"  # next to it
 _KEY = "fednorm"  # in the header of a file; one key, since the format does not order several
 _LISTED = 4  # tensors that a message names
 
@@ -106,7 +106,7 @@ def _describe(prepared: PreparedRun, network: nn.Module, personal: tuple[str, ..
 def save_model(
     path: Path, trained: TrainedModel, clients: Iterable[tuple[ClientId, Tensors]] = ()
 ) -> None:
-    """Write a trained model, and beside it the clients' personal tensors."""
+    """Write a trained model, and next to it the clients' personal tensors."""
     path.parent.mkdir(parents=True, exist_ok=True)
     personal = set(trained.header.personal)
     tensors = {k: v for k, v in trained.network.state_dict().items() if k not in personal}
@@ -220,7 +220,7 @@ def _check_client(header: ModelHeader, client: ClientId | None, known: Iterable[
     kept = f"strategy {header.strategy!r} keeps {_list_names(header.personal)} on its clients"
     if not there:
         raise ConfigError(
-            f"{kept}, and they are not beside the file, as after a run on Flower: it holds what is "
+            f"{kept}, and they are not next to the file, as after a run on Flower: it holds what is "
             "shared, which safetensors.torch.load_file reads."
         )
     raise ConfigError(
