@@ -220,8 +220,8 @@ def _check_client(header: ModelHeader, client: ClientId | None, known: Iterable[
     kept = f"strategy {header.strategy!r} keeps {_list_names(header.personal)} on its clients"
     if not there:
         raise ConfigError(
-            f"{kept}, and they are not next to the file, as after a run on Flower: it holds what is "
-            "shared, which safetensors.torch.load_file reads."
+            f"{kept}, and they are not next to the file, as after a run on Flower: it holds what "
+            "is shared, which safetensors.torch.load_file reads."
         )
     raise ConfigError(
         f"{kept}, so that there is a model for each: choose client= among "
