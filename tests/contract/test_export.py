@@ -107,7 +107,7 @@ def test_every_client_has_the_model_it_was_tested_with(name, tmp_path):
         result.model(client=4)
     for path in tmp_path.glob("runs/*/clients/*"):
         path.unlink()
-    with pytest.raises(ValueError, match="not beside the file"):
+    with pytest.raises(ValueError, match="not next to the file"):
         fednorm.load(tmp_path, client=1)
 
 

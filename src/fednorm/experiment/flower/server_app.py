@@ -25,7 +25,7 @@ from fednorm.experiment.prepare import prepare
 from fednorm.experiment.results import replace_nan
 from fednorm.experiment.run import LastRound, Monitor, run
 from fednorm.experiment.specs import StrategySpec
-from fednorm.experiment.trained_model import fold_trained, save_trained
+from fednorm.experiment.trained_model import fold_run, save_model
 from fednorm.system import limit_threads
 
 server = ServerApp()
@@ -61,7 +61,7 @@ def _make_run(
 
 
 def _save_model(prepared: PreparedRun, result: RoundResult, path: Path) -> None:
-    save_trained(path, fold_trained(prepared, result.tested or result.state))
+    save_model(path, fold_run(prepared, result.tested or result.state))
     _send(model=str(path), sha256=sha256(path.read_bytes()).hexdigest())
 
 
