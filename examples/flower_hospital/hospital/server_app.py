@@ -1,0 +1,24 @@
+"""What runs at the coordinator, which has no images."""
+
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from safetensors.torch import save_file
+
+import fednorm.flower
+from hospital.task import build_model
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run all rounds and save the global model."""
+    config = context.run_config
+    strategy = fednorm.flower.NormStrategy(str(config["strategy"]), model=build_model(config))
+    strategy.start(grid=grid, num_rounds=int(config["num-server-rounds"]))
+    if config["output"]:
+        output = Path(str(config["output"]))
+        output.mkdir(parents=True, exist_ok=True)
+        save_file(strategy.model.state_dict(), output / "global.safetensors")
