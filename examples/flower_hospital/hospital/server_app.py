@@ -14,11 +14,12 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run all rounds and save the global model."""
+    """Run all rounds; save the global model, if there is one."""
     config = context.run_config
     strategy = fednorm.flower.NormStrategy(str(config["strategy"]), model=build_model(config))
     strategy.start(grid=grid, num_rounds=int(config["num-server-rounds"]))
-    if config["output"]:
+    kept = strategy.task.layout.personal  # layers that hospitals keep: each saves its own model
+    if config["output"] and not kept:
         output = Path(str(config["output"]))
         output.mkdir(parents=True, exist_ok=True)
         save_file(strategy.model.state_dict(), output / "global.safetensors")
