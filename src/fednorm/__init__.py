@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fednorm import doctor, flower
     from fednorm.aggregators import create_aggregator, list_aggregators
     from fednorm.algorithms import create_algorithm, list_algorithms
-    from fednorm.api import compare, simulate
+    from fednorm.api import compare, load, simulate
     from fednorm.attacks import create_attack, list_attacks
     from fednorm.core.messages import Batches, Broadcast, ClientState, Reply, ServerState
     from fednorm.core.moments import Moments, pool
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fednorm.data import list_datasets, load_dataset
     from fednorm.data.partition import create_partition, list_partitions, partition
     from fednorm.models import create_model, list_models
+    from fednorm.nn.folding import fold
     from fednorm.strategies import convert, create_strategy, list_strategies
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "errors",
     "export",
     "flower",
+    "fold",
     "list_aggregators",
     "list_algorithms",
     "list_attacks",
@@ -59,6 +61,7 @@ __all__ = [
     "list_models",
     "list_partitions",
     "list_strategies",
+    "load",
     "load_dataset",
     "partition",
     "pool",
@@ -71,7 +74,7 @@ _find_export = export_lazily(
     {
         "fednorm.aggregators": "create_aggregator list_aggregators",
         "fednorm.algorithms": "create_algorithm list_algorithms",
-        "fednorm.api": "compare simulate",
+        "fednorm.api": "compare load simulate",
         "fednorm.attacks": "create_attack list_attacks",
         "fednorm.core.messages": "Batches Broadcast ClientState Reply ServerState",
         "fednorm.core.moments": "Moments pool",
@@ -80,6 +83,7 @@ _find_export = export_lazily(
         "fednorm.data": "list_datasets load_dataset",
         "fednorm.data.partition": "create_partition list_partitions partition",
         "fednorm.models": "create_model list_models",
+        "fednorm.nn.folding": "fold",
         "fednorm.strategies": "convert create_strategy list_strategies",
     },
 )

@@ -6,11 +6,13 @@ from typing import Any
 
 from torch import nn
 
+from fednorm.core.types import ClientId
 from fednorm.errors import ConfigError
 from fednorm.experiment.build import ModelSource
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.results import Comparison, RunResult
+from fednorm.experiment.trained_model import load_trained
 
 
 def compare(
@@ -57,4 +59,27 @@ def simulate(strategy: str | dict[str, Any], *, seed: int = 0, **settings: Any) 
     return compare([strategy], seeds=[seed], **settings).runs[0]
 
 
-__all__ = ["compare", "simulate"]
+def load(
+    source: str | Path, model: ModelSource | None = None, *, client: ClientId | None = None
+) -> nn.Module:
+    """Return a trained model in evaluation mode, of torch's layers where possible.
+
+    Nothing is unpickled, and no code that the file names is run.
+
+    Args:
+        source: the folder of a run, such as "results/compare/runs/fbn-seed0", or its file
+            `model.safetensors`; the folder of a comparison if it holds one run.
+        model: the network as it was before training, or a function that returns one. It may be left
+            out if the run chose one of fednorm's by its name.
+        client: whose model, where clients keep layers for themselves, as in "fedbn".
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> run = simulate("fbn", rounds=2, clients=3, out=folder)
+    >>> type(load(folder)[2]).__name__
+    'BatchNorm1d'
+    """
+    return load_trained(source, model, client=client)
+
+
+__all__ = ["compare", "load", "simulate"]

@@ -11,8 +11,8 @@ from torch.nn import functional
 from fednorm import create_strategy
 from fednorm.core.layer import NormRule, RoundContext
 from fednorm.nn import dual_norm, hybrid_norm, rules, switch_norm
-from fednorm.nn.batch_renorm import make_renorm_rule
 from fednorm.nn.sync_norm import make_sync_rule
+from fednorm.strategies.brn import make_renorm_rule
 
 PLAIN = {name: getattr(rules, name) for name in rules.__all__}
 RULES = {

@@ -12,8 +12,8 @@ from torch.nn import functional
 from fednorm import create_strategy
 from fednorm.algorithms import create_algorithm
 from fednorm.core.layer import RoundContext
-from fednorm.nn.batch_renorm import compute_corrections, make_renorm_rule
 from fednorm.nn.convert import to_fed_batch_norm
+from fednorm.strategies.brn import compute_corrections, make_renorm_rule
 from support import ToyClients, assert_same_state, last, nested_model, task_of
 
 INFINITE = float("inf")

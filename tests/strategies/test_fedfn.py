@@ -35,7 +35,25 @@ def test_it_normalises_features_on_any_base():
         features / features.norm(dim=1, keepdim=True), plain[1].weight, plain[1].bias
     )
     torch.testing.assert_close(model(x), expected)
-    assert list(model.state_dict()) == list(plain.state_dict())
+
+
+def test_its_state_is_refused_by_the_plain_model_and_says_what_to_do():
+    plain = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 5))
+    model = create_strategy("fedfn").convert(plain).model
+    with pytest.raises(RuntimeError, match=r"Unexpected .* \"1\.normalizes_.*_use_fednorm_load\""):
+        plain.load_state_dict(model.state_dict())
+    # Clients send what they sent, and weights of the plain model are a start.
+    task = task_of("fedfn", STEP, model=plain)
+    assert task.layout.roles.keys() == plain.state_dict().keys()
+    assert not task.initial_state.buffers
+    other = (
+        create_strategy("fedfn").convert(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 5))).model
+    )
+    other.load_state_dict(plain.state_dict())
+    assert torch.equal(other[1].weight, plain[1].weight)
+    other.load_state_dict(model.state_dict())
+    with pytest.raises(RuntimeError, match="Unexpected"):
+        other.load_state_dict({**plain.state_dict(), "1.gain": torch.ones(5)})
 
 
 def test_it_refuses_a_base_or_model_that_it_cannot_wrap():

@@ -69,7 +69,7 @@ def measure_state(model: nn.Module) -> State:
     sizes = dict.fromkeys(Kind, 0)
     statistics = []
     for key, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) in seen:
+        if id(tensor) in seen or key not in kind_of:  # an extra state is no tensor of a layer
             continue
         seen.add(id(tensor))
         sizes[kind_of[key]] += tensor.nbytes

@@ -30,7 +30,6 @@ from fednorm.core.messages import ClientState, RejectedReply, RunningStats, Serv
 from fednorm.core.types import ClientId
 from fednorm.errors import DiskError
 from fednorm.experiment.diagnostics import Window, WindowMoments
-from fednorm.system import atomic_write
 
 KEPT = 2  # newest checkpoints; if the last one is damaged, the one before is used
 _ALIGNED = 8  # bytes
@@ -227,11 +226,3 @@ def _read_checkpoint(
     }
     state = ServerState(**state, running=running, rejected=rejected)
     return Checkpoint(state, client_states, header["record"], window)
-
-
-def save_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a trained model's tensors, by their `state_dict` keys."""
-    # Tied layers have one tensor under several keys; each key gets its own copy.
-    plain = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-    with atomic_write(path) as file:
-        file.write(safetensors.torch.save(plain))

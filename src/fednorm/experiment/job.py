@@ -8,8 +8,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from fednorm.core.messages import ServerState
-from fednorm.core.task import export
+from fednorm.core.messages import ClientState, ServerState
+from fednorm.core.types import ClientId
 from fednorm.engines.base import RoundResult
 from fednorm.errors import ConfigError
 from fednorm.experiment import checkpoint
@@ -18,7 +18,13 @@ from fednorm.experiment.checkpoint import Checkpoint
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.results import RunResult
-from fednorm.experiment.run import Monitor, find_tested_state, run
+from fednorm.experiment.run import (
+    LastRound,
+    Monitor,
+    find_tested_state,
+    make_initial_state,
+    run,
+)
 from fednorm.experiment.run_folder import (
     MetricsFile,
     RunCheckpointer,
@@ -28,6 +34,12 @@ from fednorm.experiment.run_folder import (
     save_run,
 )
 from fednorm.experiment.specs import StrategySpec
+from fednorm.experiment.trained_model import (
+    MODEL_FILE,
+    fold_clients,
+    fold_trained,
+    save_trained,
+)
 from fednorm.system import limit_threads
 
 _PATIENCE = 60.0  # seconds in which a process of a killed comparison ends its round
@@ -76,7 +88,8 @@ def execute_job(
         prepared = prepared or prepare(job.experiment, job.entry, job.seed, model)
         prepared = replace(prepared, setup=replace(prepared.setup, processes=job.processes))
         if job.folder is None:
-            return run(prepared, monitor)
+            last = LastRound()
+            return _keep_model(prepared, run(prepared, monitor, saves=last), last.round)
         target = run_folder(job.folder, job.entry, job.seed)
         target.mkdir(parents=True, exist_ok=True)
         with lock_folder(target, _PATIENCE):
@@ -100,13 +113,40 @@ def _run_recorded(job: Job, prepared: PreparedRun, monitor: Monitor, target: Pat
             log.warning(message)
         recorded = replace(monitor, callbacks=(metrics.write, *monitor.callbacks))
         result = run(prepared, recorded, saves=saves, start=start)
-        if result.status in {"finished", "stopped"} and saves.reached:
-            model = export(prepared.task, _find_state(prepared, saves.reached)).state_dict()
-            shared = {k: v for k, v in model.items() if k not in prepared.task.layout.personal}
-            checkpoint.save_model(target / "model.safetensors", shared)
-        return result
+        return _keep_model(prepared, result, saves.reached, target)
     finally:
         metrics.file.close()
+
+
+def _keep_model(
+    prepared: PreparedRun,
+    result: RunResult,
+    reached: RoundResult | Checkpoint | None,
+    target: Path | None = None,
+) -> RunResult:
+    """Keep the trained model of a run that came to its end, in its folder if it has one."""
+    if result.status not in {"finished", "stopped"} or reached is None:
+        return result
+    state = _find_state(prepared, reached)
+    trained = fold_trained(prepared, state)
+    own = fold_clients(prepared, state, _list_states(prepared, reached), trained.header.personal)
+    if target and prepared.setup.ours:
+        save_trained(target / MODEL_FILE, trained, own)
+        return result.keep_model(target)
+    trained = replace(trained, clients=dict(own))
+    if target:  # without a model of the user's, which no file can hold
+        save_trained(target / MODEL_FILE, trained, trained.clients.items())
+    return result.keep_model(trained)
+
+
+def _list_states(
+    prepared: PreparedRun, reached: RoundResult | Checkpoint
+) -> Iterator[tuple[ClientId, ClientState]]:
+    """Yield the clients with the states that they are tested with; Flower's nodes keep theirs."""
+    if not prepared.remote:
+        new = make_initial_state(prepared, reached.client_states)
+        for client in range(prepared.experiment.clients):
+            yield client, reached.client_states.get(client, new)
 
 
 def _find_state(prepared: PreparedRun, reached: RoundResult | Checkpoint) -> ServerState:

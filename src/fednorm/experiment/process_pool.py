@@ -20,6 +20,7 @@ from fednorm.errors import WorkerError
 from fednorm.experiment.job import Job, execute_job, log
 from fednorm.experiment.results import Event, RunResult
 from fednorm.experiment.run import Monitor
+from fednorm.experiment.run_folder import run_folder
 
 _POLL = 0.2  # seconds between looks at the workers
 
@@ -104,7 +105,9 @@ def _send(event: Event) -> None:
 
 def _work(job: Job) -> RunResult:
     with _shared["busy"]:
-        return execute_job(job, Monitor([_send], _StopWorker()))
+        result = execute_job(job, Monitor([_send], _StopWorker()))
+    # A network stays in its process; a folder can be read from everywhere.
+    return result.keep_model(job.folder and run_folder(job.folder, job.entry, job.seed))
 
 
 def _watch(futures: set[Future[RunResult]], events: "SimpleQueue[Event]", monitor: Monitor) -> None:

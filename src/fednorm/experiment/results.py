@@ -4,11 +4,17 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite, nan
+from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from torch import nn
 
 from fednorm.core.messages import RejectedReply
+from fednorm.core.types import ClientId
+from fednorm.errors import ConfigError
 from fednorm.experiment.diagnostics import Diagnostics, Window
+from fednorm.experiment.trained_model import TrainedModel, load_trained
 
 Status: TypeAlias = Literal["finished", "diverged", "stopped", "interrupted"]
 
@@ -97,6 +103,37 @@ class RunResult:
     diagnostics: tuple[dict[str, float | None], ...] = ()  # one for each round, if asked for
     tested: int = 0  # test samples behind an accuracy
     metric: str = "accuracy"  # what `accuracy` is; "mean IoU" of segmentation
+
+    # Where the trained model is. No field: a result is compared and written without it.
+    _trained: ClassVar[TrainedModel | Path | None] = None
+
+    def keep_model(self, trained: TrainedModel | Path | None) -> "RunResult":
+        """Return the result with its trained model, or with the folder that holds it."""
+        result = replace(self)
+        object.__setattr__(result, "_trained", trained)
+        return result
+
+    def model(self, *, client: ClientId | None = None) -> nn.Module:
+        """Return the trained model in evaluation mode, of torch's layers where possible.
+
+        Every call returns another copy. Where clients keep layers for themselves, `client` says
+        whose model it is.
+
+        >>> import fednorm
+        >>> fednorm.simulate("fbn", rounds=2, clients=3).model().training
+        False
+        """
+        if self.status in {"diverged", "interrupted"}:
+            said = "has diverged" if self.status == "diverged" else "was interrupted"
+            raise ConfigError(f"the run {said}, so it has no trained model.")
+        if isinstance(self._trained, Path):
+            return load_trained(self._trained, client=client)
+        if self._trained is not None:
+            return self._trained.build(client)
+        raise ConfigError(
+            "the model of this run was not kept, as it was trained in another process (workers > 1)"
+            " or the result was read from a file; run it with out=FOLDER, which holds the model."
+        )
 
     @property
     def final(self) -> Evaluation | None:

@@ -73,6 +73,20 @@ class Checkpointer(Protocol):
         """Save now."""
 
 
+@dataclass
+class LastRound:
+    """Holds the last round instead of saving it."""
+
+    round: RoundResult | None = None
+
+    def after(self, result: RoundResult, recorder: RunRecorder) -> None:
+        """Hold a round."""
+        del recorder
+        self.round = result
+
+    save = after
+
+
 def run(
     prepared: PreparedRun,
     monitor: Monitor = UNWATCHED,
@@ -182,7 +196,7 @@ def evaluate(prepared: PreparedRun, result: RoundResult) -> Evaluation:
     """Test the global model if there is one, else every client's model."""
     task, experiment, states = prepared.task, prepared.experiment, result.client_states
     state = result.tested or find_tested_state(prepared, result)
-    initial = _make_initial_state(prepared, states)
+    initial = make_initial_state(prepared, states)
     trained: dict[ClientId, Score] = {}
     untrained: dict[ClientId, Score] = {}
     if has_personal_models(prepared):
@@ -212,7 +226,7 @@ def evaluate(prepared: PreparedRun, result: RoundResult) -> Evaluation:
     )
 
 
-def _make_initial_state(
+def make_initial_state(
     prepared: PreparedRun, client_states: Mapping[ClientId, ClientState]
 ) -> ClientState:
     """Return the personal layers with which a client that has not trained is tested."""

@@ -18,6 +18,7 @@ from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import build_experiment, read_toml, to_toml
 from fednorm.experiment.results import Event, RunRecorder, RunResult, replace_nan
 from fednorm.experiment.specs import OWN_SETTINGS, StrategySpec
+from fednorm.experiment.trained_model import CLIENT_FILES, MODEL_FILE
 from fednorm.system import atomic_write
 
 _AXES = {"strategies", "seeds"}  # a folder may grow along these
@@ -41,7 +42,7 @@ def open_folder(folder: Path, experiment: Experiment) -> None:
 
 def clear_folder(folder: Path) -> None:
     """Remove the files of a comparison, and nothing else."""
-    ours = ("run.json", "metrics.jsonl", "model.safetensors", "checkpoint-*.safetensors")
+    ours = ("run.json", "metrics.jsonl", MODEL_FILE, "checkpoint-*.safetensors", CLIENT_FILES)
     for pattern in ("config.toml", *(f"runs/*/{name}" for name in ours)):
         for path in folder.glob(pattern):
             path.unlink()
@@ -76,7 +77,7 @@ def load_recorded(
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["key"] != run_key(experiment, entry, seed):
             return None
-        return RunResult.from_json(content["result"])
+        return RunResult.from_json(content["result"]).keep_model(path.parent)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # absent, or not readable: the run is made again
 

@@ -5,6 +5,7 @@ modules and drops those of tensors, and it cannot copy a lazy layer that has no 
 """
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -14,14 +15,16 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from fednorm.errors import ConversionError
 
 
-def copy_model(model: nn.Module) -> nn.Module:
+def copy_model(model: nn.Module, *, sharing: Iterable[object] = ()) -> nn.Module:
     """Return a copy of a model that computes and learns as the model does.
+
+    Objects in `sharing` are not copied: both models refer to them.
 
     Raises ConversionError, which names the layer or the parameter that cannot be copied.
     """
     refuse_uncopyable(model)
     try:
-        return copy.deepcopy(model)
+        return copy.deepcopy(model, {id(item): item for item in sharing})
     except (RuntimeError, TypeError) as error:
         raise ConversionError(
             f"a conversion works on a copy, but {type(model).__name__} cannot be copied ({error}); "

@@ -13,6 +13,7 @@ A class may add three things.
 All else is refused by name.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -87,6 +88,20 @@ def restore_subclass(path: str, stripped: Subclass, old: nn.Module, new: nn.Modu
         )
     if stripped.tail is not None:
         _activate(new, *stripped.tail)
+
+
+def change_base(layer: nn.Module, bases: Mapping[_Class, _Class]) -> None:
+    """Give a layer of a class in `bases` the class it maps to; a user's addition stays on top."""
+    top, base = _PARTS.get(type(layer), (None, type(layer)))
+    if base not in bases:
+        return
+    new = bases[base]
+    if top is None:
+        layer.__class__ = new
+    elif issubclass(top, new):  # the user's class, as it was written
+        layer.__class__ = top
+    else:
+        layer.__class__ = _combine_classes(top, new, f"{new.__name__}Act")
 
 
 def _torch_type(cls: _Class) -> type[_BatchNorm]:

@@ -8,7 +8,7 @@ model stays on the SuperLink's machine.
 import json
 import os
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,16 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fednorm.core.task import export
 from fednorm.engines.base import RoundResult
 from fednorm.errors import ConfigError
-from fednorm.experiment import checkpoint
 from fednorm.experiment.build import PreparedRun
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.flower import MARK
 from fednorm.experiment.prepare import prepare
-from fednorm.experiment.results import Event, RunRecorder, replace_nan
-from fednorm.experiment.run import Monitor, run
+from fednorm.experiment.results import Event, replace_nan
+from fednorm.experiment.run import LastRound, Monitor, run
 from fednorm.experiment.specs import StrategySpec
+from fednorm.experiment.trained_model import fold_trained, save_trained
 from fednorm.system import limit_threads
 
 server = ServerApp()
@@ -45,7 +44,7 @@ def main(grid: Grid, context: Context) -> None:
 def _make_run(
     experiment: Experiment, entry: StrategySpec, seed: int, grid: Grid, folder: Path
 ) -> None:
-    last = _LastRound()
+    last = LastRound()
     try:
         with limit_threads(experiment.threads):
             prepared = prepare(experiment, entry, seed)
@@ -60,25 +59,8 @@ def _make_run(
     _send(result=replace_nan(asdict(result)))
 
 
-@dataclass
-class _LastRound:
-    """Holds the last round instead of saving it."""
-
-    round: RoundResult | None = None
-
-    def after(self, result: RoundResult, recorder: RunRecorder) -> None:
-        del recorder
-        self.round = result
-
-    def save(self, result: RoundResult, recorder: RunRecorder) -> None:
-        self.after(result, recorder)
-
-
 def _save_model(prepared: PreparedRun, result: RoundResult, path: Path) -> None:
-    model = export(prepared.task, result.tested or result.state).state_dict()
-    personal = prepared.task.layout.personal
-    path.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.save_model(path, {k: v for k, v in model.items() if k not in personal})
+    save_trained(path, fold_trained(prepared, result.tested or result.state))
     _send(model=str(path), sha256=sha256(path.read_bytes()).hexdigest())
 
 
