@@ -16,7 +16,6 @@ from flower.federation import Nodes
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
 FOLDER = ROOT / "examples" / "flower_hospital"
-HOSPITALS = ("east", "north", "west")
 TINY = {"image-size": 32, "num-server-rounds": 1, "local-epochs": 1}
 
 
@@ -53,12 +52,13 @@ def differ(one, other):
 
 
 def test_one_model_for_all_has_calibrated_statistics(example, config, tmp_path):
-    places = [{"partition-id": i, "num-partitions": 3} for i in range(3)]
+    places = [{"partition-id": i, "num-partitions": 2} for i in range(2)]
     metrics = run(example, config | {"data": str(tmp_path / "images")}, places)
-    assert sorted(m["num-examples"] for m in metrics) == [2, 3, 4]
+    assert sorted(m["num-examples"] for m in metrics) == [3, 4]  # a fifth of 12 and 24, by class
     models = read_models(tmp_path / "models")
-    assert models.keys() == {*HOSPITALS, "global"}
-    assert all(differ(models["global"], models[name]) == set() for name in HOSPITALS)
+    assert models.keys() == {"east", "north", "global"}
+    assert differ(models["global"], models["east"]) == set()
+    assert differ(models["global"], models["north"]) == set()
     means = [v for k, v in models["global"].items() if k.endswith("running_mean")]
     assert len(means) == 20
     assert all(mean.abs().sum() > 0 for mean in means)
@@ -71,10 +71,10 @@ def test_one_model_for_all_has_calibrated_statistics(example, config, tmp_path):
 
 
 def test_a_hospital_keeps_its_statistics_and_its_model(example, config, tmp_path):
-    paths = [{"data-path": str(tmp_path / "images" / name)} for name in HOSPITALS]
+    paths = [{"data-path": str(tmp_path / "images" / name)} for name in ("east", "west")]
     run(example, config | {"strategy": "silobn"}, paths)
     models = read_models(tmp_path / "models")
-    assert models.keys() == set(HOSPITALS)  # there is no global one
+    assert models.keys() == {"east", "west"}  # there is no global one
     kept = {"running_mean", "running_var"}
     assert kept <= differ(models["east"], models["west"]) <= {*kept, "num_batches_tracked"}
 

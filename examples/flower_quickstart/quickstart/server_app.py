@@ -18,9 +18,7 @@ def main(grid: Grid, context: Context) -> None:
     strategy = fednorm.flower.NormStrategy(str(config["strategy"]), model=Net())
 
     def test(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        del server_round
-        model = strategy.model  # with the strategy's layers, into which the arrays fit
-        model.load_state_dict(arrays.to_torch_state_dict())
-        return MetricRecord({"accuracy": accuracy(model)})
+        del server_round, arrays  # strategy.model holds them, in the layers of the strategy
+        return MetricRecord({"accuracy": accuracy(strategy.model)})
 
     strategy.start(grid=grid, num_rounds=int(config["num-server-rounds"]), evaluate_fn=test)
