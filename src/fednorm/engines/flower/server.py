@@ -200,7 +200,7 @@ class NormStrategy(Strategy):
         self.state = replace(self.state, round=server_round - 1)
         weights = to_array_record(self.state.weights)
         messages = list(self.around.configure_train(server_round, weights, config, grid))
-        if self.norm.calibration not in ("never", "evaluation"):  # before each round
+        if self.norm.calibrates_round(broadcast(self.task, self.state)):
             nodes = [message.metadata.dst_node_id for message in messages]
             self.state = self._calibrate(nodes) or self.state
         return _add_records(messages, lambda key: self._records(self.state, key))
@@ -243,7 +243,7 @@ class NormStrategy(Strategy):
                 return None, metrics
             after = replace(after, weights=_read_weights(chosen, self.state.weights))
         before, self.state, self.tested = self.tested, after, after
-        if self.norm.calibration != "never" and self.grid is not None:
+        if self.norm.calibrates_test(broadcast(self.task, after)) and self.grid is not None:
             nodes = list(self.grid.get_node_ids())
             self.tested = self._calibrate(nodes) or replace(after, running=before.running)
         return self._arrays(), metrics
@@ -297,6 +297,7 @@ class NormStrategy(Strategy):
             app_faults.refuse_calibration(self._name, faults)
         for fault in faults:
             log.warning("no statistics of %s", fault)
+        found.sort(key=lambda reply: reply.client)  # sums are taken in this order
         return server_calibration(self.task, self.state, found) if found else None
 
 
