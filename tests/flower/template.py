@@ -6,11 +6,14 @@ BatchNorm: convolution, norm, ReLU. `test` calls `net.eval()`, which a network w
 """
 # ruff: noqa: ERA001, N812, RET504, ARG001 (it is as Flower has it)
 
+import sys
+
 import torch
 import torch.nn.functional as F
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
+from flwr.simulation import run_simulation
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -182,8 +185,8 @@ def query(msg, context):
     return fednorm.flower.calibrate(msg, Net(), context, batches, examples=len(trainloader.dataset))
 
 
-def make_client(*, unpacks=False, answers=False):
-    app = ClientApp()
+def make_client(*, unpacks=False, answers=False, mods=()):
+    app = ClientApp(mods=list(mods))
     app.train()(train)
     app.evaluate()(lambda msg, context: evaluate(msg, context, unpacks))
     if answers:
@@ -192,7 +195,7 @@ def make_client(*, unpacks=False, answers=False):
 
 
 # server_app.py
-def make_server(name, path, central=None, **more):
+def make_server(name, path, central=None):
     """Return the app; `central` makes another evaluate_fn from the strategy."""
     app = ServerApp()
 
@@ -210,7 +213,7 @@ def make_server(name, path, central=None, **more):
 
         # Initialize the strategy
         strategy = fednorm.flower.NormStrategy(
-            name, model=global_model, fraction_evaluate=fraction_evaluate, **more
+            name, model=global_model, fraction_evaluate=fraction_evaluate
         )
         # Flower: strategy = FedAvg(fraction_evaluate=fraction_evaluate)
 
@@ -247,3 +250,38 @@ def global_evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
 
     # Return the evaluation metrics
     return MetricRecord({"accuracy": test_acc, "loss": test_loss})
+
+
+# What `flwr run` reads from pyproject.toml.
+CONFIG = {
+    "num-server-rounds": 2, "fraction-evaluate": 1.0, "local-epochs": 2, "learning-rate": 0.05,
+    "batch-size": 8,
+}  # fmt: skip
+
+
+def set_config(msg, context, call_next):
+    """Give a simulated node the app's configuration."""
+    own = (context.run_id, context.node_id, context.node_config, context.state)
+    return call_next(msg, Context(*own, dict(CONFIG)))
+
+
+def simulate(name, path):
+    """Run the app on Flower's simulation runtime."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid, context):
+        context.run_config = dict(CONFIG)
+        central = (lambda _: None) if name == "gn" else None
+        make_server(name, path, central)(grid, context)
+
+    run_simulation(
+        app,
+        make_client(mods=[set_config]),
+        num_supernodes=3,
+        backend_config={"init_args": {"address": "local"}, "client_resources": {"num_cpus": 1}},
+    )
+
+
+if __name__ == "__main__":
+    simulate(*sys.argv[1:])

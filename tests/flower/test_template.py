@@ -1,5 +1,11 @@
 """Flower's own quickstart with the README's lines: training, evaluation, metrics, final model."""
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -9,18 +15,15 @@ from flwr.clientapp import ClientApp
 from flwr.server import LegacyContext, ServerConfig
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp.strategy import FedAvg
+from torch import nn
 
 import fednorm.flower
 from fednorm.engines.flower import wire
 from fednorm.errors import ConfigError
 from flower import template
 from flower.federation import Nodes
-from flower.template import Net, load_data, make_client, make_server
+from flower.template import CONFIG, Net, load_data, make_client, make_server
 
-CONFIG = {
-    "num-server-rounds": 2, "fraction-evaluate": 1.0, "local-epochs": 2, "learning-rate": 0.05,
-    "batch-size": 8,
-}  # fmt: skip
 PLACES = [{"partition-id": i, "num-partitions": 3} for i in range(3)]
 PLAIN = ["naive", "fbn", "dualbn", "heterofl"]
 OTHER = ["gn", "gn_ws", "fedfn", "switchnorm", "fedwon", "fedbn", "silobn"]
@@ -31,9 +34,9 @@ def nodes(client):
     return Nodes(client, 3, PLACES, CONFIG)
 
 
-def run(name, client, path, **more):
+def run(name, client, path, central=None):
     torch.manual_seed(0)
-    server, grid = make_server(name, path, min_available_nodes=3, **more), nodes(client)
+    server, grid = make_server(name, path, central), nodes(client)
     server(grid, Context(7, 0, {}, RecordDict(), dict(CONFIG)))
     return (*server.seen, grid)
 
@@ -226,3 +229,59 @@ def test_a_model_may_move_after_it_is_unpacked():
     expected = trained(lambda model: model)
     assert moved["bn1.num_batches_tracked"] > 0
     assert all(torch.equal(moved[key], value) for key, value in expected.items())
+
+
+def test_the_readme_shows_the_lines_that_are_changed():
+    root = Path(__file__).parents[2]
+    readme = (root / "README.md").read_text(encoding="utf-8").partition("## Flower")[2]
+    diff = readme.partition("```diff\n")[2].partition("```")[0].splitlines()
+    source = Path(template.__file__).read_text(encoding="utf-8")
+    lines = {line.strip() for line in source.splitlines()}
+    added = {line[1:].strip() for line in diff if line.startswith("+")}
+    removed = {line[1:] for line in diff if line.startswith("-") and not line.startswith("---")}
+    assert (len(added), len(removed)) == (6, 7)
+    assert added <= lines
+    assert {f"# Flower: {line}" for line in removed} <= lines
+
+
+def test_arrays_that_fit_but_compute_something_else_are_refused():
+    """BatchNorm without running statistics has the keys of GroupNorm."""
+    plain = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.Flatten()
+    )
+    strategy = fednorm.flower.NormStrategy("gn", model=plain)
+    arrays = strategy.start(Nodes(make_client(), 0), num_rounds=0) and strategy._arrays()
+    with pytest.raises(RuntimeError, match=r"load this with fednorm\.flower\.unpack"):
+        plain.load_state_dict(arrays.to_torch_state_dict())
+    strategy.start(Nodes(make_client(), 0), arrays, num_rounds=0)
+    assert strategy._arrays().keys() == arrays.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dualbn", "gn"])
+def test_the_template_on_the_simulation_runtime(name, tmp_path):
+    path = tmp_path / "final_model.pt"
+    folders = [Path(__file__).parents[1], Path(fednorm.__file__).parents[1]]
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, folders)),
+        "FLWR_HOME": str(tmp_path / "home"),
+        "RAY_worker_niceness": "0",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "flower.template", name, str(path)],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if name == "gn":  # its evaluate function does not call unpack
+        assert done.returncode != 0
+        assert re.search(f"ConfigError: no node could evaluate.*{UNPACK}", done.stderr)
+        assert "Missing key(s) in state_dict" in done.stderr[-2000:]
+        assert len(done.stderr.splitlines()) < 600  # Flower's own report of three nodes
+    else:
+        assert done.returncode == 0, done.stderr
+        Net().load_state_dict(torch.load(path, weights_only=True), strict=True)
+        assert "'eval_acc'" in done.stderr
+        assert "'accuracy'" in done.stderr

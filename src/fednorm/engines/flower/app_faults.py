@@ -56,6 +56,12 @@ def list_failures(replies: Sequence[Message]) -> list[str]:
     return [f"node {m.metadata.src_node_id}: {m.error.reason}" for m in failed]
 
 
+def _shorten(reason: str) -> str:
+    """Return what a node reports without the traceback that a simulated one puts before it."""
+    node, _, rest = reason.partition(": ")
+    return f"{node}: {rest.rpartition('occurred. Message: ')[2]}"
+
+
 def refuse_training(reasons: Sequence[str]) -> None:
     """Raise because no node of a first round has trained."""
     raise ConfigError(f"no node could train. {_find_hint(reasons[0])}{_quote(reasons[0])}")
@@ -63,7 +69,7 @@ def refuse_training(reasons: Sequence[str]) -> None:
 
 def refuse_evaluation(strategy: str, reasons: Sequence[str]) -> None:
     """Raise if nodes tried to load into their plain model what does not fit there."""
-    if any("state_dict" in reason for reason in reasons):
+    if any("state_dict" in _shorten(reason) for reason in reasons):
         raise ConfigError(
             f"no node could evaluate: the plain model is not what {strategy!r} trains. Write "
             f"`{UNPACK}` in the evaluate function instead of load_state_dict.{_quote(reasons[0])}"
@@ -105,9 +111,9 @@ def refuse_server(server: Strategy | None) -> None:
 
 
 def _find_hint(reason: str) -> str:
-    return next((hint for words, hint in _HINTS.items() if words in reason), "").strip()
+    said = _shorten(reason)
+    return next((hint for words, hint in _HINTS.items() if words in said), "")
 
 
 def _quote(reason: str) -> str:
-    """Return the first lines of what a node reports."""
-    return f"\nThe first report: {reason[:500]}"
+    return f"\nThe first report, of {_shorten(reason)[:300]}"
