@@ -47,6 +47,7 @@ RUNS = {
         "partition": "dirichlet_unbalanced=1.0",
         "local_steps": None,
         "local_epochs": 1,
+        "rounds": 4,  # a last batch of two samples magnifies rounding: later, processors differ
     },
     "fedtan side by side": {
         "strategies": ["fedtan"],
