@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fednorm.core.task import Task, export
     from fednorm.data import list_datasets, load_dataset
     from fednorm.data.partition import create_partition, list_partitions, partition
+    from fednorm.engines.calibration import calibrate
     from fednorm.models import create_model, list_models
     from fednorm.nn.folding import fold
     from fednorm.strategies import convert, create_strategy, list_strategies
@@ -40,6 +41,7 @@ __all__ = [
     "ServerState",
     "Task",
     "broadcast",
+    "calibrate",
     "client_round",
     "compare",
     "convert",
@@ -82,6 +84,7 @@ _find_export = export_lazily(
         "fednorm.core.task": "Task export",
         "fednorm.data": "list_datasets load_dataset",
         "fednorm.data.partition": "create_partition list_partitions partition",
+        "fednorm.engines.calibration": "calibrate",
         "fednorm.models": "create_model list_models",
         "fednorm.nn.folding": "fold",
         "fednorm.strategies": "convert create_strategy list_strategies",

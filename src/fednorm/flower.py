@@ -1,7 +1,9 @@
 """fednorm in your own Flower app: `pip install "fednorm[flower]"`.
 
 At the server, use `NormStrategy` instead of FedAvg; at the client, call `unpack` before and `pack`
-after your training loop. `examples/flower_quickstart` is a complete app.
+after your training loop. An evaluate function may load the arrays into the plain model; for
+strategies with other layers, or layers that stay on the client, it calls `unpack`, too.
+`examples/flower_quickstart` is a complete app.
 
 >>> NormStrategy.__name__
 'NormStrategy'

@@ -39,7 +39,10 @@ EXCEPTIONS = {
     ("docs/deploy.md", "check"): 1,  # a running SuperLink
     ("docs/deploy.md", "skip"): 3,  # the SuperLink, its nodes, and their registration
     ("docs/results.md", "check"): 1,  # CIFAR-10
-    ("examples/flower_quickstart/README.md", "skip"): 1,  # leaves a SuperLink running
+    ("examples/flower_hospital/README.md", "check"): 1,  # the models of a run
+    ("examples/flower_hospital/README.md", "skip"): 2,  # a SuperLink, and machines
+    ("examples/flower_quickstart/README.md", "check"): 1,  # 18 runs
+    ("examples/flower_quickstart/README.md", "skip"): 1,  # a SuperLink
 }
 LANGUAGES = {"python", "sh", "toml", "text", "diff", "mermaid"}
 # Appended to a command, so that it takes seconds.
@@ -52,7 +55,7 @@ SHORT = {
 SMALL_IMAGES = "--set data.size=16 --set batch_size=4 --set rounds=1"  # for ResNet-18
 ONLY_CHECKED = {"reproduce", "make", "pip", "python", "export"}  # long, or about this environment
 ADDRESS = {"HOST": "127.0.0.1", "PORT": "9400"}
-FOREIGN = {"--port", "--run-config"}  # options of Flower's commands
+FOREIGN = {"--isolation", "--port", "--run-config"}  # options of Flower's commands
 MODULE = """
 from torch import nn
 

@@ -1,74 +1,107 @@
-"""The functions in the README of the Flower quickstart do what it says of them."""
+"""The Flower quickstart runs with every strategy, and its README says what is so."""
 
+import dataclasses
 import importlib
+import tomllib
 
 import pytest
 
 pytest.importorskip("flwr")
 
-import torch
-from flwr.app import ArrayRecord
-from flwr.clientapp import ClientApp
-from torch import nn
+from flwr.app import Context, RecordDict
 
 import fednorm.flower
 from docs.pages import ROOT, list_blocks
+from fednorm.strategies import STRATEGIES, create_strategy
 from flower.federation import Nodes
 
 pytestmark = pytest.mark.flower
 FOLDER = ROOT / "examples" / "flower_quickstart"
-CONFIG = {"learning-rate": 0.05, "batch-size": 20, "local-steps": 2}
+CLIENTS = 3
+KEPT = {"fedbn", "silobn"}  # BatchNorm layers stay on the nodes: there is no global model
+
+
+@dataclasses.dataclass
+class Started:
+    """What a run of the app has done."""
+
+    grid: Nodes
+    central: list[dict]  # metrics of each test at the server
+
+    def metrics_of(self, kind):
+        """Return the metrics that nodes replied to messages of a kind."""
+        sent = [m for m in self.grid.sent if m.metadata.message_type.startswith(kind)]
+        return [m.content["metrics"] for m in sent if m.metadata.reply_to_message_id]
 
 
 @pytest.fixture
-def names(monkeypatch):
-    """Return what the README defines."""
+def start(monkeypatch):
+    """Return a function that runs the app as it is, on nodes in this process."""
     monkeypatch.syspath_prepend(FOLDER)
-    blocks = [b for b in list_blocks("python") if b.page.startswith("examples/flower_quickstart")]
-    found = {}
-    for block in blocks:
-        exec(block.text, found)  # noqa: S102 (what the page says)
-    return found
+    client, server = (importlib.import_module(f"quickstart.{n}_app") for n in ("client", "server"))
+    settings = tomllib.loads((FOLDER / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+
+    def run(**changes):
+        central = []
+        tested = server.accuracy
+        monkeypatch.setattr(server, "accuracy", lambda m: central.append(tested(m)) or central[-1])
+        config = settings["config"] | changes
+        places = [{"partition-id": i, "num-partitions": CLIENTS} for i in range(CLIENTS)]
+        grid = Nodes(client.app, CLIENTS, places, config)
+        server.app(grid, Context(7, 0, {}, RecordDict(), config))
+        return Started(grid, central)
+
+    return run
 
 
-def run(app, strategy, model):
-    places = [{"partition-id": i, "num-partitions": 10} for i in range(10)]
-    arrays = ArrayRecord(model.state_dict())
-    strategy.start(grid=Nodes(app, 10, places, CONFIG), initial_arrays=arrays, num_rounds=1)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(STRATEGIES) - {"fedtan"}))
+def test_every_strategy_is_a_setting(start, name):
+    found = start(strategy=name, **{"num-server-rounds": 1, "local-epochs": 1})
+    assert len(found.central) == (2 if name not in KEPT else 0)  # before and after the round
+    for kind in ("train", "evaluate"):
+        assert len(found.metrics_of(kind)) == CLIENTS
+    assert all(0 <= m["accuracy"] <= 1 and m["num-examples"] for m in found.metrics_of("evaluate"))
+    asked = create_strategy(name).calibration == "evaluation"
+    assert len(found.metrics_of("query")) == CLIENTS * asked
+    assert not any(m.has_error() for m in found.grid.sent)
 
 
-def test_a_client_answers_a_calibration(names):
-    train = importlib.import_module("quickstart.client_app").train
-    app, asked = ClientApp(), []
-    app.train()(train)
-
-    @app.query("fednorm")
-    def calibrate(message, context):
-        asked.append(context.node_config["partition-id"])
-        return names["calibrate"](message, context)
-
-    model = names["Net"]()
-    strategy = fednorm.flower.NormStrategy("heterofl", model=model, fraction_evaluate=0.0)
-    run(app, strategy, model)
-    assert sorted(asked) == list(range(10))
-    means = [m.running_mean for m in strategy.model.modules() if isinstance(m, nn.BatchNorm1d)]
-    assert len(means) == 2
-    assert all(mean.abs().sum() > 0 for mean in means)
+def test_fedtan_is_refused_with_what_to_use_instead(start):
+    with pytest.raises(ValueError, match="use `fednorm run --engine flower`"):
+        start(strategy="fedtan")
 
 
-def test_the_optimizer_takes_every_parameter(names):
-    app, rates = ClientApp(), []
+@pytest.mark.slow
+def test_the_default_learns(start):
+    found = start(**{"num-server-rounds": 8})
+    assert found.central[0] < 0.3
+    assert found.central[-1] > 0.7
+    nodes = [m["accuracy"] for m in found.metrics_of("evaluate")]
+    assert sum(nodes[-CLIENTS:]) / CLIENTS > 0.7
 
-    @app.train()
-    def train(message, context):
-        model = fednorm.flower.unpack(message, names["Net"](), context)
-        groups = names["make_optimizer"](model).param_groups
-        assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
-        rates.extend(group["lr"] for group in groups)
-        with torch.no_grad():
-            model(torch.zeros(2, 1, 8, 8))
-        return fednorm.flower.pack(model, message, context, examples=1)
 
-    model = names["Net"]()
-    run(app, fednorm.flower.NormStrategy("fbn", model=model, fraction_evaluate=0.0), model)
-    assert set(rates) == {0.1}
+def test_the_example_is_short():
+    files = [FOLDER / "pyproject.toml", *FOLDER.rglob("*.py")]
+    assert sum(len(path.read_text().splitlines()) for path in files) < 180
+
+
+def test_readme_shows_the_difference_to_plain_flower():
+    (block,) = [b for b in list_blocks("diff") if b.page.startswith("examples/flower_quickstart")]
+    added = [line[1:].strip() for line in block.text.splitlines() if line.startswith("+ ")]
+    written = "".join(path.read_text() for path in (FOLDER / "quickstart").glob("*_app.py"))
+    assert added
+    assert [line for line in added if line not in written] == []
+
+
+def test_parameter_groups_take_every_parameter(start, monkeypatch):
+    seen = []
+    plain = fednorm.flower.parameter_groups
+    monkeypatch.setattr(
+        fednorm.flower, "parameter_groups", lambda model, lr: seen.append(model) or plain(model, lr)
+    )
+    start(strategy="fixup", **{"num-server-rounds": 1, "local-epochs": 1})
+    (model, *_) = seen
+    groups = plain(model, lr=0.5)
+    assert {group["lr"] for group in groups} == {0.5, 0.05}
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))

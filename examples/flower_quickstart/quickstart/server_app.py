@@ -12,21 +12,13 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run all rounds and test the global model after each."""
-    torch.manual_seed(0)
-    model = Net()
-    strategy = fednorm.flower.NormStrategy(
-        str(context.run_config["strategy"]), model=model, fraction_evaluate=0.0
-    )
+    """Run all rounds, and test the global model after each."""
+    config = context.run_config
+    torch.manual_seed(int(config["seed"]))
+    strategy = fednorm.flower.NormStrategy(str(config["strategy"]), model=Net())
 
     def test(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        del server_round
-        model.load_state_dict(arrays.to_torch_state_dict(), strict=True)
-        return MetricRecord({"accuracy": accuracy(model.eval())})
+        del server_round, arrays  # strategy.model holds them, in the layers of the strategy
+        return MetricRecord({"accuracy": accuracy(strategy.model)})
 
-    strategy.start(
-        grid=grid,
-        initial_arrays=ArrayRecord(model.state_dict()),
-        num_rounds=int(context.run_config["num-server-rounds"]),
-        evaluate_fn=test,
-    )
+    strategy.start(grid=grid, num_rounds=int(config["num-server-rounds"]), evaluate_fn=test)

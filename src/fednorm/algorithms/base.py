@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fednorm.registry import param
 
@@ -29,7 +30,13 @@ class SGD:
         None, "rounds of linear warm-up; 'none' leaves it to the strategy (50 for dualbn, else 0)"
     )
 
+    clip_norm: float = param(
+        0.0, "largest norm of the gradient of all parameters in a step; 0 clips nothing"
+    )
+
     def __post_init__(self) -> None:
+        if not 0 <= self.clip_norm < float("inf"):
+            raise ValueError(f"clip_norm must be 0 or more and finite, not {self.clip_norm}.")
         if self.warmup is not None and self.warmup < 0:
             raise ValueError(f"warmup must not be negative, but is {self.warmup}.")
         if not self.lr > 0:
@@ -46,6 +53,11 @@ class SGD:
             raise ValueError(
                 f"schedule must be 'constant', 'step' or 'inverse', not {self.schedule!r}."
             )
+
+    @property
+    def clips_gradients(self) -> bool:
+        """Whether a client clips its gradient before a step."""
+        return self.clip_norm > 0
 
     @property
     def sends_momentum(self) -> bool:
@@ -90,6 +102,28 @@ def learning_rate(
         raise ValueError("the schedule 'step' needs the number of rounds; give it, or 'constant'.")
     passed = sum(round_ > share * rounds for share in milestones)
     return rate * 0.1**passed
+
+
+def clip_gradients(gradients: Sequence[Tensor], largest: float, clients: int = 1) -> list[Tensor]:
+    """Scale all gradients of a client down together, where their joint norm exceeds `largest`.
+
+    With several `clients`, whose parameters are stacked along the first axis, each has its norm.
+
+    >>> clip_gradients([torch.tensor([3.0]), torch.tensor([4.0])], largest=1.0)
+    [tensor([0.6000]), tensor([0.8000])]
+    """
+    squares = [g.reshape(clients, -1).square().sum(1) for g in gradients]
+    norms = torch.stack(squares).sum(0).sqrt()
+    factors = (largest / norms).clamp_max(1.0)  # of a norm of 0 it is infinite, so 1
+    return [g * _spread(factors, g) for g in gradients]
+
+
+def _spread(factors: Tensor, stacked: Tensor) -> Tensor:
+    """Return each client's factor for all its rows of a stacked tensor."""
+    if len(factors) == 1:
+        return factors[0]
+    rows = factors.repeat_interleave(len(stacked) // len(factors))
+    return rows.view(-1, *[1] * (stacked.dim() - 1))
 
 
 def parameter_groups(

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fednorm.algorithms.base import SGD
+from fednorm.algorithms.base import SGD, clip_gradients
 from fednorm.core.algorithm import LocalResult, LocalWork
 from fednorm.core.messages import Batches, ServerState
 from fednorm.core.types import Tensors
@@ -48,6 +48,9 @@ class DSGD(SGD):
         named = dict(zip(parameters, gradients, strict=True))
         for name, clip in work.clips.items():
             named[name] = clip(named[name], parameters[name].detach())
+        if self.clip_norm:
+            clipped = clip_gradients(list(named.values()), self.clip_norm, work.batches.stacked)
+            named = dict(zip(named, clipped, strict=True))
         sent = self._momentum(work, named)
         rate = self.rate(work.broadcast.round, work.broadcast.rounds)
         with torch.no_grad():

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fednorm.algorithms.base import SGD, parameter_groups
+from fednorm.algorithms.base import SGD, clip_gradients, parameter_groups
 from fednorm.core.algorithm import LocalResult, LocalWork
 from fednorm.core.messages import Batches, ServerState
 from fednorm.core.types import Tensors
@@ -78,10 +78,7 @@ class FedAvg(SGD):
             optimizer.zero_grad()
             loss = work.loss(work.model(x), y)
             loss.backward()  # type: ignore[no-untyped-call]
-            for name, clip in work.clips.items():
-                weight = parameters[name]
-                if weight.grad is not None:
-                    weight.grad = clip(weight.grad, weight.detach())
+            self._clip(parameters, work)
             optimizer.step()
             losses.append(loss.detach())
         if not losses:
@@ -98,6 +95,18 @@ class FedAvg(SGD):
             optimizer=kept,
             momentum=sent,
         )
+
+    def _clip(self, parameters: Mapping[str, nn.Parameter], work: LocalWork) -> None:
+        """Clip the gradients of a step, as the strategy says and by their joint norm."""
+        for name, clip in work.clips.items():
+            weight = parameters[name]
+            if weight.grad is not None:
+                weight.grad = clip(weight.grad, weight.detach())
+        if self.clip_norm:
+            having = {p: p.grad for p in parameters.values() if p.grad is not None}
+            clipped = clip_gradients(list(having.values()), self.clip_norm, work.batches.stacked)
+            for parameter, gradient in zip(having, clipped, strict=True):
+                parameter.grad = gradient
 
     def apply(
         self,

@@ -45,6 +45,10 @@ class Algorithm(Protocol):
     single_step: ClassVar[bool]
 
     @property
+    def clips_gradients(self) -> bool:
+        """Whether a client clips its gradient before a step."""
+
+    @property
     def sends_momentum(self) -> bool:
         """Whether clients send the optimizer's momentum along."""
 

@@ -10,7 +10,8 @@ from fednorm.core.exchange import Exchange, Solo
 from fednorm.core.messages import LayerStats, RunningStats
 
 Statistics: TypeAlias = Literal["average", "pool"]
-Calibration: TypeAlias = Literal["never", "evaluation"]  # before what it takes place
+# When it takes place: before an evaluation; or before each round as well.
+Calibration: TypeAlias = Literal["never", "evaluation", "rounds"]
 
 
 @dataclass(slots=True)

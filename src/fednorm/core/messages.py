@@ -160,6 +160,7 @@ class Batches:
     # All of the client's data once, for strategies that measure it before they train.
     all_data: Iterable[tuple[Tensor, Tensor]] | None = None
     batch_sizes: tuple[int, ...] = ()  # if they are known before the batches are made
+    stacked: int = 1  # clients whose parameters are stacked along the first axis
 
     @property
     def all_steps(self) -> Iterable[tuple[Tensor, Tensor]]:

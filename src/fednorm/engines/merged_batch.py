@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fednorm.core.aggregation import combine_tensors, weighted_mean
-from fednorm.core.messages import Batches, ClientState
+from fednorm.core.messages import Batches, Broadcast, ClientState, Reply
 from fednorm.core.round import broadcast, client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.data.federation import interleave_batches
 from fednorm.engines import trial
 from fednorm.engines.base import ClientSource, EngineRun, Progress, RoundResult
+from fednorm.engines.evaluation import measure_clients
 from fednorm.engines.loop import rounds as rounds_in_turn
 from fednorm.errors import NonFiniteLossError
 
@@ -110,7 +111,7 @@ def _list_needs(run: EngineRun) -> Iterator[tuple[str, bool]]:
     yield "clients that all are honest and answer", run.faults.faultless
     yield "no personal tensors", not task.layout.personal
     # The mean of clipped gradients is not the clipped mean.
-    yield "no clipped gradients", not task.clips
+    yield "no clipped gradients", not (task.clips or task.algorithm.clips_gradients)
     # Each client would change them separately.
     yield "no buffers outside normalization layers", not task.layout.buffers
     yield "no dropout layers", not is_random(task.model)  # each client has its draws
@@ -196,8 +197,13 @@ def rounds(
 ) -> Iterator[RoundResult]:
     """Run federated rounds with merged batches, up to round `count`."""
     state = start.state if start else task.initial_state
+
+    def ask(received: Broadcast, _merged: Sequence[ClientId]) -> list[Reply]:
+        """Let each client of the round measure its data: they may differ in number."""
+        return measure_clients(task, {}, clients, received, clients.participants(received.round))
+
     try:
-        for result in rounds_in_turn(task, InterleavedClients(clients), count, start):
+        for result in rounds_in_turn(task, InterleavedClients(clients), count, start, ask=ask):
             state = result.state
             yield result
     except NonFiniteLossError:

@@ -78,6 +78,7 @@ class StackedClients:
             _JoinedSteps([own.steps for own in group], self.memory_format),
             examples=0,
             all_data=_JoinedSteps([own.all_steps for own in group], self.memory_format),
+            stacked=self.count,
         )
         reply, client_state = client_round(
             self.task, _make_stacked(received, self.count), self._join(kept), side, Replay({})

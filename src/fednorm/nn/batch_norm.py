@@ -142,14 +142,17 @@ class FedBatchNorm(NormLayer, _BatchNorm):
         )
 
     def normalize_by_running(self, x: Tensor) -> Tensor:
-        """Normalise with the running statistics, constants for the gradient."""
+        """Normalise with the running statistics, constants for the gradient.
+
+        A layer that tracks none normalises by the batch, as torch's does in evaluation.
+        """
         return functional.batch_norm(
             x,
             self.running_mean,
             self.running_var,
             self.weight,
             self.bias,
-            training=False,
+            training=self.running_mean is None,
             eps=self.eps,
         )
 

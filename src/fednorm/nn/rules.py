@@ -15,6 +15,7 @@ __all__ = [
     "batch_stats_untracked",
     "calibrate_averaged",
     "calibrate_batch",
+    "calibrate_shared",
     "frozen_stats",
     "shared_stats",
 ]
@@ -33,6 +34,11 @@ def _accumulate_and_use_batch(layer: FedBatchNorm, x: Tensor) -> Tensor:
 def _average_and_use_batch(layer: FedBatchNorm, x: Tensor) -> Tensor:
     layer.average_batch(x)
     return layer.normalize_by_batch(x)
+
+
+def _accumulate_and_use_running(layer: FedBatchNorm, x: Tensor) -> Tensor:
+    layer.accumulate(x)
+    return layer.normalize_by_running(x)
 
 
 def _record_and_use_running(layer: FedBatchNorm, x: Tensor) -> Tensor:
@@ -55,6 +61,9 @@ frozen_stats = NormRule(
 )
 calibrate_batch = NormRule(
     "batch", tracks=False, reports="totals", normalize=_accumulate_and_use_batch
+)
+calibrate_shared = NormRule(
+    "shared", tracks=False, reports="totals", normalize=_accumulate_and_use_running
 )
 calibrate_averaged = NormRule(
     "batch", tracks=False, reports="averages", normalize=_average_and_use_batch

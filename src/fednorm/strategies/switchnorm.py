@@ -51,6 +51,8 @@ class SwitchNorm(SharedStatisticsStrategy):
         """Mix in the batch's own statistics."""
         return normalize_switched if self.statistics == "average" else normalize_switched_recorded
 
-    def adaptation_rule(self) -> NormRule:
+    def calibration_rule(self) -> NormRule:
         """Mix in the batch's own statistics."""
         return normalize_switched_calibrated
+
+    adaptation_rule = calibration_rule

@@ -20,12 +20,14 @@ from fednorm.algorithms import create_algorithm
 from fednorm.algorithms.base import parameter_groups as groups_of
 from fednorm.core.algorithm import LocalResult
 from fednorm.core.layer import RoundContext
+from fednorm.core.layout import find_layout
 from fednorm.core.messages import Batches, Broadcast, ClientState, LayerStats
 from fednorm.core.round import client_calibration, make_reply, start_round
 from fednorm.core.strategy import Strategy
 from fednorm.core.task import Task, load_state, snapshot
 from fednorm.core.types import Clip
 from fednorm.engines.flower import wire
+from fednorm.engines.flower.global_model import read_global_model
 from fednorm.strategies import STRATEGIES, create_strategy
 
 # Attributes of a converted model: what it was made for, and what its layers follow and have seen.
@@ -58,8 +60,9 @@ def unpack(
 ) -> nn.Module:
     """Return your model as the server wants it trained: converted, with the received weights.
 
-    Your own object is not changed. Train what is returned with your own loop, then call `pack`;
-    for an evaluation, call `.eval()` on it. What is in evaluation mode in a model that is passed in
+    Your own object is not changed. Train what is returned with your own loop, then call `pack`. In
+    an evaluate function it is the model to be tested, in evaluation mode, with the layers that this
+    node keeps. What is in evaluation mode in a model that is passed in
     training mode is frozen, and stays so whatever your loop calls. What the strategy keeps on the
     client comes from `context.state`; before its first round it is as in the model that you pass.
     A strategy that measures statistics before it trains (hbn) needs `data`: all of the client's
@@ -69,8 +72,10 @@ def unpack(
     what is returned: in every backward pass, before gradients are accumulated or unscaled. A copy
     of the model does not clip.
     """
-    task, received = _build_task(message, model)
     client_state, session = wire.load_client_state(context.state), RoundContext()
+    if message.metadata.message_type.startswith(MessageType.EVALUATE):
+        return _read_tested(message, model, client_state)
+    task, received = _build_task(message, model)
     if task.strategy.measures and message.metadata.message_type.startswith(MessageType.TRAIN):
         setattr(task.model, _MEASURED, _measure(task, received, client_state, data))
     load_state(task, received.state, client_state)
@@ -80,6 +85,14 @@ def unpack(
         for parameter in task.layout.affine:
             parameter.requires_grad = False
     return task.model
+
+
+def _read_tested(message: Message, model: nn.Module, client_state: ClientState) -> nn.Module:
+    if hasattr(model, _TASK):
+        raise TypeError("unpack needs your own model for an evaluation, not one that it returned.")
+    said = wire.header(message.content)
+    arrays = wire.read_arrays(message.content, str(said["weights"]))
+    return read_global_model(arrays, model, _read_strategy(said), client_state.tensors)
 
 
 def _measure(
@@ -148,6 +161,8 @@ def pack(
         metrics: whatever you measured; averaged at the server as FedAvg does.
     """
     task = _find_task(model, "pack")
+    # Moved to another device, a model has other buffers than it was built with.
+    task = replace(task, layout=find_layout(task.model, task.strategy.role))
     said = wire.header(message.content)
     trained = make_reply(task, 0, LocalResult(snapshot(task.layout.shared), examples, loss=0.0))
     if task.strategy.measures:
@@ -192,10 +207,12 @@ def weights_only(mod: Mod) -> Mod:
     """Let a mod of Flower's, such as `fixedclipping_mod`, see the weights and nothing else.
 
     Statistics and counters are taken out of the message before the mod and put back after it:
-    `ClientApp(mods=[weights_only(fixedclipping_mod)])`.
+    `ClientApp(mods=[weights_only(fixedclipping_mod)])`. Messages that do not train pass by the mod.
     """
 
     def wrapped(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if not message.metadata.message_type.startswith(MessageType.TRAIN):
+            return call_next(message, context)
         ours = _take_ours(message.content)
         theirs: RecordDict = RecordDict()
 
@@ -238,8 +255,7 @@ def _answer(
 
 def _build_task(message: Message, model: nn.Module) -> tuple[Task, Broadcast]:
     said = wire.header(message.content)
-    fields = json.loads(str(said["strategy"]))
-    chosen = create_strategy(fields.pop("name"), **fields)
+    chosen = _read_strategy(said)
     received = wire.read_broadcast(message.content, str(said["weights"]))
     task = getattr(model, _TASK, None)
     if not isinstance(task, Task) or task.strategy != chosen:
@@ -252,6 +268,11 @@ def _build_task(message: Message, model: nn.Module) -> tuple[Task, Broadcast]:
             task.model.get_submodule(path).register_forward_pre_hook(_stay_frozen)
         _clip_in_hooks(task)
     return task, wire.align(received, task.initial_state)
+
+
+def _read_strategy(said: wire.Header) -> Strategy:
+    fields = json.loads(str(said["strategy"]))
+    return create_strategy(fields.pop("name"), **fields)
 
 
 def _clip_in_hooks(task: Task) -> None:

@@ -61,7 +61,13 @@ class FlowerNodes:
             self.link = RemoteClients(grid, run.task, self.entry, self.seed, self.timeout)
             self.link.connect(run.clients.all())
             yield from loop.rounds(
-                run.task, run.clients, run.rounds, start, train=self.link.train, faults=run.faults
+                run.task,
+                run.clients,
+                run.rounds,
+                start,
+                train=self.link.train,
+                faults=run.faults,
+                ask=self.link.ask,
             )
 
     def get_link(self) -> "RemoteClients":

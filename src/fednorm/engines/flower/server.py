@@ -10,12 +10,12 @@ import copy
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn, TypeAlias
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
-from torch import nn
+from torch import Tensor, nn
 
 from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import create_algorithm
@@ -23,14 +23,19 @@ from fednorm.core.messages import Reply, ServerState
 from fednorm.core.round import broadcast, reply_schema, server_calibration, server_round
 from fednorm.core.strategy import Strategy as Norm
 from fednorm.core.task import Task, export, read_state
+from fednorm.core.types import Tensors
 from fednorm.core.validation import ReplySchema, find_fault
-from fednorm.engines.flower import wire
+from fednorm.engines.evaluation import is_personal
+from fednorm.engines.flower import app_faults, global_model, wire
 from fednorm.engines.flower.client import describe_strategy
 from fednorm.engines.flower.wire import expect, to_array_record, to_tensors
-from fednorm.errors import NoUsableReplyError, WireError
+from fednorm.errors import ConfigError, NoUsableReplyError, WireError
 from fednorm.nn.copies import copy_model
+from fednorm.nn.folding import fold
+from fednorm.strategies import STRATEGIES
 from fednorm.strategies import create_strategy as by_name
 
+Evaluate: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
 _QUERY = "query.fednorm"
 log = logging.getLogger("flwr")
 
@@ -60,6 +65,7 @@ class NormStrategy(Strategy):
         byzantine: int = 0,
         **arguments: Any,
     ) -> None:
+        app_faults.refuse_server(server)
         if server is not None and aggregator != "mean":
             raise ValueError("the strategy that is passed as server combines the weights itself.")
         if server is not None and arguments:
@@ -83,11 +89,17 @@ class NormStrategy(Strategy):
         self.tested = self.state  # its statistics may be measured anew for an evaluation
         self.grid: Grid | None = None
         self.timeout = 3600.0
+        self.started = False
+        self.worked: set[str] = set()  # what nodes have done without an error
 
     @property
     def model(self) -> nn.Module:
-        """The converted model as it stands, ready for evaluation; `result.arrays` fits into it."""
-        return export(self.task, self.tested)
+        """The global model as it stands, ready for evaluation; `result.arrays` holds the same.
+
+        Layers are torch's own wherever they can be. Tensors that stay on the nodes (fedbn, silobn)
+        are as in the model that was given.
+        """
+        return fold(export(self.task, self.tested))
 
     def _build_task(self, model: nn.Module, rounds: int | None) -> Task:
         return Task.build(
@@ -107,31 +119,65 @@ class NormStrategy(Strategy):
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        evaluate_fn: Evaluate | None = None,
     ) -> Result:
         """Run all rounds; `initial_arrays` may be left out, the model's own are taken then."""
-        self.timeout = timeout
+        self.timeout, self.started = timeout, True
         self._begin(initial_arrays, num_rounds)
+        test = self._guard(evaluate_fn) if evaluate_fn else None
         return super().start(
-            grid, self._arrays(), num_rounds, timeout, train_config, evaluate_config, evaluate_fn
+            grid, self._arrays(), num_rounds, timeout, train_config, evaluate_config, test
         )
 
     def _begin(self, initial: ArrayRecord | None, rounds: int) -> None:
-        found = to_tensors(initial) if initial is not None else self.given.state_dict()
-        model = copy_model(self.given)
-        if found.keys() == model.state_dict().keys():
-            model.load_state_dict(expect("initial_arrays", found, model.state_dict()))
+        model, found = copy_model(self.given), None
+        if initial is not None:
+            found = global_model.read_initial_arrays(initial, self.task, model)
+            if found.keys() == model.state_dict().keys():
+                model.load_state_dict(expect("initial_arrays", found, model.state_dict()))
+                found = None
         self.task = self._build_task(model, rounds)
-        converted = self.task.model.state_dict()
-        if found.keys() == converted.keys():  # such as the result of another run
-            self.task.model.load_state_dict(expect("initial_arrays", found, converted))
-        elif found.keys() != model.state_dict().keys():
-            expect("initial_arrays", found, model.state_dict())
+        if found is not None:  # such as the result of another run
+            global_model.load_folded(self.task.model, found)
         self.state = self.tested = read_state(self.task.layout)
 
+    def _guard(self, evaluate_fn: Evaluate) -> Evaluate | None:
+        """Let a central evaluation test what was trained, or nothing."""
+        if is_personal(self.task):
+            log.warning(
+                "evaluate_fn is not called: strategy %r keeps BatchNorm layers on the nodes, so "
+                "that there is no global model; evaluate on the nodes.",
+                self._name,
+            )
+            return None
+
+        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            try:
+                return evaluate_fn(server_round, arrays)
+            except RuntimeError as error:
+                if "state_dict" in str(error) and not self._fits_plain(arrays):
+                    raise ConfigError(app_faults.explain_central(self._name)) from error
+                raise
+
+        return evaluate
+
+    @property
+    def _name(self) -> str:
+        return STRATEGIES.name_of(type(self.norm)) or type(self.norm).__name__
+
     def _arrays(self) -> ArrayRecord:
-        """Return the global model, whole: it loads with strict=True."""
-        return to_array_record(self.model.state_dict())
+        """Return the global model, without what stays on the nodes."""
+        return global_model.write_global_model(self.task, self.model, self.given)
+
+    def _fits_plain(self, arrays: ArrayRecord) -> bool:
+        return arrays.keys() == self.given.state_dict().keys()
+
+    def initialize_parameters(self, *_: object, **__: object) -> NoReturn:
+        """Refuse a legacy server, which begins with this call."""
+        raise ConfigError(
+            "NormStrategy cannot be run by a legacy server (ServerAppComponents, LegacyContext, "
+            "and SecAgg+, which needs them); call strategy.start(grid, ...) in @app.main()."
+        )
 
     def summary(self) -> None:
         """Log what this strategy does."""
@@ -143,32 +189,35 @@ class NormStrategy(Strategy):
     ) -> Iterable[Message]:
         """Choose nodes and write their messages."""
         del arrays  # as in self.state, which knows what is what
+        if not self.started:
+            raise ConfigError(
+                "another strategy, such as a wrapper for differential privacy, is around "
+                "NormStrategy and would treat statistics as weights; put it inside: "
+                "NormStrategy(..., server=Wrapper(FedAvg(), ...))."
+            )
         self.grid = grid
         # A round without answers counts for Flower, so it must count here.
         self.state = replace(self.state, round=server_round - 1)
         weights = to_array_record(self.state.weights)
         messages = list(self.around.configure_train(server_round, weights, config, grid))
-        return self._add_records(messages, self.state)
+        if self.norm.calibrates_round(broadcast(self.task, self.state)):
+            nodes = [message.metadata.dst_node_id for message in messages]
+            self.state = self._calibrate(nodes) or self.state
+        return _add_records(messages, lambda key: self._records(self.state, key))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Choose nodes for an evaluation of the global model."""
         del arrays
-        weights = to_array_record(self.state.weights)
-        messages = list(self.around.configure_evaluate(server_round, weights, config, grid))
-        return self._add_records(messages, self.tested)
+        messages = list(self.around.configure_evaluate(server_round, self._arrays(), config, grid))
+        strategy = describe_strategy(self.norm)
 
-    def _add_records(self, messages: list[Message], state: ServerState) -> list[Message]:
-        """Add to the weights what normalization needs."""
-        if not messages:
-            return messages
-        (key,) = messages[0].content.array_records  # the weights, whatever they are called
-        ours = self._records(state, key)
-        del ours[wire.WEIGHTS]
-        for message in messages:
-            message.content = RecordDict({**message.content, **ours})
-        return messages
+        def make(key: str) -> RecordDict:
+            said = ConfigRecord({"version": wire.VERSION, "strategy": strategy, "weights": key})
+            return RecordDict({wire.HEADER: said})
+
+        return _add_records(messages, make)
 
     def _records(self, state: ServerState, weights: str = wire.WEIGHTS) -> RecordDict:
         sent = broadcast(self.task, state)
@@ -192,44 +241,64 @@ class NormStrategy(Strategy):
             chosen, metrics = self.server.aggregate_train(server_round, bare)
             if chosen is None:
                 return None, metrics
-            found = expect("the server", to_tensors(chosen), self.state.weights)
-            after = replace(after, weights=found)
-        self.state = self.tested = after
-        if self.norm.calibration == "evaluation" and self.grid is not None:
-            self.tested = self._calibrate(list(self.grid.get_node_ids()))
+            after = replace(after, weights=_read_weights(chosen, self.state.weights))
+        before, self.state, self.tested = self.tested, after, after
+        if self.norm.calibrates_test(broadcast(self.task, after)) and self.grid is not None:
+            nodes = list(self.grid.get_node_ids())
+            self.tested = self._calibrate(nodes) or replace(after, running=before.running)
         return self._arrays(), metrics
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Average the metrics of an evaluation."""
-        return self.around.aggregate_evaluate(server_round, replies)
+        found = list(replies)
+        if any(not message.has_error() for message in found):
+            self.worked.add("evaluate")
+        elif "evaluate" not in self.worked and not self._fits_plain(self._arrays()):
+            app_faults.refuse_evaluation(self._name, app_faults.list_failures(found))
+        return self.around.aggregate_evaluate(server_round, found)
 
     def _select_usable(
         self, replies: list[Message], server_round: int
     ) -> list[tuple[Reply, Message]]:
         usable, wanted = [], reply_schema(self.task, self.state)
+        faults: list[str] = []
         for message in replies:
             try:
                 usable.append((_read_reply(self.state, wire.content(message), wanted), message))
             except WireError as error:
-                node = message.metadata.src_node_id
-                log.warning("round %d continues without node %d: %s", server_round, node, error)
+                faults.append(f"node {message.metadata.src_node_id}: {error}")
+        if usable:
+            self.worked.add("train")
+        elif "train" not in self.worked and not all(map(app_faults.is_unreached, replies)):
+            app_faults.refuse_training(faults)
+        for fault in faults:
+            log.warning("round %d continues without %s", server_round, fault)
         return sorted(usable, key=lambda pair: pair[0].client)
 
-    def _calibrate(self, nodes: list[int]) -> ServerState:
-        """Ask nodes for the statistics of their data and let the strategy adopt them."""
+    def _calibrate(self, nodes: list[int]) -> ServerState | None:
+        """Ask nodes for the statistics of their data, let the strategy adopt them.
+
+        Return None if no node answers.
+        """
         if self.grid is None or not nodes:
-            return self.state
+            return None
         records = self._records(self.state)
         messages = [Message(records, node, _QUERY) for node in nodes]
-        found = []
-        for message in self.grid.send_and_receive(messages, timeout=self.timeout):
+        found, faults = [], []
+        replies = list(self.grid.send_and_receive(messages, timeout=self.timeout))
+        for message in replies:
             try:
                 found.append(read_calibration(wire.content(message), self.state))
             except WireError as error:
-                log.warning("no statistics of node %d: %s", message.metadata.src_node_id, error)
-        return server_calibration(self.task, self.state, found)
+                faults.append(f"node {message.metadata.src_node_id}: {error}")
+        if not found and not all(map(app_faults.is_unreached, replies)):
+            app_faults.refuse_calibration(self._name, faults)
+        for fault in faults:
+            log.warning("no statistics of %s", fault)
+        found.sort(key=lambda reply: reply.client)  # sums are taken in this order
+        return server_calibration(self.task, self.state, found) if found else None
 
 
 _server_round = server_round  # Flower calls a number by this name
@@ -271,6 +340,26 @@ def _strip_message(message: Message) -> Message:
     bare = copy.copy(message)
     bare.content = _select_weights(message.content)
     return bare
+
+
+def _add_records(messages: list[Message], make: Callable[[str], RecordDict]) -> list[Message]:
+    """Add what normalization needs; `make` gets the key of the arrays, whatever it is called."""
+    if messages:
+        (key,) = messages[0].content.array_records
+        ours = make(key)
+        ours.pop(wire.WEIGHTS, None)  # they are in the messages
+        for message in messages:
+            message.content = RecordDict({**ours, **message.content})
+    return messages
+
+
+def _read_weights(found: ArrayRecord, like: Tensors) -> dict[str, Tensor]:
+    """Return the weights that a server strategy decided on, in the model's own number format.
+
+    Some of them compute in float64.
+    """
+    new = {k: v.to(like[k].dtype) if k in like else v for k, v in to_tensors(found).items()}
+    return expect("the server", new, like)
 
 
 def _average_metrics(around: Strategy, replies: list[Message]) -> MetricRecord | None:

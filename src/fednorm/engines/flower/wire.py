@@ -33,7 +33,7 @@ HEADER = "fednorm"
 BUFFERS, STATISTICS = "fednorm.buffers", "fednorm.statistics"
 MOMENTUM, STRATEGY_STATE = "fednorm.momentum", "fednorm.strategy_state"
 _PERSONAL, _OPTIMIZER = "fednorm.personal", "fednorm.optimizer"
-VERSION = 3
+VERSION = 4
 
 
 def to_array_record(tensors: Tensors) -> ArrayRecord:
@@ -148,7 +148,7 @@ def read_stats(
     """Return the statistics that `record` reports for layers of `like`."""
     if not layers:
         return {}
-    found = to_tensors(_arrays(record, STATISTICS))
+    found = to_tensors(read_arrays(record, STATISTICS))
     columns = ("count", "samples", "batches")
     split = _split(found, layers, columns)
     numbers = zip(*(found[column].tolist() for column in columns), strict=True)
@@ -241,7 +241,7 @@ def reply_records(reply: Reply, **more: float | str) -> RecordDict:
 
 def read_reply(record: RecordDict, client: ClientId, state: ServerState) -> Reply:
     """Return the reply of a client to the broadcast of a state."""
-    update, momentum = to_tensors(_arrays(record, WEIGHTS)), optional(record, MOMENTUM)
+    update, momentum = to_tensors(read_arrays(record, WEIGHTS)), optional(record, MOMENTUM)
     metrics = {key: float(str(v)) for key, v in record[METRICS].items() if key != EXAMPLES}
     return Reply(
         client=client,
@@ -287,7 +287,7 @@ def read_broadcast(record: RecordDict, weights: str = WEIGHTS) -> Broadcast:
     if len(set(layers)) != len(layers):
         raise WireError(f"'layers' of a broadcast must be names, each once, but is {layers!r}.")
     if layers:
-        found = to_tensors(_arrays(record, STATISTICS))
+        found = to_tensors(read_arrays(record, STATISTICS))
         split, batches = _split(found, layers, ("batches",)), found["batches"].tolist()
         running = {
             path: RunningStats(mean, var, int(seen))
@@ -295,7 +295,7 @@ def read_broadcast(record: RecordDict, weights: str = WEIGHTS) -> Broadcast:
         }
     state = ServerState(
         round=integer(said, "round") - 1,
-        weights=to_tensors(_arrays(record, weights)),
+        weights=to_tensors(read_arrays(record, weights)),
         buffers=optional(record, BUFFERS),
         running=running,
         momentum=optional(record, MOMENTUM),
@@ -312,7 +312,8 @@ def integer(found: Header, key: str) -> int:
     return value
 
 
-def _arrays(record: RecordDict, key: str) -> ArrayRecord:
+def read_arrays(record: RecordDict, key: str) -> ArrayRecord:
+    """Return a record of arrays."""
     found = record.get(key)
     if not isinstance(found, ArrayRecord):
         raise WireError(f"a message must have arrays {key!r}, but has {sorted(record)}.")
@@ -321,7 +322,7 @@ def _arrays(record: RecordDict, key: str) -> ArrayRecord:
 
 def optional(record: RecordDict, key: str) -> dict[str, Tensor]:
     """Return the tensors of a record that may be missing."""
-    return to_tensors(_arrays(record, key)) if key in record else {}
+    return to_tensors(read_arrays(record, key)) if key in record else {}
 
 
 def content(message: Message) -> RecordDict:

@@ -1,0 +1,1 @@
+"""Hospitals train a ResNet-18 together; their images stay where they are."""

@@ -1,0 +1,60 @@
+"""What runs in a hospital."""
+
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from safetensors.torch import save_file
+
+import fednorm.flower
+from hospital.task import build_model, fit, load_images, normalize, score
+
+app = ClientApp()
+
+
+def find_folder(context: Context) -> Path:
+    """Return the hospital's images: `data-path` of its node, or the n-th folder of a simulation."""
+    if "data-path" in context.node_config:
+        return Path(str(context.node_config["data-path"])).expanduser()
+    folders = sorted(p for p in Path(str(context.run_config["data"])).iterdir() if p.is_dir())
+    return folders[int(context.node_config["partition-id"])]
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train on the hospital's own images."""
+    config = context.run_config
+    data = load_images(find_folder(context), config)
+    model = fednorm.flower.unpack(message, build_model(config), context)
+    groups = fednorm.flower.parameter_groups(model, lr=float(config["learning-rate"]))
+    optimizer = torch.optim.SGD(groups, momentum=0.9, weight_decay=1e-4)
+    random = torch.Generator().manual_seed(int(message.content["config"]["server-round"]))
+    loss = fit(model, data, optimizer, config, random)
+    examples = len(data.y)
+    return fednorm.flower.pack(model, message, context, examples=examples, metrics={"loss": loss})
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Test the model, with what this hospital keeps of it, on images that it held out."""
+    config, folder = context.run_config, find_folder(context)
+    model = fednorm.flower.unpack(message, build_model(config), context)
+    metrics = MetricRecord(score(model, load_images(folder, config)))
+    if config["output"]:
+        output = Path(str(config["output"]))
+        output.mkdir(parents=True, exist_ok=True)
+        save_file(model.state_dict(), output / f"{folder.name}.safetensors")
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+@app.query("fednorm")
+def calibrate(message: Message, context: Context) -> Message:
+    """Measure statistics with a pass over all own images, for strategies that ask for it."""
+    config = context.run_config
+    data = load_images(find_folder(context), config)
+    batches = ((normalize(x), y) for x, y in zip(data.x.split(50), data.y.split(50), strict=True))
+    examples = len(data.y)
+    return fednorm.flower.calibrate(
+        message, build_model(config), context, batches, examples=examples
+    )

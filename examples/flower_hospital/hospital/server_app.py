@@ -1,0 +1,25 @@
+"""What runs at the coordinator, which has no images."""
+
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from safetensors.torch import save_file
+
+import fednorm.flower
+from hospital.task import build_model
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run all rounds; save the global model, if there is one."""
+    config = context.run_config
+    strategy = fednorm.flower.NormStrategy(str(config["strategy"]), model=build_model(config))
+    strategy.start(grid=grid, num_rounds=int(config["num-server-rounds"]))
+    kept = strategy.task.layout.personal  # layers that hospitals keep: each saves its own model
+    if config["output"] and not kept:
+        output = Path(str(config["output"]))
+        output.mkdir(parents=True, exist_ok=True)
+        save_file(strategy.model.state_dict(), output / "global.safetensors")
