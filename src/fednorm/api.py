@@ -12,7 +12,7 @@ from fednorm.experiment.build import ModelSource
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.results import Comparison, RunResult
-from fednorm.experiment.trained_model import load_trained
+from fednorm.experiment.trained_model import load_model
 
 
 def compare(
@@ -76,10 +76,10 @@ def load(
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
     >>> run = simulate("fbn", rounds=2, clients=3, out=folder)
-    >>> type(load(folder)[2]).__name__
+    >>> type(load(folder)[3]).__name__
     'BatchNorm1d'
     """
-    return load_trained(source, model, client=client)
+    return load_model(source, model, client=client)
 
 
 __all__ = ["compare", "load", "simulate"]

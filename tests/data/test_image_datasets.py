@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from fednorm.data import load_dataset
-from fednorm.data.datasets import tiny_imagenet
+from fednorm.data.datasets import imagenet
 from fednorm.data.datasets.cityscapes import LABELS, Cityscapes
 from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
@@ -189,12 +189,12 @@ def test_a_folder_that_only_looks_like_imagenet_needs_a_root(tmp_path, draw):
 
 def test_tiny_imagenet_is_downloaded(tiny, home, monkeypatch):
     path = zipped(tiny)
-    monkeypatch.setattr(tiny_imagenet, "URL", path.as_uri())
+    monkeypatch.setattr(imagenet, "URL", path.as_uri())
     with pytest.raises(MissingDataError, match=r"Tried file:.*MD5 is .* but must be"):
         load_dataset("tiny_imagenet", 0)
     assert not [path for path in home.iterdir() if path.suffix != ".lock"]
     md5 = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
-    monkeypatch.setattr(tiny_imagenet, "MD5", md5)
+    monkeypatch.setattr(imagenet, "MD5", md5)
     assert_is_tiny(load_dataset("tiny_imagenet", 0))
 
 

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from fednorm.data.partition import PARTITIONS, create_partition, match_groups, match_test, partition
 from fednorm.data.partition.base import Partition
-from fednorm.data.partition.dirichlet import (
+from fednorm.data.partition.feature_shift import KINDS
+from fednorm.data.partition.label_skew import (
     Dirichlet,
     draw_counts,
     draw_log_dirichlet,
     softmax,
 )
-from fednorm.data.partition.feature_shift import KINDS
 from fednorm.errors import UnknownNameError
 from generated import partition_problems
 
@@ -230,6 +230,12 @@ def test_create_partition(text, expected):
         ("dirichlet_unbalanced=-1", "finite alpha above 0, but got -1"),
         ("shards=0", "above 0 and at most 1, but got 0"),
         ("shards=1.5", "above 0 and at most 1, but got 1.5"),
+        ("gama=0 + feature_shift=shift", "unknown partition 'gama'; did you mean 'gamma'"),
+        ("feature_shift=noise + feature_shift=shift", "another partition, not by itself"),
+        (
+            "iid + dirichlet=1",
+            "after '[+]' comes a partition that changes features, not 'dirichlet'",
+        ),
     ],
 )
 def test_an_invalid_text_is_explained(text, message):
@@ -286,6 +292,16 @@ IMAGES = torch.rand(4, 3, 9, 9, generator=torch.Generator().manual_seed(0), dtyp
 @pytest.mark.parametrize("name", [name for name in PARTITIONS if name != "feature_shift"])
 def test_only_feature_shift_changes_samples(name):
     assert create_partition(TEXTS[name]).transform(IMAGES, 1, 3, 0) is IMAGES
+
+
+def test_labels_and_features_shift_together():
+    labels = np.arange(60) % 3
+    both = create_partition("dirichlet=0.1 + feature_shift=brightness")
+    found, expected = (
+        partition(rule, labels, clients=4, seed=1) for rule in (both, "dirichlet=0.1")
+    )
+    assert [part.tolist() for part in found] == [part.tolist() for part in expected]
+    torch.testing.assert_close(both.transform(IMAGES, 0, 4, 0), IMAGES / 2)
 
 
 def seen(kind, client, *, x=IMAGES, clients=5, strength=1.0, seed=0):

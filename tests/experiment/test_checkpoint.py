@@ -363,7 +363,7 @@ def test_a_run_that_ended_before_its_model_was_saved_saves_the_one_it_tested(
     whole, ended = tmp_path / "whole", tmp_path / "ended"
     run_comparison(chosen, folder=whole, saving=CheckpointPolicy(1))
     with monkeypatch.context() as patched:
-        patched.setattr("fednorm.experiment.job.save_trained", Mock(side_effect=SystemExit))
+        patched.setattr("fednorm.experiment.job.save_model", Mock(side_effect=SystemExit))
         with pytest.raises(SystemExit):
             run_comparison(chosen, folder=ended, saving=CheckpointPolicy(1))
     run_comparison(chosen, folder=ended, saving=CheckpointPolicy(1))

@@ -10,7 +10,7 @@ from fednorm.doctor import examine
 from fednorm.engines import loop, merged_batch, stacked
 from fednorm.errors import ConfigError
 from fednorm.experiment.diagnostics import central_gradient
-from fednorm.nn.forward_probe import note_single_values
+from fednorm.experiment.prepare import note_single_values
 from fednorm.strategies import STRATEGIES, create_strategy
 from support import ToyClients, assert_same_state, last, nested_model, task_of
 

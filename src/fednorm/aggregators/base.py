@@ -76,8 +76,7 @@ class Rule(Stage, Aggregator):
 
     def __call__(self, values: Tensor, weights: Tensor) -> Tensor:
         """Aggregate `[clients, *shape]` over the first axis."""
-        del weights
-        return aggregate(values, (), self)
+        return Pipeline((), self)(values, weights)
 
 
 @dataclass(frozen=True)
@@ -106,28 +105,6 @@ class VectorRule(Rule):
         return sum_vectors(self.coefficients(vectors), vectors)
 
 
-@torch.no_grad()
-def aggregate(values: Tensor, stages: tuple[PreAggregator, ...], rule: Rule) -> Tensor:
-    """Pass `[clients, *shape]` through the pre-aggregations, then through the rule."""
-    check_stages(stages, rule, len(values))
-    if not values[0].numel():
-        return values[0].clone()
-    vectors = Vectors(as_rows(values))
-    for stage in stages:
-        vectors = vectors.mix(stage.mixing(vectors))
-    result = rule.combine(vectors).view(values.shape[1:])
-    # The result of integers is rounded to the nearest one.
-    return (result if values.is_floating_point() else result.round()).to(values.dtype)
-
-
-def check_stages(stages: tuple[PreAggregator, ...], rule: Rule, n: int) -> None:
-    """Raise TooFewClientsError unless n clients are enough for every stage."""
-    for stage in stages:
-        stage.check(n)
-        n = stage.count(n)
-    rule.check(n)
-
-
 @dataclass(frozen=True)
 class Pipeline(Aggregator):
     """Any number of pre-aggregations, then one rule."""
@@ -137,17 +114,29 @@ class Pipeline(Aggregator):
 
     def check(self, n: int) -> None:
         """Raise TooFewClientsError unless n clients are enough for every stage."""
-        check_stages(self.stages, self.rule, n)
+        for stage in self.stages:
+            stage.check(n)
+            n = stage.count(n)
+        self.rule.check(n)
 
     def without(self, faulty: int) -> "Pipeline":
         """Return the pipeline for the vectors left after `faulty` of them were rejected."""
         stages = tuple(stage.without(faulty) for stage in self.stages)
         return Pipeline(stages, self.rule.without(faulty))
 
+    @torch.no_grad()
     def __call__(self, values: Tensor, weights: Tensor) -> Tensor:
         """Aggregate `[clients, *shape]` over the first axis; the weights are ignored."""
         del weights
-        return aggregate(values, self.stages, self.rule)
+        self.check(len(values))
+        if not values[0].numel():
+            return values[0].clone()
+        vectors = Vectors(as_rows(values))
+        for stage in self.stages:
+            vectors = vectors.mix(stage.mixing(vectors))
+        result = self.rule.combine(vectors).view(values.shape[1:])
+        # The result of integers is rounded to the nearest one.
+        return (result if values.is_floating_point() else result.round()).to(values.dtype)
 
 
 def check_start(name: str, start: str, iterations: int) -> None:

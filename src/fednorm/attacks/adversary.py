@@ -110,15 +110,7 @@ class _Corruption:
             for name, tensor in own.items()
         }
 
-    def corrupt_reports(
-        self, own: Mapping[str, LayerStats], honest: Sequence[Mapping[str, LayerStats]]
-    ) -> dict[str, LayerStats]:
-        return {
-            path: self._corrupt_report(report, [h[path] for h in honest if path in h], path)
-            for path, report in own.items()
-        }
-
-    def _corrupt_report(
+    def corrupt_report(
         self, own: LayerStats, honest: Sequence[LayerStats], path: str
     ) -> LayerStats:
         translation = self.translations.get(path)
@@ -162,7 +154,12 @@ def _corrupt_answer(
 ) -> Reply:
     changed: dict[str, object] = {}
     if target != "updates":
-        changed["stats"] = corruption.corrupt_reports(own.stats, [h.stats for h in honest])
+        changed["stats"] = {
+            path: corruption.corrupt_report(
+                report, [h.stats[path] for h in honest if path in h.stats], path
+            )
+            for path, report in own.stats.items()
+        }
     if target != "statistics":
         changed["update"] = corruption.corrupt_tensors(own.update, [h.update for h in honest])
         momenta = [h.momentum for h in honest]

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fednorm.cli.options import (
-    INTERRUPTED,
     CheckpointEvery,
     Fresh,
     Out,
@@ -16,6 +15,7 @@ from fednorm.cli.options import (
     console,
     default_workers,
     errors,
+    exit_if_interrupted,
     option_help,
     prefetch,
     take_settings,
@@ -212,8 +212,6 @@ def _show(comparison: "Comparison", out: Path) -> None:
     for result in comparison.runs:
         if result.status == "stopped":
             errors.print(f"{result.strategy}, seed {result.seed}, stopped: {result.error}")
-    if any(result.status == "interrupted" for result in comparison.runs):
-        errors.print("Interrupted; finished runs are kept, and the same command continues.")
-        raise typer.Exit(INTERRUPTED)
+    exit_if_interrupted(result.status for result in comparison.runs)
     if any(result.status == "stopped" for result in comparison.runs):
         raise typer.Exit(1)

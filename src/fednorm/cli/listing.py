@@ -90,10 +90,8 @@ def describe_entry(kind: str, name: str) -> Group:
 def _tabulate_parameters(fields: list["FieldDocs"]) -> Table | Text:
     if not fields:
         return Text("No parameters.")
-    rows = []
-    for field in fields:
-        default = "(needed)" if field.default is None else field.default
-        rows.append([field.name, "none" if default == "None" else default, field.help])
+    shown = {None: "(needed)", "None": "none"}
+    rows = [[f.name, shown.get(f.default, f.default or ""), f.help] for f in fields]
     columns = [Column("name"), Column("default", wraps=True), Column("meaning", wraps=True)]
     return make_table(columns, rows, title="Parameters", ruled=False)
 

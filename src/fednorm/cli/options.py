@@ -1,7 +1,7 @@
 """Options that several commands share, made from the schema of an experiment."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -111,6 +111,13 @@ class Command(TyperCommand):
                 raise
             text = f"option '{error.option_name}' is now called '{option}'."
             raise NoSuchOption(error.option_name, text, ctx=ctx) from None
+
+
+def exit_if_interrupted(statuses: Iterable[str]) -> None:
+    """End the command if a run was interrupted."""
+    if "interrupted" in statuses:
+        errors.print("Interrupted; finished runs are kept, and the same command continues.")
+        raise typer.Exit(INTERRUPTED)
 
 
 def default_workers(experiment: Experiment) -> int:

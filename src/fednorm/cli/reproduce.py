@@ -9,13 +9,12 @@ import typer
 from rich.table import Table
 
 from fednorm.cli.options import (
-    INTERRUPTED,
     Fresh,
     Set,
     Workers,
     console,
     default_workers,
-    errors,
+    exit_if_interrupted,
     option_help,
     prefetch,
 )
@@ -102,10 +101,7 @@ def _run(request: "FigureRequest", folder: Path, workers: int | None) -> None:
     for cut in result.cuts:
         console.print(f"- {cut}", highlight=False, markup=False)
     console.print(f"Report: {report}", soft_wrap=True)
-    runs = [run for panel in result.panels for run in panel.comparison.runs]
-    if any(run.status == "interrupted" for run in runs):
-        errors.print("Interrupted; finished runs are kept, and the same command continues.")
-        raise typer.Exit(INTERRUPTED)
+    exit_if_interrupted(run.status for panel in result.panels for run in panel.comparison.runs)
 
 
 @contextmanager

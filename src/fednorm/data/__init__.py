@@ -23,7 +23,7 @@ DATASETS: "Registry[DatasetConfig]" = Registry(
         "femnist": "femnist:Femnist",
         "cifar10": "cifar:Cifar10",
         "cifar100": "cifar:Cifar100",
-        "tiny_imagenet": "tiny_imagenet:TinyImageNet",
+        "tiny_imagenet": "imagenet:TinyImageNet",
         "imagenet": "imagenet:ImageNet",
         "cityscapes": "cityscapes:Cityscapes",
         "folder": "folder:ImageFolder",

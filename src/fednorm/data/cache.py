@@ -22,7 +22,6 @@ from fednorm.errors import DamagedDataError
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 INDEX = "index.json"
-_CHUNK = 1 << 24
 _GIGABYTE = 10**9
 _DEFAULT_LIMIT = 4.0
 
@@ -68,11 +67,12 @@ def digest(array: NDArray[Any]) -> str:
     >>> digest(np.zeros(0, np.uint8))[:8]
     'e3b0c442'
     """
-    values = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    result = hashlib.sha256()
-    for start in range(0, len(values), _CHUNK):
-        result.update(values[start : start + _CHUNK].data)
-    return result.hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).hexdigest()
+
+
+def make_key(facts: object) -> str:
+    """Return a short name for decoded data, by what they were decoded from."""
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def load_or_create(folder: Path, write: Callable[[Path], None]) -> Arrays:

@@ -159,6 +159,15 @@ class Dataset:
         )
 
 
+def check_least(name: str, config: object, hint: str = ".", **least: int) -> None:
+    """Raise ValueError, which ends in `hint`, if a field of `config` is below its least value."""
+    for field, bound in least.items():
+        if (value := getattr(config, field)) is not None and value < bound:
+            raise ValueError(
+                f"data set {name!r} needs {field} of at least {bound}, but got {value}{hint}"
+            )
+
+
 class DatasetConfig(Protocol):
     """The interface of registered data sets: a frozen dataclass that loads a `Dataset`."""
 

@@ -50,7 +50,9 @@ def download(url: str, folder: Path, md5: str) -> Path:
             atomic_write(target) as part,
             urllib.request.urlopen(request, timeout=TIMEOUT) as answer,  # noqa: S310 (as above)
         ):
-            _check(_copy(answer, part, target.name), md5)
+            came = _copy(answer, part, target.name)
+            if came != md5:
+                raise DamagedDataError(f"MD5 is {came}, but must be {md5}; the file is not used")
     except HTTPException as error:
         raise OSError(f"the connection broke: {error!r}") from error
     return target
@@ -70,11 +72,6 @@ def _copy(answer: Any, part: IO[bytes], name: str) -> str:
     if total is not None and done != total:
         raise ConnectionError(f"the connection broke after {done} of {total} bytes")
     return result.hexdigest()
-
-
-def _check(came: str, md5: str) -> None:
-    if came != md5:
-        raise DamagedDataError(f"MD5 is {came}, but must be {md5}; the file is not used")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fednorm.core.random_streams import Stream, make_rng
 from fednorm.data.cache import Arrays
-from fednorm.data.dataset import Dataset
+from fednorm.data.dataset import Dataset, check_least
 from fednorm.data.transforms import BatchTransform
 from fednorm.registry import param
 
@@ -37,13 +37,7 @@ class ImageDataset:
     )
 
     def __post_init__(self) -> None:
-        for field in ("train", "test"):
-            count = getattr(self, field)
-            if count is not None and count < 1:
-                raise ValueError(
-                    f"data set {self.name!r} needs {field} of at least 1, but got {count}; "
-                    "leave it out to use all."
-                )
+        check_least(self.name, self, "; leave it out to use all.", train=1, test=1)
         if self.augment not in (None, *get_args(Augment)):
             raise ValueError(
                 f"augment of data set {self.name!r} must be none, 'flip' or 'crop_flip', "
@@ -86,8 +80,11 @@ class ImageDataset:
         return result
 
 
-def make_dataset(name: str, arrays: Arrays, *, classes: int, transform: BatchTransform) -> Dataset:
+def make_dataset(name: str, arrays: Arrays, classes: int, transform: BatchTransform) -> Dataset:
     """Make a data set from arrays; mapped ones stay on disk."""
+    tested = arrays.get("groups_test")
+    if tested is not None and not np.isin(tested, arrays["groups"]).any():
+        tested = None  # training has none of these groups
     return Dataset(
         name,
         x=torch.from_numpy(arrays["x"]),
@@ -96,7 +93,7 @@ def make_dataset(name: str, arrays: Arrays, *, classes: int, transform: BatchTra
         y_test=_to_labels(arrays["y_test"]),
         classes=classes,
         groups=arrays.get("groups"),
-        groups_test=_find_tested_groups(arrays),
+        groups_test=tested,
         transform=transform,
         on_disk=any(isinstance(array, np.memmap) for array in arrays.values()),
     )
@@ -105,14 +102,6 @@ def make_dataset(name: str, arrays: Arrays, *, classes: int, transform: BatchTra
 def _take(arrays: Arrays, numbers: NDArray[np.int64], end: str) -> Arrays:
     keys = (f"{key}{end}" for key in ("x", "y", "groups"))
     return {key: arrays[key][numbers] for key in keys if key in arrays}
-
-
-def _find_tested_groups(arrays: Arrays) -> NDArray[Any] | None:
-    """Return the groups of the test samples; None if training has none of them."""
-    tested = arrays.get("groups_test")
-    if tested is None or not np.isin(tested, arrays["groups"]).any():
-        return None
-    return tested
 
 
 def _to_labels(y: NDArray[Any]) -> Tensor:

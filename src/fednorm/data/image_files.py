@@ -20,7 +20,7 @@ from PIL import Image, ImageOps
 
 from fednorm.data.cache import Arrays, get_decoded_home, get_home, list_roots, load_or_create, save
 from fednorm.data.dataset import Dataset
-from fednorm.data.download import Advance, show_progress
+from fednorm.data.download import show_progress
 from fednorm.data.image_dataset import ImageDataset, make_dataset
 from fednorm.data.transforms import BatchTransform
 from fednorm.errors import DamagedDataError, MissingDataError
@@ -101,7 +101,7 @@ class ImageFileDataset(ImageDataset, ABC):
         test = self._choose_files(files.test, seed, test=True)
         arrays = load_decoded(self.name, train, test, self.make_decoder())
         transform = self.choose_transform(*arrays["x"].shape[-2:])
-        return make_dataset(self.name, arrays, classes=files.classes, transform=transform)
+        return make_dataset(self.name, arrays, files.classes, transform)
 
     def _choose_files(self, files: ImageFiles, seed: int, *, test: bool) -> ImageFiles:
         if not files.paths:
@@ -168,14 +168,14 @@ def center_crop(size: int | None, channels: int = 3) -> Decoder:
     """
     if size is not None and size < 1:
         raise ValueError(f"size must be at least 1 pixel, but is {size}.")
-    return Decoder(lambda path: _read_square(path, size, channels), f"square {size} {channels}")
 
+    def decode(path: Path) -> ImageArray:
+        with Image.open(path) as image:
+            if size is not None:  # read a large JPEG at a fraction of its size, at least twice it
+                image.draft(None, (2 * size, 2 * size))
+            return to_array(image, size, channels)
 
-def _read_square(path: Path, size: int | None, channels: int) -> ImageArray:
-    with Image.open(path) as image:
-        if size is not None:  # read a large JPEG at a fraction of its size, at least twice `size`
-            image.draft(None, (2 * size, 2 * size))
-        return to_array(image, size, channels)
+    return Decoder(decode, f"square {size} {channels}")
 
 
 def to_array(image: Image.Image, size: int | None, channels: int) -> ImageArray:
@@ -254,16 +254,14 @@ def _write_images(target: Path, paths: list[Path], decode: Decode) -> None:
             )
         rows[number] = image
 
-    with show_progress(f"decoding {len(paths)} images", len(paths)) as advance:
-        _run_in_threads(one, len(paths), advance)
-    rows.flush()
-
-
-def _run_in_threads(work: Callable[[int], None], count: int, advance: Advance) -> None:
-    with ThreadPoolExecutor(count_cores()) as pool:
-        for start in range(0, count, _AT_ONCE):
-            for _ in pool.map(work, range(start, min(start + _AT_ONCE, count))):
+    with (
+        show_progress(f"decoding {len(paths)} images", len(paths)) as advance,
+        ThreadPoolExecutor(count_cores()) as pool,
+    ):
+        for start in range(0, len(paths), _AT_ONCE):
+            for _ in pool.map(one, range(start, min(start + _AT_ONCE, len(paths)))):
                 advance(1)
+    rows.flush()
 
 
 def _read(path: Path, decode: Decode) -> ImageArray:

@@ -31,15 +31,8 @@ from fednorm.data.image_dataset import ImageDataset, make_dataset
 from fednorm.errors import DamagedDataError, MissingDataError
 
 # Errors of reading a missing or damaged file.
-_DAMAGED = (
-    EOFError,
-    LookupError,
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    pickle.PickleError,
-    zlib.error,
-)
-_UNUSABLE = (OSError, ValueError, *_DAMAGED)
+_ARCHIVE_ERRORS = (tarfile.TarError, zipfile.BadZipFile, pickle.PickleError, zlib.error)
+_UNUSABLE = (OSError, ValueError, EOFError, LookupError, *_ARCHIVE_ERRORS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +115,7 @@ class DownloadableDataset(ImageDataset, ABC):
         """Load the images; download them if this machine has no copy."""
         arrays = load_or_create(get_decoded_home() / self.name, self._fetch)
         transform = self.make_transform(self.mean, self.std, arrays["x"].shape[-1])
-        return make_dataset(
-            self.name, self.subsample(arrays, seed), classes=self.classes, transform=transform
-        )
+        return make_dataset(self.name, self.subsample(arrays, seed), self.classes, transform)
 
     def _fetch(self, folder: Path) -> None:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:

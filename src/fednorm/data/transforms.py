@@ -69,14 +69,8 @@ class BatchTransform:
             x = (x - mean).div_(std)
         if self.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
-        return x, self._to_targets(y.to(self.device))
-
-    @staticmethod
-    def _to_targets(y: Tensor) -> Tensor:
-        if y.dtype != torch.uint8:
-            return y
-        labels = y.long()
-        return labels.masked_fill(labels == IGNORED, _NO_LABEL)
+        y = y.to(self.device)
+        return x, y.long().masked_fill(y == IGNORED, _NO_LABEL) if y.dtype == torch.uint8 else y
 
     def _crop(self, x: Tensor, y: Tensor, rng: np.random.Generator) -> Batch:
         height, width = self.window or x.shape[-2:]

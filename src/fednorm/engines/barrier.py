@@ -57,16 +57,12 @@ class BarrierEngine:
 
     def rounds(self, run: EngineRun, start: Progress | None = None) -> Iterator[RoundResult]:
         """Run the rounds of `run`, or those after `start`."""
-        trainer = BarrierTrainer(run.task, _find_room(), run.faults.byzantine)
+        free = available_memory()
+        room = _ROOM if free is None else min(_ROOM, free // 8)
+        trainer = BarrierTrainer(run.task, room, run.faults.byzantine)
         return loop.rounds(
             run.task, run.clients, run.rounds, start, train=trainer.train, faults=run.faults
         )
-
-
-def _find_room() -> int:
-    """Return how many bytes the clients of a round may hold at once."""
-    free = available_memory()
-    return _ROOM if free is None else min(_ROOM, free // 8)
 
 
 def find_misfit(task: Task, batches: Sequence[Batches]) -> str | None:
@@ -166,14 +162,15 @@ class BarrierTrainer:
         """Train all clients; return their results and the answers of their exchanges."""
         if len(batches) == 1 or self.count_bytes(batches) > self.room:
             return train_clients(self.task, received, client_states, batches, self.byzantine)
-        missing = len(batches) - len(self.replicas)
-        self.replicas += (_copy_task(self.task) for _ in range(missing))
+        while len(self.replicas) < len(batches):
+            model = copy_model(self.task.model)
+            layout = find_layout(model, self.task.strategy.role)
+            self.replicas.append(replace(self.task, model=model, layout=layout))
         # In the order of clients, on which a mean depends in rounding.
+        ordered = sorted(batches, key=lambda own: own.client)
         threads = [
             self._make_thread(replica, received, client_states.get(own.client, ClientState()), own)
-            for replica, own in zip(
-                self.replicas, sorted(batches, key=lambda own: own.client), strict=False
-            )
+            for replica, own in zip(self.replicas, ordered, strict=False)
         ]
         answers: dict[str, Tensor] = {}
         with isolated_rng(None, torch.device("cpu")):
@@ -209,15 +206,7 @@ class BarrierTrainer:
             x, _ = next(iter(batches[0].steps))
             self.sample_bytes = count_activations(self.task.model, x) * x.element_size() / len(x)
         parameters = nbytes(self.task.model.parameters())
-        samples = sum(_find_batch_size(own) for own in batches)
-        return round(samples * self.sample_bytes) + len(batches) * _COPIES * parameters
-
-
-def _find_batch_size(own: Batches) -> int:
-    """Return the size of a client's first batch."""
-    return own.batch_sizes[0] if own.batch_sizes else len(next(iter(own.steps))[1])
-
-
-def _copy_task(task: Task) -> Task:
-    model = copy_model(task.model)
-    return replace(task, model=model, layout=find_layout(model, task.strategy.role))
+        sizes = (
+            o.batch_sizes[0] if o.batch_sizes else len(next(iter(o.steps))[1]) for o in batches
+        )
+        return round(sum(sizes) * self.sample_bytes) + len(batches) * _COPIES * parameters

@@ -116,14 +116,11 @@ class StackedClients:
         }
 
     def _report(self, report: LayerStats, i: int) -> LayerStats:
-        first, *more = (self._moments(wide, i) for wide in report.calls)
-        return replace(report, moments=first, more=tuple(more))
+        def cut(wide: Tensor) -> Tensor:
+            return wide.view(*wide.shape[:-1], self.count, -1)[..., i, :]
 
-    def _moments(self, wide: Moments, i: int) -> Moments:
-        mean, var = (
-            t.view(*t.shape[:-1], self.count, -1)[..., i, :] for t in (wide.mean, wide.var)
-        )
-        return Moments(wide.count, mean, var)
+        first, *more = (Moments(m.count, cut(m.mean), cut(m.var)) for m in report.calls)
+        return replace(report, moments=first, more=tuple(more))
 
 
 def _make_stacked(received: Broadcast, count: int) -> Broadcast:

@@ -37,7 +37,7 @@ from fednorm.algorithms.dsgd import DSGD
 from fednorm.algorithms.fedavg import FedAvg
 from fednorm.core.aggregation import combine_tensors
 from fednorm.core.merge import find_rate
-from fednorm.core.messages import Batches, ClientState, Reply, RunningStats, ServerState
+from fednorm.core.messages import ClientState, Reply, RunningStats, ServerState
 from fednorm.core.round import broadcast, client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId, Tensors
@@ -268,7 +268,11 @@ def _sent_gradient(
             name: (sent - share * old[name]) / (1 - share) if name in old else sent / (1 - share)
             for name, sent in reply.update.items()
         }
-    elif isinstance(algorithm, FedAvg) and _moves_along_the_gradient(algorithm):
+    elif (
+        isinstance(algorithm, FedAvg)
+        and algorithm.optimizer == "sgd"
+        and (not algorithm.momentum or algorithm.momentum_state == "reset")
+    ):  # it moves along the gradient
         rate = algorithm.rate(before.round + 1, task.rounds)
         steps = {
             name: sent / (-rate * task.rates.get(name, 1.0)) for name, sent in reply.update.items()
@@ -279,11 +283,6 @@ def _sent_gradient(
         name: torch.sub(step, before.weights[name], alpha=algorithm.weight_decay)
         for name, step in steps.items()
     }
-
-
-def _moves_along_the_gradient(algorithm: FedAvg) -> bool:
-    fresh = not algorithm.momentum or algorithm.momentum_state == "reset"
-    return fresh and algorithm.optimizer == "sgd"
 
 
 def central_gradient(task: Task, before: ServerState, clients: ClientSource) -> Tensors | None:
@@ -299,7 +298,8 @@ def central_gradient(task: Task, before: ServerState, clients: ClientSource) -> 
         return None
     central = replace(task, strategy=Naive(), algorithm=DSGD())
     number = before.round + 1
-    parts = [_first_step(clients.batches(c, number)) for c in clients.participants(number)]
+    drawn = [clients.batches(client, number) for client in clients.participants(number)]
+    parts = [replace(own, steps=[next(iter(own.steps))]) for own in drawn]  # each made once
     batches = merge_batches(parts)
     try:
         with share_masks(parts, central.model):
@@ -311,11 +311,6 @@ def central_gradient(task: Task, before: ServerState, clients: ClientSource) -> 
             raise
         return None  # of one sample, a layer may get one value per channel, without variance
     return reply.update
-
-
-def _first_step(batches: Batches) -> Batches:
-    """Return the only batch of a round, made once."""
-    return replace(batches, steps=[next(iter(batches.steps))])
 
 
 def distance(gradient: Tensors, reference: Tensors) -> float | None:

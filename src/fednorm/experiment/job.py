@@ -37,8 +37,8 @@ from fednorm.experiment.specs import StrategySpec
 from fednorm.experiment.trained_model import (
     MODEL_FILE,
     fold_clients,
-    fold_trained,
-    save_trained,
+    fold_run,
+    save_model,
 )
 from fednorm.system import limit_threads
 
@@ -128,14 +128,14 @@ def _keep_model(
     if result.status not in {"finished", "stopped"} or reached is None:
         return result
     state = _find_state(prepared, reached)
-    trained = fold_trained(prepared, state)
+    trained = fold_run(prepared, state)
     own = fold_clients(prepared, state, _list_states(prepared, reached), trained.header.personal)
     if target and prepared.setup.ours:
-        save_trained(target / MODEL_FILE, trained, own)
+        save_model(target / MODEL_FILE, trained, own)
         return result.keep_model(target)
     trained = replace(trained, clients=dict(own))
     if target:  # without a model of the user's, which no file can hold
-        save_trained(target / MODEL_FILE, trained, trained.clients.items())
+        save_model(target / MODEL_FILE, trained, trained.clients.items())
     return result.keep_model(trained)
 
 

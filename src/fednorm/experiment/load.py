@@ -40,7 +40,8 @@ def override_settings(values: Mapping[str, Any], settings: Sequence[str]) -> dic
             raise ConfigError(f"--set takes key=value, not {setting!r}.")
         table, dot, field = key.strip().partition(".")
         if dot:
-            inner = result.get(table, _default(table))
+            known = Experiment.model_fields.get(table)  # of which only one field is given
+            inner = result.get(table, known.default if known else {})
             if not isinstance(inner, str | Mapping):
                 raise ConfigError(f"{table} is not a table, so {key.strip()} cannot be set in it.")
             inner = {"name": inner} if isinstance(inner, str) else dict(inner)
@@ -48,11 +49,6 @@ def override_settings(values: Mapping[str, Any], settings: Sequence[str]) -> dic
         else:
             result[table] = parse_value(text)
     return result
-
-
-def _default(table: str) -> Any:
-    """Return the value of a table of which only one field is given."""
-    return Experiment.model_fields[table].default if table in Experiment.model_fields else {}
 
 
 def parse_value(text: str) -> Any:

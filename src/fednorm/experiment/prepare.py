@@ -1,8 +1,12 @@
 """Prepare a run: build it, and find before any training what would go wrong."""
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from time import perf_counter
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednorm.core.messages import Batches, ClientState, upload_bytes
 from fednorm.core.round import broadcast, client_round
@@ -17,7 +21,6 @@ from fednorm.errors import ConfigError, NonFiniteLossError
 from fednorm.experiment.build import ModelSource, PreparedRun, build_run
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.specs import StrategySpec
-from fednorm.nn.forward_probe import note_single_values
 
 
 def prepare(
@@ -117,3 +120,30 @@ def _try_one_step(prepared: PreparedRun) -> tuple[int, int]:
             f"the model cannot be trained on samples of shape {shape} with "
             f"{prepared.data.classes} classes: {error}"
         ) from error
+
+
+@contextlib.contextmanager
+def note_single_values(model: nn.Module) -> Iterator[list[str]]:
+    """Note the BatchNorm layers that are given one value per channel while they train.
+
+    >>> model = nn.Sequential(nn.BatchNorm1d(3, affine=False))
+    >>> with note_single_values(model) as noted:
+    ...     _ = model(nn.Parameter().new_ones(1, 3, 2))
+    >>> noted
+    []
+    """
+    noted: list[str] = []
+
+    paths = {module: path for path, module in model.named_modules()}
+
+    def note(layer: nn.Module, given: tuple[Tensor]) -> None:
+        if layer.training and given[0].numel() == given[0].shape[1]:
+            noted.append(paths[layer])
+
+    layers = [module for module in paths if isinstance(module, _BatchNorm)]
+    handles = [layer.register_forward_pre_hook(note) for layer in layers]
+    try:
+        yield noted
+    finally:
+        for handle in handles:
+            handle.remove()

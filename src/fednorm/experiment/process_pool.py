@@ -64,16 +64,12 @@ def _run_once(
             _watch(set(futures), events, monitor)
         except BrokenProcessPool:
             died = True
-        except KeyboardInterrupt:
+        except BaseException as error:
             _end(set(futures), events, stop)
-        except BaseException:
-            _end(set(futures), events, stop)
-            raise
-    return {number: f.result() for f, number in futures.items() if _has_succeeded(f)}, died
-
-
-def _has_succeeded(future: Future[RunResult]) -> bool:
-    return future.done() and not future.cancelled() and future.exception() is None
+            if not isinstance(error, KeyboardInterrupt):
+                raise
+    ended = {f: number for f, number in futures.items() if f.done() and not f.cancelled()}
+    return {number: f.result() for f, number in ended.items() if f.exception() is None}, died
 
 
 def _start_worker(events: "SimpleQueue[Event]", stop: Flag) -> None:

@@ -14,7 +14,7 @@ from fednorm.core.messages import RejectedReply
 from fednorm.core.types import ClientId
 from fednorm.errors import ConfigError
 from fednorm.experiment.diagnostics import Diagnostics, Window
-from fednorm.experiment.trained_model import TrainedModel, load_trained
+from fednorm.experiment.trained_model import TrainedModel, load_model
 
 Status: TypeAlias = Literal["finished", "diverged", "stopped", "interrupted"]
 
@@ -127,7 +127,7 @@ class RunResult:
             said = "has diverged" if self.status == "diverged" else "was interrupted"
             raise ConfigError(f"the run {said}, so it has no trained model.")
         if isinstance(self._trained, Path):
-            return load_trained(self._trained, client=client)
+            return load_model(self._trained, client=client)
         if self._trained is not None:
             return self._trained.build(client)
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 A file is in the safetensors format: tensors by their `state_dict` keys, and in its header, as JSON,
 which strategy trained which network. Where clients keep personal layers, the file has what is
-shared, and the folder `clients` beside it one file for each client with the rest.
+shared, and the folder `clients` next to it one file for each client with the rest.
 """
 
 import json
@@ -30,7 +30,7 @@ from fednorm.strategies import STRATEGIES
 from fednorm.system import atomic_write
 
 MODEL_FILE = "model.safetensors"
-CLIENT_FILES = "clients/*.safetensors"  # beside it
+CLIENT_FILES = "clients/*.safetensors"  # next to it
 _KEY = "fednorm"  # in the header of a file; one key, since the format does not order several
 _LISTED = 4  # tensors that a message names
 
@@ -68,7 +68,7 @@ class TrainedModel:
         return network
 
 
-def fold_trained(prepared: PreparedRun, state: ServerState) -> TrainedModel:
+def fold_run(prepared: PreparedRun, state: ServerState) -> TrainedModel:
     """Return the trained model of a run, without its clients' personal tensors."""
     network = fold(export(prepared.task, state))
     personal = tuple(key for key in network.state_dict() if key in prepared.task.layout.personal)
@@ -103,10 +103,10 @@ def _describe(prepared: PreparedRun, network: nn.Module, personal: tuple[str, ..
     )
 
 
-def save_trained(
+def save_model(
     path: Path, trained: TrainedModel, clients: Iterable[tuple[ClientId, Tensors]] = ()
 ) -> None:
-    """Write a trained model, and beside it the clients' personal tensors."""
+    """Write a trained model, and next to it the clients' personal tensors."""
     path.parent.mkdir(parents=True, exist_ok=True)
     personal = set(trained.header.personal)
     tensors = {k: v for k, v in trained.network.state_dict().items() if k not in personal}
@@ -127,7 +127,7 @@ def _find_client_file(path: Path, client: ClientId) -> Path:
     return path.parent / CLIENT_FILES.replace("*", str(client))
 
 
-def load_trained(
+def load_model(
     source: str | Path, model: ModelSource | None = None, *, client: ClientId | None = None
 ) -> nn.Module:
     """Return the trained model of a run's folder or file; see `fednorm.load`."""
@@ -220,8 +220,8 @@ def _check_client(header: ModelHeader, client: ClientId | None, known: Iterable[
     kept = f"strategy {header.strategy!r} keeps {_list_names(header.personal)} on its clients"
     if not there:
         raise ConfigError(
-            f"{kept}, and they are not beside the file, as after a run on Flower: it holds what is "
-            "shared, which safetensors.torch.load_file reads."
+            f"{kept}, and they are not next to the file, as after a run on Flower: it holds what "
+            "is shared, which safetensors.torch.load_file reads."
         )
     raise ConfigError(
         f"{kept}, so that there is a model for each: choose client= among "
@@ -235,11 +235,11 @@ def _compare_tensors(found: Tensors, needed: Tensors) -> Iterator[str]:
         yield f"the file lacks {_list_names(missing)}"
     if left := [key for key in found if key not in needed]:
         yield f"the model lacks {_list_names(left)}"
-    for key, tensor in found.items():
-        if key in needed and tensor.shape != needed[key].shape:
+    for key, tensor in needed.items():
+        if key in found and tensor.shape != found[key].shape:
             yield (
-                f"{key} has the shape {tuple(tensor.shape)} in the file and "
-                f"{tuple(needed[key].shape)} in the model"
+                f"{key} has the shape {tuple(found[key].shape)} in the file and "
+                f"{tuple(tensor.shape)} in the model"
             )
             return
 

@@ -4,7 +4,7 @@ A layer becomes FedBatchNorm, which follows a rule (`to_fed_batch_norm`); Sample
 GroupNorm, LayerNorm or InstanceNorm (`to_sample_norm`); or a copy of its input (`remove`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace as with_fields
 from typing import TypeAlias
 
@@ -51,7 +51,9 @@ def replace(model: nn.Module, make: Make) -> Conversion:
     root = nn.ModuleDict({"model": copy_model(model)})  # so that the model may be a layer itself
     made: dict[nn.Module, nn.Module] = {}
     replaced = []
-    for path, layer in list(_batch_norms(root)):
+    found = [(path, m) for path, m in root.named_modules() if isinstance(m, _BatchNorm)]
+    for inner, layer in found:
+        path = inner.removeprefix("model").removeprefix(".")
         where, before = path or "(the model itself)", type(layer).__name__
         stripped = strip_subclass(where, layer)
         affine = {"γ": layer.weight, "β": layer.bias}
@@ -65,12 +67,6 @@ def replace(model: nn.Module, make: Make) -> Conversion:
     converted = root["model"]
     skipped = list_skipped_layers(converted, set(made.values()))
     return Conversion(converted, tuple(replaced), skipped)
-
-
-def _batch_norms(root: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
-    for path, module in root.named_modules():
-        if isinstance(module, _BatchNorm):
-            yield path.removeprefix("model").removeprefix("."), module
 
 
 def _refuse_compiled(model: nn.Module) -> None:

@@ -55,16 +55,16 @@ def refuse_uncopyable(model: nn.Module) -> None:
 
 def move_hooks(old: nn.Module, new: nn.Module) -> None:
     """Give the hooks of one module to its replacement."""
-    vars(new).update(_call_hooks(old))
+    vars(new).update(list_hooks(old))
 
 
 def drop_hooks(module: nn.Module) -> None:
     """Remove the hooks of a module and of all its submodules."""
     for part in module.modules():
-        vars(part).update(_call_hooks(nn.Identity()))
+        vars(part).update(list_hooks(nn.Identity()))
 
 
-def _call_hooks(module: nn.Module) -> dict[str, Any]:
+def list_hooks(module: nn.Module) -> dict[str, Any]:
     """Return the hooks around forward and backward passes, by torch's name for each kind."""
     return {
         name: value

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fednorm.nn.batch_norm import FedBatchNorm1d, FedBatchNorm2d, FedBatchNorm3d
 from fednorm.nn.convert import SampleNorm
-from fednorm.nn.copies import copy_model
+from fednorm.nn.copies import copy_model, list_hooks
 from fednorm.nn.dual_norm import BackwardMeans
 from fednorm.nn.hybrid_norm import Mixing
 from fednorm.nn.weight_std import StandardizedConv1d, StandardizedConv2d, StandardizedConv3d
@@ -98,13 +98,7 @@ def _pool_first(layers: nn.Sequential) -> None:
 
 
 def _have_hooks(*layers: nn.Module) -> bool:
-    return any(
-        layer._forward_hooks  # noqa: SLF001
-        or layer._forward_pre_hooks  # noqa: SLF001
-        or layer._backward_hooks  # noqa: SLF001
-        or layer._backward_pre_hooks  # noqa: SLF001
-        for layer in layers
-    )
+    return any(hooks for layer in layers for hooks in list_hooks(layer).values())
 
 
 def _list_tensors(layer: nn.Module) -> list[tuple[str, Tensor]]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from math import ceil
 from textwrap import fill
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -83,30 +84,11 @@ def draw_final_values(axes: Axes, plots: Plots, ink: str) -> None:
     frame_axes(axes, ink)
     drawn, styles, number = plots.finals, plots.styles, plots.numbers
     for label, line in drawn.lines.items():
-        around = [
-            [m - low for m, low in zip(line.mean, line.low, strict=True)],
-            [high - m for m, high in zip(line.mean, line.high, strict=True)],
-        ]
-        axes.errorbar(
-            line.rounds,
-            line.mean,
-            yerr=around,
-            **styles[label].options,
-            gid=name_method(number[label]),
-        )
+        around = np.abs(np.array([line.low, line.high]) - line.mean)
+        gid = name_method(number[label])
+        axes.errorbar(line.rounds, line.mean, around, **styles[label].options, gid=gid)
     for label, points in drawn.published.items():
-        places, values = zip(*points, strict=True)
-        style = styles[label]
-        axes.plot(
-            places,
-            values,
-            color=style.color,
-            linestyle="",
-            marker=style.marker,
-            markersize=9,
-            markerfacecolor="none",
-            gid=name_method(number[label]),
-        )
+        _mark(axes, points, styles[label], number[label], markersize=9, markerfacecolor="none")
     long = max(map(len, drawn.ticks)) * len(drawn.ticks) > _TICK_LETTERS
     axes.set_xticks(range(len(drawn.ticks)), drawn.ticks)
     for tick in axes.get_xticklabels() if long else ():
@@ -127,10 +109,16 @@ def _draw_panel(axes: Axes, plots: Plots, plot: Plot, ink: str) -> None:
     axes.set(xlim=plot.x, ylim=plots.y)
     for label, line in plot.lines.items():
         draw_curve(axes, line, plots.styles[label], plots.numbers[label])
+    beside = {
+        "transform": axes.get_yaxis_transform(), "clip_on": False, "markerfacecolor": "none",
+        "markevery": [1], "linestyle": (0, (2, 1)), "linewidth": 1.4,
+    }  # fmt: skip
     for label, value in plot.published.items():
-        _mark_published(axes, value, plots.styles[label], plots.numbers[label])
+        pair = [(x, value) for x in _BESIDE]
+        _mark(axes, pair, plots.styles[label], plots.numbers[label], **beside)
+    crossed = {"marker": "x", "markersize": 9, "zorder": 4}
     for label, points in plot.ends.items():
-        _mark_divergences(axes, points, plots.styles[label], plots.numbers[label])
+        _mark(axes, points, plots.styles[label], plots.numbers[label], **crossed)
 
 
 def draw_curve(axes: Axes, line: Curve, style: Style, number: int) -> None:
@@ -149,39 +137,12 @@ def draw_curve(axes: Axes, line: Curve, style: Style, number: int) -> None:
     )
 
 
-def _mark_published(axes: Axes, value: float, style: Style, number: int) -> None:
-    """Mark a published number at the right of the plot."""
-    axes.plot(
-        _BESIDE,
-        (value, value),
-        color=style.color,
-        linestyle=(0, (2, 1)),
-        linewidth=1.4,
-        marker=style.marker,
-        markevery=[1],
-        markersize=5,
-        markerfacecolor="none",
-        clip_on=False,
-        transform=axes.get_yaxis_transform(),
-        gid=name_method(number),
-    )
-
-
-def _mark_divergences(
-    axes: Axes, points: Sequence[tuple[int, float]], style: Style, number: int
+def _mark(
+    axes: Axes, points: Sequence[tuple[float, float]], style: Style, number: int, **changes: Any
 ) -> None:
-    """Mark where diverged runs end."""
-    rounds, values = zip(*points, strict=True)
-    axes.plot(
-        rounds,
-        values,
-        color=style.color,
-        linestyle="",
-        marker="x",
-        markersize=9,
-        zorder=4,
-        gid=name_method(number),
-    )
+    """Mark points of method `number`, without a line unless `changes` of its style have one."""
+    options = style.options | {"linestyle": ""} | changes
+    axes.plot(*zip(*points, strict=True), **options, gid=name_method(number))
 
 
 def _make_keys(plots: Plots, ink: str) -> dict[str, Line2D]:

@@ -143,16 +143,12 @@ def _find_aspect(config: Mapping[str, Any], aspect: str) -> Any:
 
 def _describe_aspect(aspect: str, value: Any) -> str:
     if isinstance(value, Mapping):
-        rest = {k: v for k, v in value.items() if k != "name" and _is_plain(v)}
-        details = ", ".join(f"{k} {_format_word(v)}" for k, v in rest.items())
+        plain = {k: v for k, v in value.items() if isinstance(v, str | int | float) and v != ""}
+        details = ", ".join(f"{k} {_format_word(v)}" for k, v in plain.items() if k != "name")
         return f"{value.get('name', aspect)}" + (f" ({details})" if details else "")
     if aspect == "clients" and not isinstance(value, str):
         return f"{_format_word(value)} client{'' if value == 1 else 's'}"
     return _format_word(value)
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float) and value != ""
 
 
 def _format_word(value: Any) -> str:

@@ -111,40 +111,36 @@ def render_gap_maps(figure: FigureResult) -> str:
 
 def collect_grid_maps(comparison: Comparison) -> list[HeatMap]:
     """Return one map per strategy; none unless entries differ in rows and in columns."""
-    swept = _list_swept(comparison)
-    rows, columns = (_find_differing(swept, keys) for keys in (_FAULT_KEYS, _DEFENSE_KEYS))
-    if not rows or not columns:
-        return []
     finals = {s.strategy: keep_finite(s.accuracy) for s in comparison.summaries()}
-    found: dict[str, dict[tuple[str, str], float]] = {}
-    for entry in swept:
-        accuracy = finals.get(entry["label"])
-        if accuracy is not None:
-            place = _describe_place(entry, rows), _describe_place(entry, columns)
-            found.setdefault(entry["name"], {})[place] = 100 * accuracy
+    located = _locate_entries(comparison)
     # All maps have the same rows and columns, so that cells can be compared by their place.
-    down = tuple(dict.fromkeys(_describe_place(entry, rows) for entry in swept))
-    across = tuple(dict.fromkeys(_describe_place(entry, columns) for entry in swept))
-    return [HeatMap(name, down, across, cells) for name, cells in found.items()]
+    rows, columns = (tuple(dict.fromkeys(place[axis] for place in located)) for axis in (1, 2))
+    found: dict[str, dict[tuple[str, str], float]] = {}
+    for (name, *place), label in located.items():
+        if (accuracy := finals.get(label)) is not None:
+            found.setdefault(name, {})[place[0], place[1]] = 100 * accuracy
+    return [HeatMap(name, rows, columns, cells) for name, cells in found.items()]
 
 
 def is_full(comparison: Comparison) -> bool:
     """Return whether the entries cover every cell of every map."""
-    swept = _list_swept(comparison)
-    rows, columns = (_find_differing(swept, keys) for keys in (_FAULT_KEYS, _DEFENSE_KEYS))
-    places = {(e["name"], _describe_place(e, rows), _describe_place(e, columns)) for e in swept}
-    runs = Counter(name for name, _, _ in places)
+    runs = Counter(name for name, _, _ in _locate_entries(comparison))
     maps = collect_grid_maps(comparison)
     return bool(maps) and all(runs[m.title] == len(m.rows) * len(m.columns) for m in maps)
 
 
-def _list_swept(comparison: Comparison) -> list[Mapping[str, Any]]:
-    entries = [e for e in comparison.config.get("strategies", []) if isinstance(e, Mapping)]
-    return [
-        e
-        for e in entries
-        if e.get("label") and any(key in e for key in _FAULT_KEYS + _DEFENSE_KEYS)
-    ]
+def _locate_entries(comparison: Comparison) -> dict[tuple[str, str, str], str]:
+    """Return the label of each cell's entry, by map, row and column; none unless both differ."""
+    listed = [e for e in comparison.config.get("strategies", []) if isinstance(e, Mapping)]
+    keys = {*_FAULT_KEYS, *_DEFENSE_KEYS}
+    swept = [e for e in listed if e.get("label") and keys & e.keys()]
+    rows, columns = (_find_differing(swept, keys) for keys in (_FAULT_KEYS, _DEFENSE_KEYS))
+    if not rows or not columns:
+        return {}
+    return {
+        (e["name"], _describe_place(e, rows), _describe_place(e, columns)): e["label"]
+        for e in swept
+    }
 
 
 def draw_grid_maps(comparison: Comparison, ink: str) -> Figure:
@@ -200,7 +196,15 @@ def _draw_maps(
         axes.set_axis_off()
     for axes, one in zip(grid, maps, strict=False):
         _draw_map(axes, one, colors, ink)
-        _write_values(axes, one, colors, write)
+        for (row, column), value in one.cells.items():
+            # Both ends of a scale around 0 are dark; of one that begins at 0, the upper end is.
+            dark = abs(value) > _DARK * max(map(abs, colors[1:]))
+            x, y, color = (
+                one.columns.index(column),
+                one.rows.index(row),
+                "white" if dark else "black",
+            )
+            axes.text(x, y, write(value), ha="center", va="center", color=color, fontsize=8)
     result.suptitle(title, x=0.01, ha="left", color=ink, fontsize=9)
     return result
 
@@ -219,13 +223,3 @@ def _draw_map(axes: Axes, one: HeatMap, colors: Colors, ink: str) -> None:
     axes.set_yticks(range(len(one.rows)), one.rows)
     axes.tick_params(colors=ink, length=0, labelsize=8)
     axes.spines[:].set_visible(False)
-
-
-def _write_values(axes: Axes, one: HeatMap, colors: Colors, write: Callable[[float], str]) -> None:
-    _, low, high = colors
-    for (row, column), value in one.cells.items():
-        # Both ends of a scale around 0 are dark; of one that begins at 0, the upper end is.
-        dark = abs(value) > _DARK * max(abs(low), abs(high))
-        x, y = one.columns.index(column), one.rows.index(row)
-        color = "white" if dark else "black"
-        axes.text(x, y, write(value), ha="center", va="center", color=color, fontsize=8)

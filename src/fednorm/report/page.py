@@ -43,6 +43,7 @@ def render_page(figure: FigureResult) -> str:
     plots = collect_plots(figure)
     script = _read_file("page.js")
     settings = [describe_setting(panel.comparison.config) for panel in figure.panels]
+    metrics = dict.fromkeys(panel.comparison.metric for panel in figure.panels)
     return _load_template().render(
         figure=figure,
         plots=plots,
@@ -51,7 +52,7 @@ def render_page(figure: FigureResult) -> str:
         css=_read_file("page.css"),
         script=script,
         settings=list(dict.fromkeys(settings)),
-        metrics=_name_metrics(figure),
+        metrics=capitalize(" and ".join(metrics) or "accuracy"),
         **_introduce(figure),
         **_draw_plots(figure, plots),
         **_fill_tables(figure),
@@ -156,11 +157,6 @@ def _draw_diagnostics(figure: FigureResult, plots: Plots) -> list[dict[str, Any]
         }
         for number, panel in enumerate(diagnosed)
     ]
-
-
-def _name_metrics(figure: FigureResult) -> str:
-    names = dict.fromkeys(panel.comparison.metric for panel in figure.panels)
-    return capitalize(" and ".join(names) or "accuracy")
 
 
 def _fill_tables(figure: FigureResult) -> dict[str, Any]:

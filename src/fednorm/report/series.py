@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, TypeAlias
 
-from fednorm.experiment.results import FigureResult, PanelResult, RunResult, Summary
+from fednorm.experiment.results import FigureResult, PanelResult, RunResult
 from fednorm.report.format import keep_finite
 from fednorm.report.styles import Style, choose_styles
 
@@ -80,17 +80,12 @@ class Plots:
         }
 
     def _record_plot(self, plot: Plot) -> dict[str, Any]:
-        curves = (
-            {
-                "method": self.numbers[label],
-                "rounds": line.rounds,
-                "mean": _round_all(line.mean),
-                "low": _round_all(line.low),
-                "high": _round_all(line.high),
-            }
-            for label, line in plot.lines.items()
-        )
-        return {"title": plot.title, "metric": plot.metric, "x": plot.x, "curves": list(curves)}
+        curves: list[dict[str, Any]] = []
+        for label, line in plot.lines.items():
+            values = {"mean": line.mean, "low": line.low, "high": line.high}
+            rounded = {key: [round(v, _DIGITS) for v in of] for key, of in values.items()}
+            curves.append({"method": self.numbers[label], "rounds": line.rounds, **rounded})
+        return {"title": plot.title, "metric": plot.metric, "x": plot.x, "curves": curves}
 
 
 def collect_plots(figure: FigureResult) -> Plots:
@@ -155,28 +150,21 @@ def _collect_finals(figure: FigureResult) -> Finals | None:
     """Collect final values, or return None if they are not plotted."""
     if not figure.finals or not figure.panels:
         return None
-    points: dict[str, list[tuple[int, float, float, float]]] = {}
+    points: dict[str, list[tuple[int, float]]] = {}
     published: dict[str, list[tuple[int, float]]] = {}
     for place, panel in enumerate(figure.panels):
-        for summary in panel.comparison.summaries():
-            if found := _summarize_final(summary):
-                points.setdefault(summary.strategy, []).append((place, *found))
+        for run in panel.comparison.runs:
+            if run.final and keep_finite(run.final.accuracy) is not None:
+                points.setdefault(run.strategy, []).append((place, 100 * run.final.accuracy))
         for label, value in panel.published.items():
             published.setdefault(label, []).append((place, value))
     return Finals(
         axis=figure.finals,
         metric=figure.panels[0].comparison.metric,
         ticks=_shorten_titles([panel.title for panel in figure.panels]),
-        lines={label: Curve(*zip(*of, strict=True)) for label, of in points.items()},
+        lines={label: summarize_rounds(of) for label, of in points.items()},
         published={label: tuple(of) for label, of in published.items()},
     )
-
-
-def _summarize_final(summary: Summary) -> tuple[float, float, float] | None:
-    """Return mean, minimum and maximum over seeds, in per cent."""
-    values = [keep_finite(run.final.accuracy) for run in summary.runs if run.final]
-    found = [100 * value for value in values if value is not None]
-    return (sum(found) / len(found), min(found), max(found)) if found else None
 
 
 def _shorten_titles(titles: Sequence[str]) -> tuple[str, ...]:
@@ -196,7 +184,3 @@ def _find_limits(values: Iterable[float], margin: float) -> Limits:
     low, high = min(listed), max(listed)
     space = margin * (high - low) or 1.0
     return low - space, high + space
-
-
-def _round_all(values: Iterable[float]) -> list[float]:
-    return [round(value, _DIGITS) for value in values]

@@ -86,7 +86,12 @@ def build_table(comparison: Comparison) -> Table:
     text = (STRATEGY, NOTE)  # may wrap
     columns = [
         Column(
-            _break_title(title, [row[title] for row in filled]),
+            # Terminals are narrow: a title is no wider than its cells and words.
+            fill(
+                title,
+                max(len(cell) for cell in (*title.split(), *(row[title] for row in filled))),
+                break_long_words=False,
+            ),
             numbers=title not in text,
             wraps=title in text,
         )
@@ -99,12 +104,6 @@ def build_table(comparison: Comparison) -> Table:
 def color_label(label: str) -> Text:
     """Return the label of a method in the colour that it has in plots."""
     return Text(label, style=f"bold {choose_style(label).color}")
-
-
-def _break_title(title: str, cells: Iterable[str]) -> str:
-    """Break a title into lines no wider than its cells: terminals are narrow."""
-    widest = max(len(text) for text in (*cells, *title.split()))
-    return fill(title, widest, break_long_words=False)
 
 
 def write_caption(comparison: Comparison) -> str:
@@ -161,20 +160,13 @@ def _list_notes(summary: Summary, seeds: int) -> list[str]:
     for failure, runs in alike.items():
         listed = ", ".join(str(run.seed) for run in runs)
         notes.append(f"seed{'s' if len(runs) > 1 else ''} {listed} {failure}")
-    for what, count in _count_lost(summary.runs).items():
-        if count:
-            notes.append(f"{count} {'reply' if count == 1 else 'replies'} {what}")
-    if repeated := sum(run.retries for run in summary.runs):
-        notes.append(f"{repeated} {'attempt' if repeated == 1 else 'attempts'} repeated")
+    for count, one, more, what in (
+        (sum(run.rejected for run in summary.runs), "reply", "replies", "rejected"),
+        (sum(run.dropped_out for run in summary.runs), "reply", "replies", "lost"),
+        (sum(run.retries for run in summary.runs), "attempt", "attempts", "repeated"),
+    ):
+        notes += [f"{count} {one if count == 1 else more} {what}"] if count else []
     return notes
-
-
-def _count_lost(runs: Iterable[RunResult]) -> dict[str, int]:
-    listed = list(runs)
-    return {
-        "rejected": sum(run.rejected for run in listed),
-        "lost": sum(run.dropped_out for run in listed),
-    }
 
 
 def _describe_failure(run: RunResult) -> str:
@@ -206,31 +198,19 @@ def _compare_row(row: Row, measured: str) -> dict[str, Cell]:
 
 def compare_exchanges(panel: PanelResult) -> list[dict[str, Cell]]:
     """Return published and measured exchanges of each method; none if none are published."""
-    if not panel.published_exchanges:
-        return []
     rows = []
-    for summary in panel.comparison.summaries():
+    for summary in panel.comparison.summaries() if panel.published_exchanges else ():
         before = panel.published_exchanges.get(summary.strategy)
         counted = fmean(run.exchanges_per_round for run in summary.runs)
-        rows.append(
-            {
-                STRATEGY: Cell(summary.strategy),
-                "published": Cell(format_number(before), before),
-                "measured": Cell(format_number(counted), counted),
-            }
-        )
+        numbers = {"published": before, "measured": counted}
+        cells = {title: Cell(format_number(value), value) for title, value in numbers.items()}
+        rows.append({STRATEGY: Cell(summary.strategy), **cells})
     return rows
 
 
 def build_figure_table(figure: FigureResult) -> Group:
     """Return the panels one below the other."""
-    return Group(*_list_parts(figure))
-
-
-def _list_parts(figure: FigureResult) -> Iterator[RenderableType]:
-    for panel in figure.panels:
-        yield from _show_panel(panel)
-        yield Text()
+    return Group(*(part for panel in figure.panels for part in (*_show_panel(panel), Text())))
 
 
 def _show_panel(panel: PanelResult) -> Iterator[RenderableType]:

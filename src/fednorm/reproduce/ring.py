@@ -80,6 +80,11 @@ class Outcome:
         """The mean over the second half of the rounds, when the start at 0 and 1 is forgotten."""
         return fmean(self.error_by_round[len(self.error_by_round) // 2 :])
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of ring.json, without the points."""
+        measured = {"error": self.error, "error_second_half": self.late_error}
+        return {key: value for key, value in vars(self).items() if key != "last"} | measured
+
 
 @dataclass(frozen=True)
 class RingResult:
@@ -110,7 +115,7 @@ class RingResult:
                 "rounds": self.rounds,
                 "seed": self.seed,
             },
-            "outcomes": [_record(outcome) for outcome in self.outcomes],
+            "outcomes": [outcome.to_json() for outcome in self.outcomes],
             "last_round": {
                 "gamma": GAMMAS[0],
                 "labels": self.labels.tolist(),
@@ -118,18 +123,6 @@ class RingResult:
                 "after": {outcome.method: outcome.last.tolist() for outcome in extreme},
             },
         }
-
-
-def _record(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "method": outcome.method,
-        "gamma": outcome.gamma,
-        "error": outcome.error,
-        "error_second_half": outcome.late_error,
-        "mean": outcome.mean,
-        "variance": outcome.variance,
-        "error_by_round": outcome.error_by_round,
-    }
 
 
 def run_ring(rounds: int = 100, seed: int = 0) -> RingResult:
@@ -155,55 +148,44 @@ def draw_points(gamma: float, rounds: int, seed: int) -> Draws:
     return Draws(points.double().reshape(*shape, 2), torch.from_numpy(labels))
 
 
-class _PointRecorder:
-    """A zero loss that records the normalised points."""
-
-    def __init__(self) -> None:
-        self.seen: list[Tensor] = []
-
-    def __call__(self, normalized: Tensor, labels: Tensor) -> Tensor:
-        del labels
-        self.seen.append(normalized.detach())
-        return 0 * normalized.sum()
-
-
-@dataclass(frozen=True, slots=True)
-class NormalizedPoints:
-    """Points normalised by one layer, and its final running statistics."""
-
-    points: Tensor  # [rounds, clients · points, 2]
-    running: RunningStats
-
-
 def _compare_methods(gamma: float, draws: Draws) -> list[Outcome]:
     results = {method: normalize(method, draws) for method in METHODS}
-    reference = results[REFERENCE].points
+    reference, _ = results[REFERENCE]
     return [
         Outcome(
             method=method,
             gamma=gamma,
-            error_by_round=tuple((result.points - reference).norm(dim=2).mean(1).tolist()),
-            mean=tuple(result.running.mean.tolist()),
-            variance=tuple(result.running.var.tolist()),
-            last=result.points[-1],
+            error_by_round=tuple((points - reference).norm(dim=2).mean(1).tolist()),
+            mean=tuple(running.mean.tolist()),
+            variance=tuple(running.var.tolist()),
+            last=points[-1],
         )
-        for method, result in results.items()
+        for method, (points, running) in results.items()
     ]
 
 
-def normalize(method: str, draws: Draws) -> NormalizedPoints:
-    """Run all rounds with a model of one BatchNorm layer."""
+def normalize(method: str, draws: Draws) -> tuple[Tensor, RunningStats]:
+    """Run all rounds with a model of one BatchNorm layer.
+
+    Return the normalised points, `[rounds, clients · points, 2]`, and the final statistics.
+    """
     central = method == REFERENCE
     layer = nn.BatchNorm1d(2, momentum=MOMENTUM, dtype=torch.float64)
-    recorder, rounds = _PointRecorder(), len(draws.x)
-    chosen = create_strategy("naive" if central else method)
-    task = Task.build(layer, chosen, DSGD(), rounds=rounds, loss=recorder)
+    seen: list[Tensor] = []
+
+    def record(normalized: Tensor, labels: Tensor) -> Tensor:
+        del labels
+        seen.append(normalized.detach())
+        return 0 * normalized.sum()  # a loss without a gradient
+
+    rounds, chosen = len(draws.x), create_strategy("naive" if central else method)
+    task = Task.build(layer, chosen, DSGD(), rounds=rounds, loss=record)
     if central:
         *_, last = loop.rounds(task, MergedClients(draws), rounds)
-        points = torch.stack(recorder.seen)
+        points = torch.stack(seen)
     else:
         *_, last = merged_batch.rounds(task, draws, rounds)
-        interleaved = torch.stack(recorder.seen).view(rounds, POINTS, CLIENTS, -1)
+        interleaved = torch.stack(seen).view(rounds, POINTS, CLIENTS, -1)
         points = interleaved.transpose(1, 2).reshape(rounds, CLIENTS * POINTS, -1)
     (running,) = last.state.running.values()
-    return NormalizedPoints(points, running)
+    return points, running

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -98,30 +99,17 @@ def _draw_scatters(
 
 def _draw_points(axes: Axes, points: Tensor, labels: Tensor, marker: str) -> None:
     after = marker == "+"
+    size, alpha, width = (22, 1, 0.9) if after else (9, 0.3, 0)
     for number, color in enumerate(_CLASSES):
         x, y = points[labels == number].numpy().T
-        axes.scatter(
-            x,
-            y,
-            s=22 if after else 9,
-            marker=marker,
-            color=color,
-            alpha=1 if after else 0.3,
-            linewidths=0.9 if after else 0,
-        )
+        axes.scatter(x, y, size, color=color, marker=marker, alpha=alpha, linewidths=width)
 
 
 def _draw_errors(axes: Axes, errors: Mapping[str, Sequence[float]], ink: str) -> None:
     for method, values in errors.items():
         style = choose_style(method)
-        axes.plot(
-            range(len(values)),
-            values,
-            color=style.color,
-            marker=style.marker,
-            linewidth=1.8,
-            label=method,
-        )
+        look: dict[str, Any] = {"color": style.color, "marker": style.marker, "linewidth": 1.8}
+        axes.plot(range(len(values)), values, label=method, **look)
     axes.set_xticks(range(len(GAMMAS)), [f"{gamma:g}" for gamma in GAMMAS])
     axes.invert_xaxis()
     _draw_grid(axes, ink)

@@ -90,7 +90,7 @@ def _shrink(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the experiment with the same network, strategies and kind of partition."""
     clients = min(values.get("clients", 10), _CLIENTS)
     small = {
-        "data": _make_stand_in(_find_name(values.get("data", "digits")), clients),
+        "data": _make_stand_in(values.get("data", "digits"), clients),
         "clients": clients,
         "rounds": 2,
         "batch_size": _BATCH,
@@ -101,8 +101,13 @@ def _shrink(values: Mapping[str, Any]) -> dict[str, Any]:
     full = values.get("clients", _CLIENTS)
     if "byzantine" in values:
         small["byzantine"] = _scale_byzantine(values["byzantine"], full, clients)
-    if any(isinstance(e, Mapping) and "byzantine" in e for e in values.get("strategies", ())):
-        small["strategies"] = [_scale_entry(e, full, clients) for e in values["strategies"]]
+    if isinstance(values.get("strategies"), list):
+        small["strategies"] = [
+            {**entry, "byzantine": _scale_byzantine(entry["byzantine"], full, clients)}
+            if isinstance(entry, Mapping) and "byzantine" in entry
+            else entry
+            for entry in values["strategies"]
+        ]
     if "local_steps" in values:
         small["local_steps"] = min(values["local_steps"], _STEPS)
     if "local_epochs" in values:
@@ -115,13 +120,8 @@ def _scale_byzantine(byzantine: int, full: int, clients: int) -> int:
     return min(round(byzantine * clients / full), (clients - 1) // 2)
 
 
-def _scale_entry(entry: Any, full: int, clients: int) -> Any:
-    if not isinstance(entry, Mapping) or "byzantine" not in entry:
-        return entry
-    return {**entry, "byzantine": _scale_byzantine(entry["byzantine"], full, clients)}
-
-
-def _make_stand_in(name: str, clients: int) -> dict[str, Any] | str:
+def _make_stand_in(data: Mapping[str, Any] | str, clients: int) -> dict[str, Any] | str:
+    name = str(data if isinstance(data, str) else data["name"])
     if name in ("digits", "ring"):
         return name
     if name == "cityscapes":
@@ -135,10 +135,6 @@ def _make_stand_in(name: str, clients: int) -> dict[str, Any] | str:
         "samples": _SAMPLES * clients,
         "test": 40,
     }
-
-
-def _find_name(entry: Any) -> str:
-    return str(entry["name"] if isinstance(entry, Mapping) else entry)
 
 
 def _keep_panels(figure: Figure, scale: Scale) -> list[PanelSpec]:

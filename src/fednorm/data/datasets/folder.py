@@ -79,13 +79,15 @@ def scan_tree(root: Path, classes: list[str] | None = None) -> tuple[list[str], 
     """Return the classes and images below a folder; check them against `classes`."""
     outer = list_folders(root)
     flat = any(list_images(root / name) for name in outer)
-    folders = [("", name) for name in outer] if flat else _list_inner(root, outer)
+    pairs = [(domain, name) for domain in outer for name in list_folders(root / domain)]
+    folders = [("", name) for name in outer] if flat else pairs
     names = classes or sorted({name for _, name in folders})
-    number = {name: label for label, name in enumerate(names)}
+    if strangers := [name for _, name in folders if name not in names]:
+        raise unknown("class folder of the test images", strangers[0], names)
     found = [
-        (path, number[name], domain)
+        (path, names.index(name), domain)
         for domain, name in folders
-        for path in _list_class(root / domain / name, name, names)
+        for path in list_images(root / domain / name)
     ]
     if not found:
         raise MissingDataError(
@@ -94,13 +96,3 @@ def scan_tree(root: Path, classes: list[str] | None = None) -> tuple[list[str], 
     paths, labels, domains = zip(*found, strict=True)
     files = ImageFiles(list(paths), np.array(labels, np.int64), None if flat else np.array(domains))
     return names, files
-
-
-def _list_inner(root: Path, outer: list[str]) -> list[tuple[str, str]]:
-    return [(domain, name) for domain in outer for name in list_folders(root / domain)]
-
-
-def _list_class(folder: Path, name: str, names: list[str]) -> list[Path]:
-    if name not in names:
-        raise unknown("class folder of the test images", name, names)
-    return list_images(folder)

@@ -5,7 +5,6 @@ validation part, the same share of every class is held out, chosen by the seed. 
 always normalized with mean 0.5 and standard deviation 0.5.
 """
 
-import hashlib
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.lib.format import open_memmap
 
 from fednorm.core.random_streams import Stream, make_rng
-from fednorm.data.cache import get_decoded_home, load_or_create, save
+from fednorm.data.cache import get_decoded_home, load_or_create, make_key, save
 from fednorm.data.dataset import Dataset
 from fednorm.data.download import show_progress
 from fednorm.data.image_dataset import ImageDataset, check_share, make_dataset, split
@@ -51,24 +50,20 @@ class HuggingFace(ImageDataset):
         """Load the images; the library downloads them if they are missing."""
         parts = load_splits(self.path, self.config, self.root)
         settings = (self.group, self.size, self.channels)
-        key = repr([(end, part._fingerprint, settings) for end, part in parts.items()])  # noqa: SLF001 (its only identity)
+        facts = [(end, part._fingerprint, settings) for end, part in parts.items()]  # noqa: SLF001 (its only identity)
 
         def write(folder: Path) -> None:
             for end, part in parts.items():
                 self._write(folder, part, end)
 
-        name = hashlib.sha256(key.encode()).hexdigest()[:16]
-        arrays = load_or_create(get_decoded_home() / self.name / name, write)
+        arrays = load_or_create(get_decoded_home() / self.name / make_key(facts), write)
         if "x_test" not in arrays:
-            arrays = split(
-                arrays, arrays["y"], self.test_share, make_rng(seed, Stream.HUGGING_FACE_SPLIT)
-            )
+            rng = make_rng(seed, Stream.HUGGING_FACE_SPLIT)
+            arrays = split(arrays, arrays["y"], self.test_share, rng)
         half = (0.5,) * self.channels
         transform = self.make_transform(half, half, min(arrays["x"].shape[-2:]))
         classes = parts[""].features[find_column(parts[""], "ClassLabel")].num_classes
-        return make_dataset(
-            self.name, self.subsample(arrays, seed), classes=classes, transform=transform
-        )
+        return make_dataset(self.name, self.subsample(arrays, seed), classes, transform)
 
     def _write(self, folder: Path, part: Any, end: str) -> None:
         image, label = find_column(part, "Image"), find_column(part, "ClassLabel")

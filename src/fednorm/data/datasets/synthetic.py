@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from fednorm.core.random_streams import Stream, make_rng
-from fednorm.data.dataset import Dataset
+from fednorm.data.dataset import Dataset, check_least
 from fednorm.data.transforms import IGNORED, BatchTransform
 from fednorm.registry import param
 
@@ -79,12 +79,7 @@ class Patterns:
 
     def __post_init__(self) -> None:
         """Check the counts, and that no two classes share a position."""
-        for field in ("samples", "test", "size", "classes", "channels"):
-            if getattr(self, field) < 1:
-                raise ValueError(
-                    f"data set 'patterns' needs {field} of at least 1, but got "
-                    f"{getattr(self, field)}."
-                )
+        check_least("patterns", self, samples=1, test=1, size=1, classes=1, channels=1)
         if self.classes > self.size:
             raise ValueError(
                 f"data set 'patterns' needs classes <= size, because positions repeat after size "
@@ -130,14 +125,7 @@ class Scenes:
     cities: int = param(6, "number of cities")
 
     def __post_init__(self) -> None:
-        for field, least in {
-            "samples": 1, "test": 1, "height": 16, "width": 16, "classes": 3, "cities": 1
-        }.items():  # fmt: skip
-            if getattr(self, field) < least:
-                raise ValueError(
-                    f"data set 'scenes' needs {field} of at least {least}, but got "
-                    f"{getattr(self, field)}."
-                )
+        check_least("scenes", self, samples=1, test=1, height=16, width=16, classes=3, cities=1)
 
     def load(self, seed: int) -> Dataset:
         """Draw the scenes with the seed.

@@ -29,11 +29,11 @@ PARTITIONS: "Registry[Partition]" = Registry(
     "partition",
     __name__,
     {
-        "iid": "iid:Iid",
-        "gamma": "gamma:Gamma",
-        "dirichlet": "dirichlet:Dirichlet",
-        "dirichlet_unbalanced": "dirichlet:DirichletUnbalanced",
-        "shards": "shards:Shards",
+        "iid": "label_skew:Iid",
+        "gamma": "label_skew:Gamma",
+        "dirichlet": "label_skew:Dirichlet",
+        "dirichlet_unbalanced": "label_skew:DirichletUnbalanced",
+        "shards": "label_skew:Shards",
         "natural": "natural:Natural",
         "feature_shift": "feature_shift:FeatureShift",
     },
@@ -84,16 +84,26 @@ def partition(
 def create_partition(text: str, **fields: Any) -> "Partition":
     """Create the partition that `text` names, such as "dirichlet=0.1".
 
-    `fields` are further settings.
+    `fields` are further settings. "A + feature_shift=…" deals labels by A and shifts features.
 
     >>> create_partition("gamma=0.5")
     Gamma(gamma=0.5)
     >>> create_partition("feature_shift=noise", strength=2.0)
-    FeatureShift(kind='noise', strength=2.0)
+    FeatureShift(kind='noise', strength=2.0, labels='iid')
+    >>> create_partition("dirichlet=0.3 + feature_shift=noise").labels
+    'dirichlet=0.3'
     """
+    before, plus, text = text.rpartition(" + ")
+    if plus:
+        fields = {"labels": before.strip(), **fields}
     name, equals, value = text.strip().partition("=")
     name, value = name.strip(), value.strip()
     cls = PARTITIONS.find(name)
+    if plus and "labels" not in cls.__annotations__:
+        raise ConfigError(
+            f"after '+' comes a partition that changes features, not {name!r}; "
+            "write for example 'dirichlet=0.3 + feature_shift=contrast'."
+        )
     argument = cls.argument
     if equals and argument is None:
         raise ConfigError(f"partition {name!r} takes no value, but got {text!r}; write {name!r}.")

@@ -1,10 +1,11 @@
-"""Labels are iid, but every client sees its samples transformed differently.
+"""Every client sees its samples transformed differently; labels are iid, or dealt as asked.
 
 `shift` is the additive one of Unbitrium's tutorial 091, 0.5 (2i/n - 1) for client i of n. The
 others are spread over p from -1 (first client) to 1 (last client): `brightness` multiplies by 2^p,
 `contrast` multiplies the difference to the sample's mean by 2^p, `rotation` turns by 30 p degrees,
 `noise` adds normal noise of standard deviation 0.25 (1 + p). `strength` multiplies the shift, p,
-the angle or the standard deviation.
+the angle or the standard deviation. Hospitals differ in their patients, too: "dirichlet=0.3 +
+feature_shift=contrast" deals the labels by the first partition and transforms by the second.
 """
 
 import math
@@ -19,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fednorm.core.random_streams import Stream
+from fednorm.data.partition import create_partition
 from fednorm.data.partition.base import Indices, Partition
-from fednorm.data.partition.iid import Iid
 from fednorm.registry import param, unknown
 
 DEGREES = 30.0
@@ -38,16 +39,6 @@ class ClientPosition:
     def spread(self) -> float:
         """From -1 for the first client to 1 for the last one; 0 for a single client."""
         return 2 * self.client / (self.clients - 1) - 1 if self.clients > 1 else 0.0
-
-
-def add_shift(x: Tensor, position: ClientPosition, strength: float) -> Tensor:
-    """Add the tutorial's constant."""
-    return x + strength * 0.5 * (2 * position.client / position.clients - 1)
-
-
-def scale_brightness(x: Tensor, position: ClientPosition, strength: float) -> Tensor:
-    """Scale the whole sample."""
-    return x * 2 ** (strength * position.spread)
 
 
 def scale_contrast(x: Tensor, position: ClientPosition, strength: float) -> Tensor:
@@ -81,8 +72,8 @@ def add_noise(x: Tensor, position: ClientPosition, strength: float) -> Tensor:
 
 
 KINDS: dict[str, Callable[[Tensor, ClientPosition, float], Tensor]] = {
-    "shift": add_shift,
-    "brightness": scale_brightness,
+    "shift": lambda x, at, strength: x + strength * 0.5 * (2 * at.client / at.clients - 1),
+    "brightness": lambda x, at, strength: x * 2 ** (strength * at.spread),
     "contrast": scale_contrast,
     "rotation": rotate,
     "noise": add_noise,
@@ -91,12 +82,13 @@ KINDS: dict[str, Callable[[Tensor, ClientPosition, float], Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class FeatureShift(Partition):
-    """Labels iid, features changed per client: shift, brightness, contrast, rotation or noise."""
+    """Features changed per client: shift, brightness, contrast, rotation or noise; labels iid."""
 
     argument: ClassVar[str | None] = "kind"
 
     kind: str = param("shift", "what differs: shift, brightness, contrast, rotation or noise")
     strength: float = param(1.0, "strength of the difference; 0 is none")
+    labels: str = param("iid", "how labels are dealt: a partition, such as 'dirichlet=0.3'")
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -106,12 +98,17 @@ class FeatureShift(Partition):
                 f"partition 'feature_shift' needs a finite strength of at least 0, but got "
                 f"{self.strength}."
             )
+        if isinstance(create_partition(self.labels), FeatureShift):
+            raise ValueError(  # noqa: TRY004 (the text is wrong, not its type)
+                "partition 'feature_shift' deals labels by another partition, not by itself; "
+                "write for example 'dirichlet=0.3 + feature_shift=contrast'."
+            )
 
     def split(
         self, labels: Indices, clients: int, rng: np.random.Generator, groups: NDArray[Any] | None
     ) -> list[Indices]:
-        """Deal the samples at random."""
-        return Iid().split(labels, clients, rng, groups)
+        """Deal the samples as the partition of the labels does."""
+        return create_partition(self.labels).split(labels, clients, rng, groups)
 
     def transform(self, x: Tensor, client: int, clients: int, seed: int) -> Tensor:
         """Return the samples as this client sees them.

@@ -21,7 +21,7 @@ from fednorm.experiment.config import Experiment
 
 def make_nodes(experiment: Experiment, prepared: PreparedRun) -> FlowerNodes:
     """Return the nodes of a run in Flower's simulation runtime; they build it by themselves."""
-    build = partial(_build_simulated_site, experiment.model_dump_json())
+    build = partial(_build_site, experiment.model_dump_json())
     return FlowerNodes(
         partial(_open_simulation, build, experiment.clients - experiment.unseen_clients),
         experiment.strategies.index(prepared.entry),
@@ -62,12 +62,10 @@ def _open_simulation(build: Build, nodes: int) -> AbstractContextManager[Grid]:
     return start_simulation(client_app(build), nodes)
 
 
-def _build_simulated_site(experiment: str, context: Context, entry: int, seed: int) -> Site:
-    return build_site(experiment, entry, seed, find_data_path(context))
-
-
-def _build_deployed_site(context: Context, entry: int, seed: int) -> Site:
-    return build_site(str(context.run_config["experiment"]), entry, seed, find_data_path(context))
+def _build_site(experiment: str | None, context: Context, entry: int, seed: int) -> Site:
+    """Build a run as a node sees it; None is the experiment that was sent to its SuperNode."""
+    description = experiment or str(context.run_config["experiment"])
+    return build_site(description, entry, seed, find_data_path(context))
 
 
 def find_data_path(context: Context) -> str | None:
@@ -125,4 +123,4 @@ class OwnData:
         return self.federation.test(0)
 
 
-client = client_app(_build_deployed_site)  # what a SuperNode runs
+client = client_app(partial(_build_site, None))  # what a SuperNode runs

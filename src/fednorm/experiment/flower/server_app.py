@@ -22,10 +22,10 @@ from fednorm.experiment.build import PreparedRun
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.flower import MARK
 from fednorm.experiment.prepare import prepare
-from fednorm.experiment.results import Event, replace_nan
+from fednorm.experiment.results import replace_nan
 from fednorm.experiment.run import LastRound, Monitor, run
 from fednorm.experiment.specs import StrategySpec
-from fednorm.experiment.trained_model import fold_trained, save_trained
+from fednorm.experiment.trained_model import fold_run, save_model
 from fednorm.system import limit_threads
 
 server = ServerApp()
@@ -50,7 +50,8 @@ def _make_run(
             prepared = prepare(experiment, entry, seed)
             if prepared.remote:
                 prepared.remote.open = lambda: nullcontext(grid)
-            result = run(prepared, Monitor([_send_event]), saves=last)
+            report = Monitor([lambda event: _send(event=replace_nan(asdict(event)))])
+            result = run(prepared, report, saves=last)
     except (ConfigError, OSError) as error:
         _send(error=str(error))
         raise
@@ -60,12 +61,8 @@ def _make_run(
 
 
 def _save_model(prepared: PreparedRun, result: RoundResult, path: Path) -> None:
-    save_trained(path, fold_trained(prepared, result.tested or result.state))
+    save_model(path, fold_run(prepared, result.tested or result.state))
     _send(model=str(path), sha256=sha256(path.read_bytes()).hexdigest())
-
-
-def _send_event(event: Event) -> None:
-    _send(event=replace_nan(asdict(event)))
 
 
 def _send(**content: Any) -> None:

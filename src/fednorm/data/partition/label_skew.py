@@ -1,18 +1,126 @@
-"""Dirichlet partitions: class mixes per client, or shares of each class among clients.
+"""Partitions by label: iid, and those that give each client another mix of the classes."""
 
-alpha is the concentration of each component (a Dirichlet of alpha, alpha, ...), not its sum.
-"""
-
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fednorm.data.partition.base import Indices, Partition, deal, divide_evenly, shuffle_by_label
+from fednorm.data.partition.base import (
+    Indices,
+    Partition,
+    cut,
+    deal,
+    divide_evenly,
+    shuffle_by_label,
+    sort_by_label,
+)
 from fednorm.registry import param
 
 TRIES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Iid(Partition):
+    """Samples dealt at random; sizes differ by at most 1.
+
+    Every client draws from the same distribution.
+    """
+
+    def split(
+        self, labels: Indices, clients: int, rng: np.random.Generator, groups: NDArray[Any] | None
+    ) -> list[Indices]:
+        """Shuffle and cut."""
+        del groups
+        sizes = divide_evenly(len(labels), clients)
+        return [np.sort(part) for part in cut(rng.permutation(len(labels)), sizes)]
+
+
+@dataclass(frozen=True, slots=True)
+class Gamma(Partition):
+    """A share dealt at random, the rest sorted by label and cut; sizes differ by at most 1.
+
+    γ-similarity, the heterogeneity of FBN's experiments: Karimireddy et al., "SCAFFOLD" (2020),
+    arXiv:1910.06378, section 7. γ = 1 is iid; γ = 0 gives each client one interval of the sorted
+    labels.
+    """
+
+    argument: ClassVar[str | None] = "gamma"
+
+    gamma: float = param(help="share of the samples dealt at random, from 0 to 1")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma <= 1:
+            raise ValueError(
+                f"partition 'gamma' needs a share gamma from 0 (sorted by label) to 1 (iid), "
+                f"but got {self.gamma}."
+            )
+
+    def split(
+        self, labels: Indices, clients: int, rng: np.random.Generator, groups: NDArray[Any] | None
+    ) -> list[Indices]:
+        """Deal the random share, then cut the sorted rest into consecutive chunks."""
+        del groups
+        order = rng.permutation(len(labels))
+        mixed = round(self.gamma * len(labels))
+        # The random share's larger pieces come last, the rest's first, so the sums stay even.
+        dealt = cut(order[:mixed], divide_evenly(mixed, clients)[::-1])
+        rest = sort_by_label(order[mixed:], labels)
+        chunks = cut(rest, divide_evenly(len(rest), clients))
+        return [
+            np.sort(np.concatenate([one, other])) for one, other in zip(dealt, chunks, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Shards(Partition):
+    """A fraction of the classes per client; a class is split evenly over the clients holding it.
+
+    McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data"
+    (2017), arXiv:1602.05629, section 3, and FixBN's experiments, where a client has a fifth of the
+    classes. Here the share of classes is exact: shards are cut along class borders, never across
+    them.
+    """
+
+    argument: ClassVar[str | None] = "fraction"
+
+    fraction: float = param(help="share of the classes that each client holds, in (0, 1]")
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise ValueError(
+                f"partition 'shards' needs a fraction of the classes above 0 and at most 1, "
+                f"but got {self.fraction}."
+            )
+
+    def split(
+        self, labels: Indices, clients: int, rng: np.random.Generator, groups: NDArray[Any] | None
+    ) -> list[Indices]:
+        """Deal class slots from a shuffled cycle of the classes, then split every class."""
+        del groups
+        pools = shuffle_by_label(labels, rng)
+        classes, held = len(pools), self._classes_per_client(len(pools), clients)
+        cycle = rng.permutation(classes)
+        # Consecutive slots of a cycle are distinct classes, and reach every class in turn.
+        slots = cycle[np.arange(clients * held) % classes].reshape(clients, held)
+        counts = np.zeros((classes, clients), dtype=np.int64)
+        for label, pool in enumerate(pools):
+            holders = np.flatnonzero((slots == label).any(axis=1))
+            counts[label, holders] = divide_evenly(len(pool), len(holders))
+        return deal(pools, counts)
+
+    def _classes_per_client(self, classes: int, clients: int) -> int:
+        """Return the classes per client; raise if a class would have no client."""
+        held = max(1, round(self.fraction * classes))
+        if clients * held < classes:
+            raise ValueError(
+                f"partition 'shards' must give every class a client, but {clients} clients with "
+                f"{held} of {classes} classes each hold {clients * held} at most; use a fraction "
+                f"of {math.ceil(classes / clients) / classes:.4g} or more, or at least "
+                f"{math.ceil(classes / held)} clients."
+            )
+        return held
 
 
 @dataclass(frozen=True, slots=True)
