@@ -318,7 +318,7 @@ def test_a_run_starts_from_the_result_of_another(name):
     assert arrays.keys() == result.arrays.keys()
     for key, expected in result.arrays.to_torch_state_dict().items():
         # Standardising a kernel again changes it by eps.
-        torch.testing.assert_close(arrays[key], expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(arrays[key], expected, rtol=1e-3, atol=1e-4)
     again.start(Nodes(own_app(), 3), result.arrays, num_rounds=1)
     assert again.state.round == 1
     assert first.state.round == 1

@@ -53,6 +53,12 @@ ALL = sorted(
 )
 
 
+@pytest.fixture(autouse=True)
+def _no_collection(monkeypatch):
+    """Flower's QFedAvg and Bulyan collect garbage for each reply, which takes nearly all time."""
+    monkeypatch.setattr("gc.collect", lambda *_: 0)
+
+
 class Net(nn.Sequential):
     """Convolution, BatchNorm, ReLU, as ordinary networks have them."""
 

@@ -13,7 +13,7 @@ from flwr.client import NumPyClient
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.server import LegacyContext, ServerConfig
-from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
+from flwr.server.workflow.default_workflows import default_init_params_workflow
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
@@ -186,9 +186,8 @@ def test_secure_aggregation_is_refused_on_both_sides(tmp_path):
     context = LegacyContext(
         Context(7, 0, {}, RecordDict(), {}), ServerConfig(num_rounds=1), strategy
     )
-    workflow = DefaultWorkflow(fit_workflow=SecAggPlusWorkflow(3, 2))
-    with pytest.raises(ConfigError, match="legacy server"):
-        workflow(nodes(make_client()), context)
+    with pytest.raises(ConfigError, match="legacy server"):  # how SecAgg+ and all others begin
+        default_init_params_workflow(nodes(make_client()), context)
 
 
 def test_the_arrays_may_have_another_key():
