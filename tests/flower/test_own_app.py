@@ -150,19 +150,6 @@ def test_a_loop_of_ones_own_clips_as_the_simulator_does():
     assert not same(chosen.state.weights, unclipped.weights)
 
 
-@pytest.mark.parametrize("when", ["evaluation", "rounds"])
-def test_statistics_are_calibrated_as_in_the_simulator(when):
-    chosen, _ = started(create_strategy("fbn", calibrate=when))
-    _, state, _ = simulated("fbn", calibrate=when)
-    _, plain, _ = simulated("fbn")
-    assert same(chosen.state.weights, state.weights)
-    assert same(state.weights, plain.weights) is (when == "evaluation")
-    for path, running in state.running.items():
-        assert torch.equal(chosen.tested.running[path].mean, running.mean)
-        assert torch.equal(chosen.tested.running[path].var, running.var)
-        assert not torch.equal(running.var, plain.running[path].var)
-
-
 def test_the_groups_of_an_optimiser_hold_each_parameter_that_learns_once():
     held = []
 

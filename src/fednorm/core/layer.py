@@ -10,8 +10,7 @@ from fednorm.core.exchange import Exchange, Solo
 from fednorm.core.messages import LayerStats, RunningStats
 
 Statistics: TypeAlias = Literal["average", "pool"]
-# When it takes place: before an evaluation; or before each round as well.
-Calibration: TypeAlias = Literal["never", "evaluation", "rounds"]
+Calibration: TypeAlias = Literal["never", "evaluation"]  # before what it takes place
 
 
 @dataclass(slots=True)

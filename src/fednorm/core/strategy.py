@@ -96,15 +96,12 @@ class Strategy(ABC):
     needs_batch_statistics: ClassVar[bool] = False
     # Whether clients wait for each other within a round.
     exchanges: ClassVar[bool] = False
+    # When the clients' statistics are measured in a pass without training.
+    calibration: ClassVar[Calibration] = "never"
     # Whether a client begins its round with such a pass, whose statistics it reports.
     measures: ClassVar[bool] = False
     # Rounds of learning-rate warm-up, unless the algorithm sets its own.
     warmup: ClassVar[int] = 0
-
-    @property
-    def calibration(self) -> Calibration:
-        """When the clients' statistics are measured in a pass without training."""
-        return "never"
 
     @property
     def mergeable_batches(self) -> bool:
@@ -152,14 +149,6 @@ class Strategy(ABC):
     def measure_rule(self) -> NormRule:
         """Return how layers treat a client's data in a pass before it trains."""
         return NO_RULE
-
-    def calibrates_round(self, broadcast: Broadcast) -> bool:  # noqa: ARG002 (as above)
-        """Return whether this round begins with a calibration."""
-        return self.calibration == "rounds"
-
-    def calibrates_test(self, broadcast: Broadcast) -> bool:  # noqa: ARG002 (as above)
-        """Return whether an evaluation of what is broadcast begins with a calibration."""
-        return self.calibration != "never"
 
     def calibration_rule(self) -> NormRule:
         """Return how layers treat batches in a calibration pass."""

@@ -141,7 +141,7 @@ def _measure_cost(examined: ExaminedModel, name: str, clients: FixedBatches) -> 
 
 def _read_cost(name: str, task: Task, result: RoundResult, clients: FixedBatches) -> Cost:
     asked = None
-    if task.strategy.calibration != "never":
+    if task.strategy.calibration == "evaluation":
         asked = calibrate_clients(task, result.state, result.client_states, clients, clients.all())[
             1
         ]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean
 from typing import Protocol, TypeAlias
 
@@ -173,22 +172,6 @@ class Transport:
 DIRECT = Transport()
 
 
-def measure_clients(
-    task: Task,
-    client_states: Mapping[ClientId, ClientState],
-    clients: ClientSource,
-    received: Broadcast,
-    asked: Sequence[ClientId],
-) -> list[Reply]:
-    """Let the `asked` clients measure all their data, one after the other."""
-    rule = task.strategy.calibration_rule()
-    states = [client_states.get(client, ClientState()) for client in asked]
-    return [
-        client_calibration(task, received, own, clients.all_batches(client), rule)
-        for client, own in zip(asked, states, strict=True)
-    ]
-
-
 def calibrate_clients(
     task: Task,
     state: ServerState,
@@ -198,9 +181,16 @@ def calibrate_clients(
     transport: Transport = DIRECT,
 ) -> tuple[ServerState, CalibrationCost]:
     """Measure all data of the `asked` clients and let the strategy adopt the statistics."""
-    received = broadcast(task, state)
-    ask = transport.ask or partial(measure_clients, task, client_states, clients)
-    own = ask(received, asked)
+    received, rule = broadcast(task, state), task.strategy.calibration_rule()
+    if transport.ask:
+        own = transport.ask(received, asked)
+    else:
+        own = [
+            client_calibration(
+                task, received, client_states.get(c, ClientState()), clients.all_batches(c), rule
+            )
+            for c in asked
+        ]
     answers = apply_attack(own, transport.adversary, received.round, calibration=True)
     after = server_calibration(task, state, answers)
     size = fmean(report_bytes(answer.stats) for answer in answers) if answers else 0.0
@@ -215,7 +205,7 @@ def calibrate_for_test(
     transport: Transport = DIRECT,
 ) -> ServerState:
     """Return the state that is tested; a strategy may calibrate on all clients first."""
-    if not task.strategy.calibrates_test(broadcast(task, state)):
+    if task.strategy.calibration != "evaluation":
         return state
     return calibrate_clients(task, state, client_states, clients, clients.all(), transport)[0]
 

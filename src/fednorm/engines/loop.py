@@ -34,7 +34,6 @@ from fednorm.engines.base import (
     train_clients,
 )
 from fednorm.engines.client_state import ClientStateStore
-from fednorm.engines.evaluation import Ask, CalibrationCost, Transport, calibrate_clients
 from fednorm.errors import NoUsableReplyError
 
 log = logging.getLogger("fednorm")
@@ -59,7 +58,7 @@ class LoopEngine:
         return rounds(run.task, run.clients, run.rounds, start, faults=run.faults)
 
 
-def rounds(  # noqa: PLR0913 (what engines replace)
+def rounds(
     task: Task,
     clients: ClientSource,
     count: int,
@@ -67,12 +66,8 @@ def rounds(  # noqa: PLR0913 (what engines replace)
     *,
     train: Train | None = None,
     faults: Faults = NO_FAULTS,
-    ask: Ask | None = None,
 ) -> Iterator[RoundResult]:
     """Run federated rounds up to round `count`, training clients by `train`.
-
-    `ask` lets the clients of a round measure their data, if the strategy calibrates; by default
-    they do so here.
 
     A round with too few usable replies is repeated with other clients; NoUsableReplyError ends the
     run if that does not help.
@@ -82,11 +77,7 @@ def rounds(  # noqa: PLR0913 (what engines replace)
         start.client_states if start else {}
     )
     runner = _RoundRunner(
-        task,
-        clients,
-        train or partial(train_clients, task, byzantine=faults.byzantine),
-        faults,
-        Transport(faults.adversary, ask),
+        task, clients, train or partial(train_clients, task, byzantine=faults.byzantine), faults
     )
     while state.round < count:
         result = runner.run(state, client_states)
@@ -101,7 +92,6 @@ class _RoundRunner:
     clients: ClientSource
     train: Train
     faults: Faults
-    transport: Transport
 
     def run(self, state: ServerState, client_states: ClientStateStore) -> RoundResult:
         """Run one round, again with other clients while too few answer."""
@@ -132,7 +122,6 @@ class _RoundRunner:
         task, adversary = self.task, self.faults.adversary
         if not answering:
             raise NoUsableReplyError(state.round + 1, ())
-        state, cost = self._calibrate(state, client_states, answering)
         received = broadcast(task, state)
         batches = [self.clients.batches(client, received.round) for client in answering]
         results, answers = self.train(received, client_states, batches)
@@ -148,22 +137,11 @@ class _RoundRunner:
                 {reply.client: client_state for reply, client_state in results}
             ),
             train_loss=_mean_loss(replies, state.rejected),
-            exchanges=1 + len(answers) + cost.exchanges,
-            bytes_up=fmean(upload_bytes(reply) for reply in replies) + exchanged + cost.bytes_up,
-            bytes_down=download_bytes(received) + exchanged + cost.bytes_down,
+            exchanges=1 + len(answers),
+            bytes_up=fmean(upload_bytes(reply) for reply in replies) + exchanged,
+            bytes_down=download_bytes(received) + exchanged,
             replies=replies,
-            rejected=cost.rejected + state.rejected,
-        )
-
-    def _calibrate(
-        self, state: ServerState, client_states: ClientStateStore, answering: list[ClientId]
-    ) -> tuple[ServerState, CalibrationCost]:
-        """Calibrate on the clients of the round, if the strategy wants to."""
-        task = self.task
-        if not task.strategy.calibrates_round(broadcast(task, state)):
-            return state, CalibrationCost(0, 0.0, 0.0)
-        return calibrate_clients(
-            task, state, client_states, self.clients, answering, self.transport
+            rejected=state.rejected,
         )
 
 

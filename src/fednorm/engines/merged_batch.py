@@ -20,14 +20,13 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fednorm.core.aggregation import combine_tensors, weighted_mean
-from fednorm.core.messages import Batches, Broadcast, ClientState, Reply
+from fednorm.core.messages import Batches, ClientState
 from fednorm.core.round import broadcast, client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.data.federation import interleave_batches
 from fednorm.engines import trial
 from fednorm.engines.base import ClientSource, EngineRun, Progress, RoundResult
-from fednorm.engines.evaluation import measure_clients
 from fednorm.engines.loop import rounds as rounds_in_turn
 from fednorm.errors import NonFiniteLossError
 
@@ -197,13 +196,8 @@ def rounds(
 ) -> Iterator[RoundResult]:
     """Run federated rounds with merged batches, up to round `count`."""
     state = start.state if start else task.initial_state
-
-    def ask(received: Broadcast, _merged: Sequence[ClientId]) -> list[Reply]:
-        """Let each client of the round measure its data: they may differ in number."""
-        return measure_clients(task, {}, clients, received, clients.participants(received.round))
-
     try:
-        for result in rounds_in_turn(task, InterleavedClients(clients), count, start, ask=ask):
+        for result in rounds_in_turn(task, InterleavedClients(clients), count, start):
             state = result.state
             yield result
     except NonFiniteLossError:

@@ -1,11 +1,11 @@
 """What strategies with BatchNorm layers have in common."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from torch import nn
 
-from fednorm.core.layer import Calibration, NormRule, Statistics
+from fednorm.core.layer import NormRule, Statistics
 from fednorm.core.messages import Broadcast
 from fednorm.core.strategy import Conversion, Strategy
 from fednorm.nn import rules
@@ -35,18 +35,6 @@ def standardize_weights(conversion: Conversion) -> Conversion:
     )
     both = conversion.replaced + standard.replaced
     return replace(conversion, model=standard.model, replaced=both)
-
-
-CALIBRATE = (
-    "when clients measure the shared statistics at the current weights: 'never', before an "
-    "'evaluation', or at the start of 'rounds' too"
-)
-
-
-def check_calibrate(value: str) -> None:
-    """Raise ValueError unless `value` says when statistics are calibrated."""
-    if value not in get_args(Calibration):
-        raise ValueError(f"calibrate must be 'never', 'evaluation' or 'rounds', not {value!r}.")
 
 
 class BatchNormStrategy(Strategy):
@@ -108,12 +96,6 @@ class SharedStatisticsStrategy(RunningStatisticsStrategy):
     weight_standardization: bool = param(
         default=False, help="standardise the weights of convolutions, as dualbn does"
     )
-    calibrate: Calibration = param("never", CALIBRATE)
-
-    @property
-    def calibration(self) -> Calibration:
-        """When the shared statistics are calibrated: an addition to the papers."""
-        return self.calibrate
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy whose BatchNorm layers follow this strategy's rule."""
@@ -124,4 +106,3 @@ class SharedStatisticsStrategy(RunningStatisticsStrategy):
         super().__post_init__()
         if self.statistics not in ("average", "pool"):
             raise ValueError(f"statistics must be 'average' or 'pool', not {self.statistics!r}.")
-        check_calibrate(self.calibrate)

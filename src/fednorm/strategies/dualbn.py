@@ -24,7 +24,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from fednorm.core.layer import Calibration, NormRule
+from fednorm.core.layer import NormRule
 from fednorm.core.merge import MergeInput, ema_update, find_rate
 from fednorm.core.messages import Broadcast, RunningStats
 from fednorm.core.strategy import Conversion
@@ -32,13 +32,7 @@ from fednorm.nn import rules
 from fednorm.nn.convert import to_fed_batch_norm
 from fednorm.nn.dual_norm import BackwardMeans, add_backward_means, normalize_dual
 from fednorm.registry import param
-from fednorm.strategies.base import (
-    CALIBRATE,
-    BatchNormStrategy,
-    check_calibrate,
-    require_batch_norm,
-    standardize_weights,
-)
+from fednorm.strategies.base import BatchNormStrategy, require_batch_norm, standardize_weights
 
 
 @dataclass(frozen=True)
@@ -57,18 +51,11 @@ class DualBN(BatchNormStrategy):
     weight_standardization: bool = param(
         default=True, help="standardise the weights of convolutions"
     )
-    calibrate: Calibration = param("never", CALIBRATE)
-
-    @property
-    def calibration(self) -> Calibration:
-        """When the forward statistics are calibrated."""
-        return self.calibrate
 
     def __post_init__(self) -> None:
         for name in ("stats_momentum", "backward_momentum"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in (0, 1], not {getattr(self, name)}.")
-        check_calibrate(self.calibrate)
 
     def convert(self, model: nn.Module) -> Conversion:
         """Return a copy whose layers share forward and backward statistics."""

@@ -98,8 +98,6 @@ class FedFN(Strategy):
     reports = _delegate("reports")
     merge = _delegate("merge")
     measure_rule = _delegate("measure_rule")
-    calibrates_round = _delegate("calibrates_round")
-    calibrates_test = _delegate("calibrates_test")
     calibration_rule = _delegate("calibration_rule")
     adaptation_rule = _delegate("adaptation_rule")
     adopt = _delegate("adopt")

@@ -16,7 +16,7 @@ serves models of any size, and it is taken of the aggregated statistics, not of 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -83,40 +83,19 @@ class FixBN(SharedStatisticsStrategy):
             return rules.frozen_stats
         return rules.batch_stats if self.statistics == "average" else rules.batch_stats_recorded
 
-    def calibrates_round(self, broadcast: Broadcast) -> bool:
-        """Calibrate in stage I, and once more when stage II begins; then statistics are frozen."""
-        if not (self.freeze_statistics and self.is_frozen(broadcast)):
-            return super().calibrates_round(broadcast)
-        return self.calibration == "rounds" and self._begins_stage_two(broadcast)
-
-    def calibrates_test(self, broadcast: Broadcast) -> bool:
-        """Test stage II with the frozen statistics."""
-        frozen = self.freeze_statistics and self.is_frozen(broadcast)
-        return super().calibrates_test(broadcast) and (
-            not frozen or self._begins_stage_two(broadcast)
-        )
-
-    def _begins_stage_two(self, broadcast: Broadcast) -> bool:
-        """Return whether this round is the first of stage II."""
-        if self.freeze_round == "auto":
-            return int(broadcast.state.strategy_state["frozen"]) == 1
-        last = replace(broadcast.state, round=broadcast.state.round - 1)
-        return not self.is_frozen(replace(broadcast, state=last))
-
     def trains_affine(self, broadcast: Broadcast) -> bool:
         """Return False in stage II with `freeze_affine`."""
         return not (self.freeze_affine and self.is_frozen(broadcast))
 
     def remember(self, before: ServerState, running: Mapping[str, RunningStats]) -> Tensors:
         """Keep the window of changes, and whether it has become calm."""
-        kept = before.strategy_state
-        if self.freeze_round != "auto":
-            return kept
-        if bool(kept.get("frozen", torch.tensor(0))):
-            return {**kept, "frozen": torch.tensor(2)}  # 1 is the first round of stage II
+        if self.freeze_round != "auto" or bool(
+            before.strategy_state.get("frozen", torch.tensor(0))
+        ):
+            return before.strategy_state
         change = (_vector(running) - _vector(before.running)).abs().mean()
         changes = [
-            *kept.get("changes", torch.empty(0, dtype=torch.float64)),
+            *before.strategy_state.get("changes", torch.empty(0, dtype=torch.float64)),
             change,
         ]
         window = torch.stack(changes[-self.window :])

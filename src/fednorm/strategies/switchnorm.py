@@ -51,8 +51,6 @@ class SwitchNorm(SharedStatisticsStrategy):
         """Mix in the batch's own statistics."""
         return normalize_switched if self.statistics == "average" else normalize_switched_recorded
 
-    def calibration_rule(self) -> NormRule:
+    def adaptation_rule(self) -> NormRule:
         """Mix in the batch's own statistics."""
         return normalize_switched_calibrated
-
-    adaptation_rule = calibration_rule

@@ -61,13 +61,7 @@ class FlowerNodes:
             self.link = RemoteClients(grid, run.task, self.entry, self.seed, self.timeout)
             self.link.connect(run.clients.all())
             yield from loop.rounds(
-                run.task,
-                run.clients,
-                run.rounds,
-                start,
-                train=self.link.train,
-                faults=run.faults,
-                ask=self.link.ask,
+                run.task, run.clients, run.rounds, start, train=self.link.train, faults=run.faults
             )
 
     def get_link(self) -> "RemoteClients":

@@ -200,9 +200,6 @@ class NormStrategy(Strategy):
         self.state = replace(self.state, round=server_round - 1)
         weights = to_array_record(self.state.weights)
         messages = list(self.around.configure_train(server_round, weights, config, grid))
-        if self.norm.calibrates_round(broadcast(self.task, self.state)):
-            nodes = [message.metadata.dst_node_id for message in messages]
-            self.state = self._calibrate(nodes) or self.state
         return _add_records(messages, lambda key: self._records(self.state, key))
 
     def configure_evaluate(
@@ -243,7 +240,7 @@ class NormStrategy(Strategy):
                 return None, metrics
             after = replace(after, weights=_read_weights(chosen, self.state.weights))
         before, self.state, self.tested = self.tested, after, after
-        if self.norm.calibrates_test(broadcast(self.task, after)) and self.grid is not None:
+        if self.norm.calibration == "evaluation" and self.grid is not None:
             nodes = list(self.grid.get_node_ids())
             self.tested = self._calibrate(nodes) or replace(after, running=before.running)
         return self._arrays(), metrics
