@@ -6,6 +6,7 @@
 
 from fednorm.doctor.examine import examine, read_shape
 from fednorm.doctor.findings import DoctorReport, save
+from fednorm.doctor.race import Budget, read_budget
 from fednorm.doctor.render import show
 
-__all__ = ["DoctorReport", "examine", "read_shape", "save", "show"]
+__all__ = ["Budget", "DoctorReport", "examine", "read_budget", "read_shape", "save", "show"]
