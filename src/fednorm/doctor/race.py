@@ -53,7 +53,7 @@ EVALUATIONS = 16  # of a run that reaches the end
 SHARE, MOST = 5, 2000  # every fifth training sample is held out, at most so many
 LARGEST = 1e9  # bytes of data on disk that are raced on
 _PROBE = 0.05  # share of a budget in which a round is timed
-_MARGIN = 1.3  # other strategies are slower
+_MARGIN = 1.6  # other strategies are slower
 _PREPARATIONS = 4  # of runs, for each run of the whole length
 
 
@@ -186,7 +186,8 @@ class Track:
         try:
             prepared = self.prepare(runner)
         except REFUSALS as error:
-            refused = replace(entrant, status="refused", note=describe_error(error))
+            why = describe_error(error).partition(f"lr {entrant.lr:g}: ")
+            refused = replace(entrant, status="refused", note=why[2] or why[0])
             return replace(runner, entrant=refused)
         leg = Leg(target, self.clock)
         watched = Monitor([leg.note_round, *self.monitor.callbacks], leg)

@@ -12,8 +12,8 @@ from fednorm.doctor.race import BASELINE, CALIBRATED
 from fednorm.experiment.config import Experiment
 from fednorm.report.format import format_percent, format_toml
 
-# A race of a smaller share of the user's rounds shows who is fast at the start.
-EARLY = 0.1
+# A race of a smaller share of the user's rounds shows who is fast at the start, unless far ahead.
+EARLY, FAR = 0.1, 0.25
 SURE = 2.0  # standard errors by which a difference exceeds chance
 
 
@@ -91,12 +91,12 @@ def recommend(exam: Examination) -> Recommendation:
 def judge(race: Race) -> Recommendation:
     """Return the simplest of the winners that are equal up to chance; without a winner, naive.
 
-    In a race that is much shorter than the user's run only calibration can win: it does not change
-    the training, whereas others may only be faster at the start.
+    In a race that is much shorter than the user's run a small lead does not count, except that of
+    calibration, which does not change the training.
     """
     duels = pair_up(race)
     winners = [d for d in duels if d.lead > d.noise]
-    early = [d for d in winners if d.rounds < EARLY * race.wanted]
+    early = [d for d in winners if d.rounds < EARLY * race.wanted and d.lead < FAR]
     winners = [d for d in winners if d not in early or d.entrant.strategy == CALIBRATED]
     said = [_describe_early(max(early, key=lambda d: d.lead), race)] if early else []
     if winners:

@@ -20,7 +20,7 @@ from fednorm.report.format import (
 )
 
 _WARNINGS = 3  # shown
-_NOTE = 36  # characters
+_NOTE = 40  # characters
 
 
 def show(report: DoctorReport) -> Group:
@@ -66,10 +66,7 @@ def _tabulate_race(race: Race) -> Table:
         for entrant in sorted(best.values(), key=_sort_key, reverse=True)
     ]
     samples = max(entrant.tested for entrant in race.entrants)
-    title = (
-        f"Race: {race.rounds} of {race.wanted} rounds, {race.seconds:.0f} s, "
-        f"accuracy on {samples} validation samples"
-    )
+    title = f"Race: {race.rounds} of {race.wanted} rounds, accuracy on {samples} validation samples"
     ended = {"late": "The time was up before the end.", "interrupted": "Interrupted."}
     return make_table(
         [*columns, Column("note")], rows, title=title, caption=ended.get(race.ended, "")
