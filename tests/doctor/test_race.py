@@ -17,8 +17,8 @@ from fednorm.data import Dataset, load_dataset
 from fednorm.doctor import Budget, examine, read_budget, show
 from fednorm.doctor import race as racing
 from fednorm.doctor.costs import ExaminedModel
-from fednorm.doctor.findings import Caution, Entrant, Mark, Race
-from fednorm.doctor.recommend import average, judge, write_commands
+from fednorm.doctor.findings import Caution, Entrant, Mark, Race, average
+from fednorm.doctor.recommend import judge, write_commands
 from fednorm.errors import ConfigError
 from fednorm.experiment.load import build_experiment, read_toml
 from fednorm.experiment.run import UNWATCHED, Monitor, run
@@ -162,6 +162,19 @@ def test_the_race_scales_warm_ups_and_keeps_the_setting():
     assert prepared.task.algorithm.warmup == 1  # 50 of 400 rounds, in 8
     assert prepared.experiment.plan.steps == 2
     assert prepared.experiment.rounds == ROUNDS
+
+
+def test_the_users_rate_stays_if_another_is_better_by_chance_only():
+    def choose(*scores):
+        entrants = [make_entrant("fbn", s, lr=0.01 + i) for i, s in enumerate(scores)]
+        (chosen,) = racing._choose_rates([racing.Runner(e, None) for e in entrants], 40)
+        return entrants.index(chosen.entrant)
+
+    assert choose(0.90, 0.5, 0.92) == 0
+    assert choose(0.70, 0.5, 0.92) == 2
+    entrants = [make_entrant("fbn", 0.9, status="diverged"), make_entrant("fbn", 0.2)]
+    (chosen,) = racing._choose_rates([racing.Runner(e, None) for e in entrants], 40)
+    assert chosen.entrant is entrants[1]
 
 
 def test_the_table_of_candidates(monkeypatch):

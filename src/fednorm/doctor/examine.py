@@ -1,5 +1,6 @@
 """Examine a model: layers and strategies on random data, clients on their data."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,9 @@ from fednorm.data import Dataset
 from fednorm.doctor.cautions import find_cautions
 from fednorm.doctor.client_shift import measure_clients
 from fednorm.doctor.costs import REFUSALS, ExaminedModel, describe_error, draw_random, measure_costs
-from fednorm.doctor.findings import DoctorReport, Examination, Layer, ModelSummary, State
+from fednorm.doctor.findings import Budget, DoctorReport, Examination, Layer, ModelSummary, State
 from fednorm.doctor.layers import find_layers, measure_state
-from fednorm.doctor.race import Budget, race
+from fednorm.doctor.race import race
 from fednorm.doctor.recommend import recommend, write_commands
 from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.experiment.build import ModelSource, load_data, make_model
@@ -157,6 +158,23 @@ def read_shape(text: str) -> tuple[int, ...]:
             f"a shape is positive whole numbers such as 3,32,32 or 64, but got {text!r}."
         )
     return shape
+
+
+def read_budget(text: str) -> Budget:
+    """Read a time such as 90, 60s, 2m or 1h, or a length in rounds such as 40r.
+
+    >>> read_budget("2m"), read_budget("40r").rounds
+    (Budget(seconds=120.0, rounds=None), 40)
+    """
+    number, unit = (text[:-1], text[-1]) if text[-1:].isalpha() else (text, "s")
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "r": 1.0}
+    if not 0 <= value < math.inf or unit not in units or (unit == "r" and value % 1):
+        raise ConfigError(f"a budget is a time such as 60s, 2m or 1h, or 40r, but got {text!r}.")
+    return Budget(rounds=int(value)) if unit == "r" and value else Budget(value * units[unit])
 
 
 def load_samples(

@@ -6,9 +6,9 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import isfinite
+from math import isfinite, sqrt
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, pvariance
 from typing import Any, Literal, TypeAlias
 
 from fednorm.data.sampling import count_participants
@@ -19,6 +19,8 @@ from fednorm.experiment.results import replace_nan
 Place: TypeAlias = Literal["convolution", "linear", "activation", "other", "not reached"]
 # The source of the statistics with which a gradient is measured.
 Statistics: TypeAlias = Literal["batch", "exchanged", "start", "calibrated"]
+
+SURE = 2.0  # standard errors by which a difference exceeds chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,14 @@ class ClientShift:
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """What a race may take: a time, or a length in rounds, which gives equal results everywhere."""
+
+    seconds: float = 60.0
+    rounds: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Mark:
     """One test of an entrant on validation samples; accuracies are fractions."""
 
@@ -167,6 +177,24 @@ class Entrant:
         """Return the mean accuracy in the last quarter of the first `rounds` rounds."""
         found = [m.own if own else m.accuracy for m in self.find_last(rounds)]
         return fmean(found) if found and isfinite(sum(found)) else None
+
+
+def average(entrant: Entrant | None, rounds: int) -> float:
+    """Return the accuracy after some rounds, in the mean over seeds; 0 if there is none."""
+    return fmean([entrant.score(rounds) or 0.0, *entrant.repeats]) if entrant else 0.0
+
+
+def estimate_noise(pair: Sequence[Entrant | None], rounds: int) -> float:
+    """Return how far two accuracies differ by chance: few samples, and changes between tests."""
+    error = 0.0
+    for entrant in pair:
+        marks = [m.accuracy for m in entrant.find_last(rounds)] if entrant else []
+        if entrant and marks:
+            share = (fmean(marks) * entrant.tested + 1) / (entrant.tested + 2)
+            of_samples = share * (1 - share) / entrant.tested
+            of_tests = pvariance(marks) / len(marks)
+            error += (of_samples + of_tests) / (1 + len(entrant.repeats))
+    return SURE * sqrt(error)
 
 
 @dataclass(frozen=True, slots=True)

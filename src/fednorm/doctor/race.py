@@ -24,9 +24,9 @@ from fednorm.core.random_streams import Stream, make_rng
 from fednorm.core.types import Kind, Role
 from fednorm.data import Dataset, load_dataset
 from fednorm.doctor.costs import REFUSALS, ExaminedModel, describe_error
-from fednorm.doctor.findings import Entrant, Mark, Race
+from fednorm.doctor.findings import Budget, Entrant, Mark, Race, estimate_noise
 from fednorm.engines.base import RoundResult
-from fednorm.errors import ConfigError, FednormError
+from fednorm.errors import FednormError
 from fednorm.experiment.build import PreparedRun
 from fednorm.experiment.checkpoint import Checkpoint
 from fednorm.experiment.config import Experiment, list_entry_fields
@@ -55,31 +55,6 @@ LARGEST = 1e9  # bytes of data on disk that are raced on
 _PROBE = 0.05  # share of a budget in which a round is timed
 _MARGIN = 1.6  # other strategies are slower
 _PREPARATIONS = 4  # of runs, for each run of the whole length
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """What a race may take: a time, or a length in rounds, which gives equal results everywhere."""
-
-    seconds: float = 60.0
-    rounds: int | None = None
-
-
-def read_budget(text: str) -> Budget:
-    """Read a time such as 90, 60s, 2m or 1h, or a length in rounds such as 40r.
-
-    >>> read_budget("2m"), read_budget("40r").rounds
-    (Budget(seconds=120.0, rounds=None), 40)
-    """
-    number, unit = (text[:-1], text[-1]) if text[-1:].isalpha() else (text, "s")
-    try:
-        value = float(number)
-    except ValueError:
-        value = math.nan
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "r": 1.0}
-    if not 0 <= value < math.inf or unit not in units or (unit == "r" and value % 1):
-        raise ConfigError(f"a budget is a time such as 60s, 2m or 1h, or 40r, but got {text!r}.")
-    return Budget(rounds=int(value)) if unit == "r" and value else Budget(value * units[unit])
 
 
 def hold_out(of: Mapping[str, Any], seed: int) -> Dataset:
@@ -338,19 +313,32 @@ def run_stages(track: Track, start: Sequence[Runner]) -> list[Runner]:
     quarter, half = math.ceil(track.rounds / 4), math.ceil(track.rounds / 2)
     runners = [track.advance(r, quarter) for r in start if not r.entrant.personal]
     if not track.clock.is_set():
-        best: dict[str, Runner] = {}
-        for runner in _rank(runners, quarter):
-            best.setdefault(runner.entrant.strategy, runner)
-        runners = [track.advance(r, half) for r in _drop(runners, best.values())]
+        runners = _drop(runners, _choose_rates(runners, quarter))
+        runners = [track.advance(r, half) for r in runners]
     if not track.clock.is_set():
         ranked = _rank(runners, half)
         most = max(FINALISTS, math.ceil(len(ranked) / 2))
-        kept = ranked[:most] + [r for r in ranked[most:] if r.entrant.strategy == BASELINE]
+        # What has been naive so far, such as fixbn before it freezes, has yet to show itself.
+        same = [r.entrant.marks for r in ranked if r.entrant.strategy == BASELINE]
+        kept = ranked[:most] + [r for r in ranked[most:] if r.entrant.marks in same]
         runners = [track.advance(r, track.rounds) for r in _drop(runners, kept)]
     naives = [r for r in _rank(runners, track.rounds) if r.entrant.strategy == BASELINE]
     lr = (naives or start)[0].entrant.lr
     personal = [r for r in start if r.entrant.personal and r.entrant.lr == lr]
     return runners + [track.advance(r, track.rounds) for r in personal]
+
+
+def _choose_rates(runners: Sequence[Runner], rounds: int) -> list[Runner]:
+    """Return each strategy at its best rate; the user's if the difference may be chance."""
+    chosen = []
+    for name in dict.fromkeys(runner.entrant.strategy for runner in runners):
+        own = [r for r in runners if r.entrant.strategy == name and r.entrant.status == "racing"]
+        if not own:
+            continue
+        first, best = own[0], max(own, key=lambda r: r.score(rounds))
+        noise = estimate_noise((best.entrant, first.entrant), rounds)
+        chosen.append(first if first.score(rounds) >= best.score(rounds) - noise else best)
+    return chosen
 
 
 def _rank(runners: Iterable[Runner], rounds: int) -> list[Runner]:

@@ -4,17 +4,23 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, pvariance
 from typing import Any
 
-from fednorm.doctor.findings import Entrant, Examination, Race, Recommendation
+from fednorm.doctor.findings import (
+    SURE,
+    Entrant,
+    Examination,
+    Race,
+    Recommendation,
+    average,
+    estimate_noise,
+)
 from fednorm.doctor.race import BASELINE, CALIBRATED
 from fednorm.experiment.config import Experiment
 from fednorm.report.format import format_percent, format_toml
 
 # A race of a smaller share of the user's rounds shows who is fast at the start, unless far ahead.
 EARLY, FAR = 0.1, 0.25
-SURE = 2.0  # standard errors by which a difference exceeds chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +40,6 @@ class Duel:
     def noise(self) -> float:
         """How large the difference may be by chance."""
         return estimate_noise((self.entrant, self.naive), self.rounds)
-
-
-def average(entrant: Entrant | None, rounds: int) -> float:
-    """Return the accuracy after some rounds, in the mean over seeds; 0 if there is none."""
-    return fmean([entrant.score(rounds) or 0.0, *entrant.repeats]) if entrant else 0.0
-
-
-def estimate_noise(pair: Sequence[Entrant | None], rounds: int) -> float:
-    """Return how far two accuracies differ by chance: few samples, and changes between tests."""
-    error = 0.0
-    for entrant in pair:
-        marks = [m.accuracy for m in entrant.find_last(rounds)] if entrant else []
-        if entrant and marks:
-            share = (fmean(marks) * entrant.tested + 1) / (entrant.tested + 2)
-            of_samples = share * (1 - share) / entrant.tested
-            of_tests = pvariance(marks) / len(marks)
-            error += (of_samples + of_tests) / (1 + len(entrant.repeats))
-    return SURE * math.sqrt(error)
 
 
 def pair_up(race: Race) -> list[Duel]:
@@ -151,8 +139,11 @@ def _describe_draw(duels: Sequence[Duel]) -> list[str]:
     if not duels:
         return ["No rival stayed in the race."]
     best = max(duels, key=lambda d: d.lead)
-    rival = f"No clear winner: the best rival, {_describe(best.entrant, best.rounds)}, and"
-    said = [f"{rival} {format_percent(best.noise)} points may be chance. Keep plain FedAvg."]
+    rival = _describe(best.entrant, best.rounds)
+    said = ["No clear winner: no rival led by more than chance; keep plain FedAvg."]
+    if best.lead > 0:
+        chance = format_percent(best.noise)
+        said = [f"No clear winner: {rival}, but {chance} points may be chance. Keep plain FedAvg."]
     calibrated = [d for d in duels if d.entrant.strategy == CALIBRATED and d.lead >= 0]
     if calibrated:
         accuracy = format_percent(average(calibrated[0].entrant, calibrated[0].rounds))

@@ -6,9 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fednorm.doctor.findings import DoctorReport, Entrant, Race
+from fednorm.doctor.findings import DoctorReport, Entrant, Race, average
 from fednorm.doctor.race import BASELINE
-from fednorm.doctor.recommend import average
 from fednorm.report.format import (
     MISSING,
     Column,
