@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 from typer.testing import CliRunner
 
+from fednorm.api import compare
 from fednorm.cli import app
 from fednorm.data import Dataset, load_dataset
 from fednorm.doctor import Budget, examine, read_budget, show
@@ -127,6 +129,7 @@ def test_large_data_on_disk_are_thinned(monkeypatch):
     assert not held.on_disk
 
 
+@pytest.mark.slow
 def test_the_race_is_fair(raced):
     entrants = raced.race.entrants
     assert [e.lr for e in entrants if e.strategy == "naive"] == [0.05, 0.015, 0.15]
@@ -141,6 +144,7 @@ def test_the_race_is_fair(raced):
     assert "needs convolutions" in at_first["gn_ws"].note
 
 
+@pytest.mark.slow
 def test_a_run_that_was_paused_is_the_run_without_a_pause(raced):
     (naive,) = [e for e in raced.race.entrants if e.strategy == "naive" and e.status == "racing"]
     track = make_track(participation=0.7)
@@ -247,6 +251,54 @@ def test_without_naive_the_best_is_recommended():
     assert judge(make_race(lost)).strategy is None
 
 
+LOCAL_EPOCHS = {
+    "model": "resnet",
+    "algorithm": {"name": "fedavg", "lr": 0.05, "momentum": 0.9},
+    "local_epochs": 1,
+    "rounds": 40,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partition", ["dirichlet=0.3", "gamma=0"])
+def test_with_local_epochs_the_advice_does_not_lose(partition, monkeypatch):
+    monkeypatch.setattr(racing, "CANDIDATES", ("naive", "heterofl", "fixbn", "fbn", "gn"))
+    monkeypatch.setattr(racing, "RATES", (1.0,))
+    settings = {**LOCAL_EPOCHS, "partition": partition, "clients": 10}
+    advice = judge(hold_race(**settings))
+    assert advice.strategy not in {"fbn", "fixbn", "gn"}  # which lose by far
+    if advice.strategy != "naive":
+        short = {**settings, "rounds": 12, "seeds": [0], "eval_every": 2}
+        own, naive = (
+            max(e.accuracy for e in r.history[-2:])
+            for r in compare([dict(advice.settings), "naive"], **short).runs
+        )
+        assert own > naive - 0.03
+
+
+@pytest.mark.slow
+def test_with_one_step_a_round_shared_statistics_win(monkeypatch):
+    monkeypatch.setattr(racing, "CANDIDATES", ("naive", "heterofl", "fixbn", "fbn"))
+    monkeypatch.setattr(racing, "RATES", (1.0,))
+    race = hold_race(Budget(rounds=192), model="mlp", clients=10, rounds=600)
+    advice = judge(race)
+    assert advice.strategy in {"fixbn", "fbn"}
+    assert advice.accuracy - advice.naive > 0.2
+
+
+def test_a_users_own_module_is_raced_and_left_as_it_was(monkeypatch):
+    monkeypatch.setattr(racing, "CANDIDATES", ("naive", "fbn"))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    examined = ExaminedModel(model, build_experiment({**TINY, "rounds": 4}), named=False)
+    race = racing.race(examined, Budget(rounds=4), UNWATCHED)
+    assert {e.status for e in race.entrants} <= {"racing", "dropped"}
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    advice = judge(race)
+    told = write_commands(advice, examined.experiment, named=False)[0]
+    assert "--model package.module:function" in told
+
+
 def test_a_candidate_that_is_made_to_lose_is_not_recommended(monkeypatch):
     ruined = {"name": "fbn", "stats_momentum": 1e-9, "label": "ruined"}
     monkeypatch.setattr(racing, "CANDIDATES", ("naive", ruined))
@@ -270,6 +322,7 @@ def test_a_time_is_kept():
     assert max((e.rounds for e in race.entrants), default=0) <= race.rounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_flag", [True, False])
 def test_an_interrupted_race_is_reported(by_flag, raced):
     stop, seen = threading.Event(), []
@@ -289,6 +342,7 @@ def test_an_interrupted_race_is_reported(by_flag, raced):
     assert "Interrupted." in print_page(replace(raced, race=race, recommendation=advice))
 
 
+@pytest.mark.slow
 def test_divergence_is_noticed(raced):
     race = hold_race(algorithm={"name": "dsgd", "lr": 1e30})
     found = {e.strategy: e for e in race.entrants}
@@ -310,6 +364,7 @@ def test_the_page_is_short(raced):
     assert pages[0].index("Race: 8 of 16 rounds,") < pages[0].index("Run it")
 
 
+@pytest.mark.slow
 def test_the_json_has_the_race(raced):
     written = json.loads(raced.to_json(), parse_constant=pytest.fail)["race"]
     assert written["rounds"] == ROUNDS
