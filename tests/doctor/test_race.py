@@ -235,6 +235,7 @@ def test_a_short_race_shows_only_who_is_fast_at_the_start():
     naive, fast = make_entrant("naive", 0.5), make_entrant("gn", 0.7)
     assert judge(make_race(naive, fast)).strategy == "gn"
     assert judge(make_race(naive, make_entrant("gn", 0.9), wanted=1000)).strategy == "gn"
+    assert judge(make_race(naive, make_entrant("gn", 0.9), wanted=2000)).strategy == "naive"
     early = judge(make_race(naive, fast, wanted=1000))
     assert early.strategy == "naive"
     assert "40 of 1000 rounds are too few to tell: give --budget 3m" in early.reasons[1]

@@ -84,7 +84,7 @@ def judge(race: Race) -> Recommendation:
     """
     duels = pair_up(race)
     winners = [d for d in duels if d.lead > d.noise]
-    early = [d for d in winners if d.rounds < EARLY * race.wanted and d.lead < FAR]
+    early = [d for d in winners if _is_early(d, race)]
     winners = [d for d in winners if d not in early or d.entrant.strategy == CALIBRATED]
     said = [_describe_early(max(early, key=lambda d: d.lead), race)] if early else []
     if winners:
@@ -102,6 +102,11 @@ def judge(race: Race) -> Recommendation:
     drawn = said or _describe_draw(duels)
     reached = f"{_describe(naive, naive.rounds)} after {naive.rounds} of {race.wanted} rounds."
     return _give(Duel(naive, naive, naive.rounds), reached, *drawn)
+
+
+def _is_early(duel: Duel, race: Race) -> bool:
+    share = duel.rounds / race.wanted
+    return share < EARLY / 4 or (share < EARLY and duel.lead < FAR)
 
 
 def _describe_early(duel: Duel, race: Race) -> str:

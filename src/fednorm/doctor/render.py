@@ -33,8 +33,7 @@ def _render_parts(report: DoctorReport) -> Iterator[RenderableType]:
     yield Text(f"Recommendation: {advice.strategy or MISSING}{at}", style="bold")
     yield from (Text(reason) for reason in advice.reasons)
     if report.race and report.race.entrants:
-        yield Text()
-        yield _tabulate_race(report.race)
+        yield from _render_race(report.race)
         yield from _describe_personal(report.race)
     yield Text("\nModel and clients", style="bold")
     yield from (Text(f"- {line}") for line in _describe_findings(report))
@@ -45,6 +44,17 @@ def _render_parts(report: DoctorReport) -> Iterator[RenderableType]:
     if advice.commands:
         yield Text("\nRun it", style="bold")
         yield from (Text(command) for command in advice.commands)
+
+
+def _render_race(race: Race) -> Iterator[RenderableType]:
+    samples = max(entrant.tested for entrant in race.entrants)
+    yield Text(
+        f"\nRace: {race.rounds} of {race.wanted} rounds, accuracy on {samples} validation samples",
+        style="bold",
+    )
+    yield _tabulate_race(race)
+    if race.ended != "finished":
+        yield Text("Interrupted." if race.ended == "interrupted" else "The time was up.")
 
 
 def _tabulate_race(race: Race) -> Table:
@@ -64,12 +74,7 @@ def _tabulate_race(race: Race) -> Table:
         ]
         for entrant in sorted(best.values(), key=_sort_key, reverse=True)
     ]
-    samples = max(entrant.tested for entrant in race.entrants)
-    title = f"Race: {race.rounds} of {race.wanted} rounds, accuracy on {samples} validation samples"
-    ended = {"late": "The time was up before the end.", "interrupted": "Interrupted."}
-    return make_table(
-        [*columns, Column("note")], rows, title=title, caption=ended.get(race.ended, "")
-    )
+    return make_table([*columns, Column("note")], rows)
 
 
 def _sort_key(entrant: Entrant) -> tuple[bool, bool, int, float]:
