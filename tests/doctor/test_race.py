@@ -181,6 +181,33 @@ def test_the_users_rate_stays_if_another_is_better_by_chance_only():
     assert chosen.entrant is entrants[1]
 
 
+ACCURACY = {"naive": 0.1, "fixbn": 0.95, "a": 0.9, "b": 0.8, "c": 0.7, "d": 0.6, "e": 0.5}
+
+
+class Rigged:
+    """A track on which all have their accuracy at once; fixbn is naive before it freezes."""
+
+    rounds, clock = ROUNDS, racing.Clock(math.inf)
+
+    def advance(self, runner, target):
+        if runner.entrant.status != "racing":
+            return runner
+        name = runner.entrant.strategy
+        frozen = target > ROUNDS // 2
+        known = ACCURACY["naive" if name == "fixbn" and not frozen else name]
+        made = make_entrant(name, known, target, lr=runner.entrant.lr)
+        return replace(runner, entrant=made)
+
+
+def test_naive_stays_and_so_does_what_has_been_naive_so_far():
+    start = [racing.Runner(make_entrant(n, 0.0, 0), None) for n in ACCURACY]
+    ended = [r.entrant for r in racing.run_stages(Rigged(), start)]
+    assert {e.strategy for e in ended if e.status == "racing"} == {
+        "naive", "fixbn", "a", "b", "c", "d",
+    }  # fmt: skip
+    assert judge(make_race(*ended, wanted=ROUNDS)).strategy == "fixbn"
+
+
 def test_the_table_of_candidates(monkeypatch):
     monkeypatch.setattr(racing, "CANDIDATES", EVERYONE)
     one = {r.entrant.strategy for r in racing.enter_candidates(build_experiment({}))}
