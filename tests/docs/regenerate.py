@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fednorm.doctor import examine, show
+from fednorm.doctor import Budget, examine, show
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "fednorm"
@@ -77,10 +77,11 @@ def render_tree():
 
 
 def render_example():
-    """Return what `fednorm doctor mlp --data digits --partition gamma=0` prints."""
-    console = Console(width=WIDTH, color_system=None)
+    """Return what the command in docs/doctor.md prints."""
+    console = Console(width=80, color_system=None)
+    setting = {"data": "digits", "partition": "gamma=0", "rounds": 160}
     with console.capture() as captured:
-        console.print(show(examine("mlp", data="digits", partition="gamma=0")))
+        console.print(show(examine("mlp", **setting, budget=Budget(rounds=48))))
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
 
 

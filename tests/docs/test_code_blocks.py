@@ -49,7 +49,7 @@ LANGUAGES = {"python", "sh", "toml", "text", "diff", "mermaid"}
 SHORT = {
     "compare": "--set rounds=2 --set seeds=1 --workers 1 --fresh",
     "run": "--set rounds=2 --set seeds=1 --workers 1",
-    "doctor": "--batches 1",
+    "doctor": "--batches 1 --budget 1r",
     "ring": "--rounds 3",
 }
 SMALL_IMAGES = "--set data.size=16 --set batch_size=4 --set rounds=1"  # for ResNet-18

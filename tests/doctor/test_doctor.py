@@ -1,13 +1,11 @@
 """`fednorm doctor`: every number against the engine, numpy, or plain torch."""
 
 import json
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 from torch.nn import functional
 from typer.testing import CliRunner
@@ -18,19 +16,17 @@ from fednorm.core.task import Task
 from fednorm.data import load_dataset
 from fednorm.data.federation import build_federation
 from fednorm.data.sampling import Plan
-from fednorm.doctor import examine, save, show
+from fednorm.doctor import examine, save
 from fednorm.doctor.costs import deal_again, draw
 from fednorm.doctor.layers import find_layers
-from fednorm.doctor.recommend import THRESHOLDS
 from fednorm.engines.evaluation import calibrate_clients
 from fednorm.engines.loop import rounds
 from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.models import create_model
-from fednorm.report.format import format_number, format_ratio, format_share
 from fednorm.strategies import STRATEGIES, create_strategy
 from support import CLASSES, SHAPE, ToyClients, nested_model
 
-SMALL = {"clients": 5, "batches": 2, "dtype": "float64", "data": "digits"}
+SMALL = {"clients": 5, "batches": 2, "dtype": "float64", "data": "digits", "budget": 0}
 STATIC = {"shape": SHAPE, "classes": CLASSES}
 
 
@@ -53,13 +49,6 @@ def clients_of(rule, batches=2):
     data = load_dataset("digits", 0).to("cpu", torch.float64)
     everyone = build_federation(data, rule, Plan(20, steps=batches), clients=5, seed=0)
     return [list(everyone.batches(client, 1).steps) for client in everyone.all()]
-
-
-def text_of(report):
-    console = Console(width=200, no_color=True)
-    with console.capture() as captured:
-        console.print(show(report))
-    return captured.get()
 
 
 def codes(report):
@@ -298,39 +287,8 @@ def test_dealing_again_keeps_samples_and_sizes():
     assert not torch.equal(before.steps[0][0][1], after.steps[0][0][1])
 
 
-def test_the_recommendation_follows_the_clients(apart, alike):
-    assert alike.recommendation.strategy == "naive"
-    assert apart.recommendation.strategy == "dualbn"
-    worst = max(apart.clients.layers, key=lambda x: x.excess)
-    reasons = " ".join(apart.recommendation.reasons)
-    assert f"misses {format_share(worst.bias)}" in reasons
-    naive = gradients(apart)["naive", "batch"]
-    assert f"{format_ratio(naive.deviation)}, and by {format_ratio(naive.alike)}" in reasons
-    assert format_ratio(gradients(apart)["dualbn", "calibrated"].deviation) in reasons
-    (cost,) = (c for c in apart.strategies if c.strategy == "dualbn")
-    assert f"{format_number(cost.bytes_up)} B up" in reasons
-
-
-@pytest.mark.parametrize("which", ["apart", "alike"])
-def test_reasons_quote_numbers_that_the_report_shows(which, request):
-    report = request.getfixturevalue(which)
-    shown = text_of(report).partition("Recommendation")[0]
-    known = set(re.findall(r"-?[\d.,e-]*\d", shown))
-    known |= {str(len(report.layers)), str(len(report.strategies)), "0"}
-    for limit in THRESHOLDS.values():
-        known |= {format_ratio(limit), format_share(limit).split()[0]}
-    for reason in report.recommendation.reasons:
-        for quoted in re.findall(r"-?[\d.,e-]*\d", re.sub(r"'[^']*'", "", reason)):
-            assert quoted in known, (quoted, reason)
-        assert re.search(r"\d", reason)
-
-
-def test_clients_tested_on_their_own_data_keep_their_layers():
-    often = examine("mlp", partition="gamma=0", evaluate="clients", **SMALL)
-    assert often.recommendation.strategy == "fedbn"
-    rarely = {"participation": 0.2, "evaluate": "clients", "partition": "gamma=0"}
-    report = examine("mlp", **rarely, **SMALL)
-    assert report.recommendation.strategy != "fedbn"
+def test_rarely_sampled_clients_are_counted():
+    report = examine("mlp", participation=0.2, partition="gamma=0", **SMALL)
     caution = codes(report)["rarely_sampled"]
     assert caution.numbers["rounds_between"] == 5
     assert "1 of 5 clients" in caution.text
@@ -363,13 +321,11 @@ def test_batches_of_one_are_named():
     assert report.clients.left_out == (0, 1, 2, 3, 4)
     assert report.clients.unmeasured
     assert "5 clients (0, 1, 2, 3 and 1 more)" in codes(report)["batch_of_one"].text
-    assert report.recommendation.strategy == "fbn"
     assert "naive" in codes(report)["batch_of_one"].numbers["refusing"]
     few = {"partition": "dirichlet_unbalanced=0.1", "clients": 12, "data": "ring"}
-    some = examine("mlp", **few, batches=1, seed=next_seed(few))
+    some = examine("mlp", **few, batches=1, budget=0, seed=next_seed(few))
     assert 0 < len(some.clients.left_out) < 12
     assert some.clients.layers
-    assert some.recommendation.strategy not in {"naive", "fixbn"}
 
 
 def next_seed(setting):
@@ -401,11 +357,12 @@ def test_json_has_a_stable_schema(apart, nested, tmp_path):
     save(apart, tmp_path / "report.json")
     written = json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
     assert list(written) == [
-        "schema", "model", "layers", "state", "strategies", "warnings", "clients", "recommendation",
+        "schema", "model", "layers", "state", "strategies", "warnings", "clients", "race",
+        "recommendation",
     ]  # fmt: skip
-    assert written["schema"] == 1
+    assert written["schema"] == 2
     assert [c["strategy"] for c in written["strategies"]] == list(STRATEGIES)
-    assert set(written["recommendation"]) == {"strategy", "reasons", "thresholds"}
+    assert {"strategy", "reasons", "lr", "noise", "commands"} < set(written["recommendation"])
     assert {"path", "bias", "bias_alike", "excess", "shift", "var_ratio"} <= set(
         written["clients"]["layers"][0]
     )
@@ -424,10 +381,14 @@ def call(*arguments):
 def test_the_command_prints_and_writes(tmp_path):
     file = tmp_path / "out.json"
     options = ["--partition", "gamma=0", "--clients", 3, "--batches", 1, "--json", file]
-    result = call("mlp", *options, "--set", "model.hidden=[8]")
+    result = call("mlp", *options, "--set", "model.hidden=[8]", "--budget", 0)
     assert result.exit_code == 0, result.output
-    for word in ("Normalization layers", "activation (ReLU)", "fedtan", "Recommendation: "):
-        assert word in result.output
+    for word in (
+        "Recommendation: – there was no race",
+        "1 after activation",
+        "3 clients of digits",
+    ):
+        assert word in " ".join(result.output.split())
     report = json.loads(file.read_text())
     assert report["layers"][0]["channels"] == 8
     assert report["clients"]["clients"] == 3
@@ -445,6 +406,7 @@ def test_the_command_prints_and_writes(tmp_path):
         (["mlp", "--partition", "gama=0"], "did you mean 'gamma'"),
         (["cnn", "--shape", "4"], "needs images"),
         (["mlp", "--batches", "0"], "at least 1"),
+        (["mlp", "--budget", "5 days"], "a time such as 60s"),
         (["mlp", "--set", "rouns=3"], "did you mean 'rounds'"),
         (["no.such:model"], "'no.such'"),
         (["mlp", "--set", "strategies=fbn"], "every strategy"),

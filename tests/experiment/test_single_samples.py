@@ -107,7 +107,7 @@ def test_the_reference_gradient_of_a_single_image_is_measured():
 
 @pytest.mark.slow
 def test_the_doctor_warns_of_single_values_only():
-    settings = {"partition": "iid", "batch_size": 1, "clients": 4, "batches": 2}
+    settings = {"partition": "iid", "batch_size": 1, "clients": 4, "batches": 2, "budget": 0}
     for model in ("cnn", "resnet"):
         report = examine(model, **settings)
         assert "batch_of_one" not in {w.code for w in report.warnings}

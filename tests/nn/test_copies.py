@@ -59,7 +59,7 @@ WAYS = {
     "simulate": lambda make: fednorm.simulate("fbn", model=make(), rounds=1, clients=2),
     "doctor": lambda make: examine(make(), shape=(1, 8, 8), classes=10),
     "doctor, made there": lambda make: examine(make, shape=(1, 8, 8), classes=10),
-    "doctor with data": lambda make: examine(make(), data="digits", partition="iid"),
+    "doctor with data": lambda make: examine(make(), data="digits", partition="iid", budget=0),
 }
 
 

@@ -7,7 +7,10 @@ import typer
 
 from fednorm.cli.options import (
     CheckpointEvery,
+    DataDir,
     Fresh,
+    LearningRate,
+    Momentum,
     Out,
     Resume,
     Set,
@@ -16,6 +19,7 @@ from fednorm.cli.options import (
     default_workers,
     errors,
     exit_if_interrupted,
+    list_overrides,
     option_help,
     prefetch,
     take_settings,
@@ -63,13 +67,9 @@ _OPTIONS = (
 def compare(  # noqa: PLR0913 (each option is one choice)
     given: dict[str, Any],
     *,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="folder that holds your copy of the data; see `data get`")
-    ] = None,
-    lr: Annotated[float | None, typer.Option(help="learning rate [default: 0.05]")] = None,
-    momentum: Annotated[
-        float | None, typer.Option(help="momentum of the optimizer [default: 0.9]")
-    ] = None,
+    data_dir: DataDir = None,
+    lr: LearningRate = None,
+    momentum: Momentum = None,
     config: Annotated[Path | None, typer.Option(help="TOML file to start from")] = None,
     settings: Set = None,
     swept: Annotated[
@@ -104,10 +104,7 @@ def compare(  # noqa: PLR0913 (each option is one choice)
 
     - `fednorm compare --config mine.toml --set algorithm.lr=0.1`
     """
-    # A flag changes only what it names: another algorithm keeps learning rate and momentum.
-    parts = {"name": given.pop("algorithm", None), "lr": lr, "momentum": momentum}
-    extra = [f"algorithm.{key}={value}" for key, value in parts.items() if value is not None]
-    extra += [f"data.root={data_dir}"] if data_dir else []
+    extra = list_overrides(given, lr, momentum, data_dir)
     values = {**(read_toml(config) if config else {}), **given}
     values = override_settings(values, [*extra, *(settings or [])])
     for text in swept or []:

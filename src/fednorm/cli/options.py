@@ -35,6 +35,11 @@ Resume = Annotated[
 CheckpointEvery = Annotated[
     int | None, typer.Option(min=1, help="rounds between checkpoints [default: every 10 seconds]")
 ]
+DataDir = Annotated[
+    Path | None, typer.Option(help="folder that holds your copy of the data; see `data get`")
+]
+LearningRate = Annotated[float | None, typer.Option(help="learning rate [default: 0.05]")]
+Momentum = Annotated[float | None, typer.Option(help="momentum of the optimizer [default: 0.9]")]
 Workers = Annotated[
     int | None, typer.Option(min=1, help="processes for runs, or for clients [default: all cores]")
 ]
@@ -50,6 +55,18 @@ def option_help(key: str) -> str:
     known = f"; see `fednorm list {_LISTED[key]}`" if key in _LISTED else ""
     end = "" if default is None else f" [default: {default}]"
     return f"{Experiment.model_fields[key].description}{known}{end}"
+
+
+def list_overrides(
+    given: dict[str, Any], lr: float | None, momentum: float | None, data_dir: Path | None
+) -> list[str]:
+    """Take the algorithm out of the given keys; return it and other fields as `--set` would.
+
+    A flag changes only what it names: another algorithm keeps learning rate and momentum.
+    """
+    parts = {"name": given.pop("algorithm", None), "lr": lr, "momentum": momentum}
+    found = [f"algorithm.{key}={value}" for key, value in parts.items() if value is not None]
+    return [*found, f"data.root={data_dir}"] if data_dir else found
 
 
 def take_settings(

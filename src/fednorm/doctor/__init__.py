@@ -4,8 +4,8 @@
 3
 """
 
-from fednorm.doctor.examine import examine, read_shape
-from fednorm.doctor.findings import DoctorReport, save
+from fednorm.doctor.examine import examine, read_budget, read_shape
+from fednorm.doctor.findings import Budget, DoctorReport, save
 from fednorm.doctor.render import show
 
-__all__ = ["DoctorReport", "examine", "read_shape", "save", "show"]
+__all__ = ["Budget", "DoctorReport", "examine", "read_budget", "read_shape", "save", "show"]

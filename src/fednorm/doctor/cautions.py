@@ -33,9 +33,8 @@ def check_server_optimizer(exam: Examination) -> Caution | None:
         return None
     return Caution(
         "server_optimizer",
-        f"{len(names)} tensors ({list_names(names)}; {format_number(exam.state.statistics)} B) are "
-        "running statistics: a server optimiser that updates them like weights can make variances "
-        "negative. fednorm merges them separately; your own loop must, too.",
+        f"{len(names)} tensors are running statistics: a server optimiser in your own loop must "
+        "not update them like weights.",
         {"tensors": len(names), "bytes": exam.state.statistics},
     )
 

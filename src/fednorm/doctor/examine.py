@@ -1,5 +1,7 @@
 """Examine a model: layers and strategies on random data, clients on their data."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,28 +11,32 @@ from fednorm.data import Dataset
 from fednorm.doctor.cautions import find_cautions
 from fednorm.doctor.client_shift import measure_clients
 from fednorm.doctor.costs import REFUSALS, ExaminedModel, describe_error, draw_random, measure_costs
-from fednorm.doctor.findings import DoctorReport, Examination, Layer, ModelSummary, State
+from fednorm.doctor.findings import Budget, DoctorReport, Examination, Layer, ModelSummary, State
 from fednorm.doctor.layers import find_layers, measure_state
-from fednorm.doctor.recommend import recommend
+from fednorm.doctor.race import race
+from fednorm.doctor.recommend import recommend, write_commands
 from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.experiment.build import ModelSource, load_data, make_model
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import build_experiment
+from fednorm.experiment.run import UNWATCHED, Monitor
 from fednorm.nn.copies import copy_model
 from fednorm.strategies import STRATEGIES
 from fednorm.system import limit_threads
 
-SCHEMA = 1
+SCHEMA = 2
 CLASSES = 10  # where only the shape of a sample is given
 
 
-def examine(
+def examine(  # noqa: PLR0913 (each is one choice)
     model: str | dict[str, Any] | ModelSource,
     *,
     shape: tuple[int, ...] | None = None,
     classes: int | None = None,
     batches: int = 4,
     seed: int = 0,
+    budget: float | Budget = 60.0,
+    monitor: Monitor = UNWATCHED,
     **settings: Any,
 ) -> DoctorReport:
     """Examine how a model will behave in federated learning.
@@ -41,7 +47,10 @@ def examine(
         classes: number of classes, without data.
         batches: batches of each client that are measured.
         seed: seed of data, partition, initial weights and random samples.
-        settings: any key of the schema. With `data` or `partition`, the clients are measured.
+        budget: seconds for a race of candidate strategies, or a `Budget`; 0 for no race.
+        monitor: follows the runs of the race, and can stop it.
+        settings: any key of the schema. With `data` or `partition`, the clients are measured and
+            candidates raced.
 
     >>> report = examine("mlp", shape=(4,), classes=3)
     >>> [layer.place for layer in report.layers], report.recommendation.strategy
@@ -65,7 +74,23 @@ def examine(
     except (*REFUSALS, AssertionError) as error:  # torch asserts that a device can be used
         raise ConfigError(describe_error(error)) from error
     with limit_threads(experiment.threads):
-        return _examine(examined, data, state, batches if measured else None)
+        exam = _examine(examined, data, state, batches if measured else None)
+        limit = budget if isinstance(budget, Budget) else Budget(budget)
+        if measured and exam.batch_norms and limit != Budget(0):
+            exam = replace(exam, race=race(examined, limit, monitor))
+    advice = recommend(exam)
+    commands = write_commands(advice, experiment, named=examined.named)
+    return DoctorReport(
+        schema=SCHEMA,
+        model=_describe_model(examined, data),
+        layers=tuple(exam.layers),
+        state=state,
+        strategies=tuple(exam.costs),
+        warnings=tuple(find_cautions(exam)),
+        clients=exam.clients,
+        race=exam.race,
+        recommendation=replace(advice, commands=tuple(commands)),
+    )
 
 
 def _build_experiment(settings: dict[str, Any], model: Any) -> Experiment:
@@ -77,27 +102,17 @@ def _build_experiment(settings: dict[str, Any], model: Any) -> Experiment:
 
 def _examine(
     examined: ExaminedModel, data: Dataset, state: State, batches: int | None
-) -> DoctorReport:
+) -> Examination:
     model, experiment = examined.model, examined.experiment
     layers = _find_layers(model, data)
     single = any(layer.batch_norm and layer.values == 1 for layer in layers)
     samples = 2 if single else 1  # one value has no variance
-    exam = Examination(
+    return Examination(
         experiment=experiment,
         layers=layers,
         state=state,
         costs=measure_costs(examined, draw_random(data, experiment.seeds[0])),
         clients=measure_clients(examined, data, batches, samples=samples) if batches else None,
-    )
-    return DoctorReport(
-        schema=SCHEMA,
-        model=_describe_model(examined, data),
-        layers=layers,
-        state=state,
-        strategies=tuple(exam.costs),
-        warnings=tuple(find_cautions(exam)),
-        clients=exam.clients,
-        recommendation=recommend(exam),
     )
 
 
@@ -143,6 +158,23 @@ def read_shape(text: str) -> tuple[int, ...]:
             f"a shape is positive whole numbers such as 3,32,32 or 64, but got {text!r}."
         )
     return shape
+
+
+def read_budget(text: str) -> Budget:
+    """Read a time such as 90, 60s, 2m or 1h, or a length in rounds such as 40r.
+
+    >>> read_budget("2m"), read_budget("40r").rounds
+    (Budget(seconds=120.0, rounds=None), 40)
+    """
+    number, unit = (text[:-1], text[-1]) if text[-1:].isalpha() else (text, "s")
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "r": 1.0}
+    if not 0 <= value < math.inf or unit not in units or (unit == "r" and value % 1):
+        raise ConfigError(f"a budget is a time such as 60s, 2m or 1h, or 40r, but got {text!r}.")
+    return Budget(rounds=int(value)) if unit == "r" and value else Budget(value * units[unit])
 
 
 def load_samples(

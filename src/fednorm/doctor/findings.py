@@ -6,7 +6,9 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import isfinite, sqrt
 from pathlib import Path
+from statistics import fmean, pvariance
 from typing import Any, Literal, TypeAlias
 
 from fednorm.data.sampling import count_participants
@@ -17,6 +19,8 @@ from fednorm.experiment.results import replace_nan
 Place: TypeAlias = Literal["convolution", "linear", "activation", "other", "not reached"]
 # The source of the statistics with which a gradient is measured.
 Statistics: TypeAlias = Literal["batch", "exchanged", "start", "calibrated"]
+
+SURE = 2.0  # standard errors by which a difference exceeds chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +138,90 @@ class ClientShift:
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """What a race may take: a time, or a length in rounds, which gives equal results everywhere."""
+
+    seconds: float = 60.0
+    rounds: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One test of an entrant on validation samples; accuracies are fractions."""
+
+    round: int
+    accuracy: float  # on all of them; of personal models as `own`
+    own: float  # mean over clients, each on its own
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """A strategy at one learning rate in a race."""
+
+    strategy: str
+    settings: Mapping[str, Any]  # the strategy as a TOML file would list it
+    lr: float
+    personal: bool = False  # each client keeps its own model
+    status: Literal["racing", "dropped", "diverged", "refused"] = "racing"
+    note: str | None = None  # why it diverged or was refused
+    rounds: int = 0
+    tested: int = 0  # validation samples
+    marks: tuple[Mark, ...] = ()
+    repeats: tuple[float, ...] = ()  # scores at the end with further seeds
+
+    def find_last(self, rounds: int) -> list[Mark]:
+        """Return the tests in the last quarter of the first `rounds` rounds."""
+        return [m for m in self.marks if 0.75 * rounds < m.round <= rounds]
+
+    def score(self, rounds: int, *, own: bool = False) -> float | None:
+        """Return the mean accuracy in the last quarter of the first `rounds` rounds."""
+        found = [m.own if own else m.accuracy for m in self.find_last(rounds)]
+        return fmean(found) if found and isfinite(sum(found)) else None
+
+
+def average(entrant: Entrant | None, rounds: int) -> float:
+    """Return the accuracy after some rounds, in the mean over seeds; 0 if there is none."""
+    return fmean([entrant.score(rounds) or 0.0, *entrant.repeats]) if entrant else 0.0
+
+
+def estimate_noise(pair: Sequence[Entrant | None], rounds: int) -> float:
+    """Return how far two accuracies differ by chance: few samples, and changes between tests."""
+    error = 0.0
+    for entrant in pair:
+        marks = [m.accuracy for m in entrant.find_last(rounds)] if entrant else []
+        if entrant and marks:
+            share = (fmean(marks) * entrant.tested + 1) / (entrant.tested + 2)
+            of_samples = share * (1 - share) / entrant.tested
+            of_tests = pvariance(marks) / len(marks)
+            error += (of_samples + of_tests) / (1 + len(entrant.repeats))
+    return SURE * sqrt(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """How the candidates did in a short run of the user's setting."""
+
+    rounds: int  # its length; 0 if there was no time for it
+    wanted: int  # rounds that the user asks for
+    seconds: float
+    needed: float | None  # seconds that a race needs at least, if that was measured
+    ended: Literal["finished", "late", "interrupted"]
+    entrants: tuple[Entrant, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A strategy, or None if nothing is known about the clients, and the reasons."""
+    """A strategy, or None if nothing is known, with what the race says of it, and the reasons."""
 
     strategy: str | None
     reasons: tuple[str, ...]
-    thresholds: Mapping[str, float] = field(default_factory=dict)
+    lr: float | None = None
+    rounds: int = 0  # that were compared
+    accuracy: float | None = None  # on validation samples
+    naive: float | None = None  # of naive at its best learning rate, after as many rounds
+    noise: float | None = None  # how much of their difference may be chance
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the strategy, with its name
+    commands: tuple[str, ...] = ()  # that compare it with naive, and use it in Flower
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +233,7 @@ class Examination:
     state: State
     costs: Sequence[Cost]
     clients: ClientShift | None  # None if there is no data
+    race: Race | None = None  # None if there is no data, no BatchNorm, or no budget
 
     @property
     def batch_norms(self) -> list[Layer]:
@@ -168,21 +251,10 @@ class Examination:
         return [cost.strategy for cost in self.costs if cost.refused]
 
     @property
-    def gradients(self) -> dict[tuple[str, str], Gradient]:
-        """The measured gradients by strategy and source of statistics."""
-        measured = self.clients.gradients if self.clients else ()
-        return {(g.strategy, g.statistics): g for g in measured}
-
-    @property
     def taking_part(self) -> tuple[int, int]:
         """The number of clients in a round, and of all clients that train."""
         trained = self.experiment.clients - self.experiment.unseen_clients
         return count_participants(trained, self.experiment.participation), trained
-
-    def find_cost(self, strategy: str) -> Cost | None:
-        """Return the cost of a strategy that is registered and takes the model."""
-        found = [c for c in self.costs if c.strategy == strategy and not c.refused]
-        return found[0] if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +268,7 @@ class DoctorReport:
     strategies: tuple[Cost, ...]
     warnings: tuple[Caution, ...]
     clients: ClientShift | None
+    race: Race | None
     recommendation: Recommendation
 
     def to_json(self) -> str:

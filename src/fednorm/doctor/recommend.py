@@ -1,259 +1,201 @@
-"""Recommend a strategy and give reasons, with the numbers behind them.
+"""Recommend what won the race by more than chance, or else plain averaging."""
 
-The first rule that applies decides. Every reason quotes numbers that the report shows. `alike` is
-the same measurement with samples dealt to clients at random: small batches differ by chance under
-every strategy.
-"""
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from collections.abc import Callable
-from typing import TypeAlias
-
-from fednorm.doctor.findings import Examination, Recommendation
-from fednorm.report.format import format_number, format_ratio, format_share, list_names
-
-# Plain averaging may miss this much more of a layer's variance than with samples dealt at random.
-MOST_BIAS = 0.01
-# The gradient of `naive` may deviate by this much more than with samples dealt at random.
-MOST_DEVIATION = 0.05
-# Personal layers are advised where at least this share of the clients takes part in a round.
-LEAST_SHARE = 0.5
-# `dualbn` sends more than `fbn`: it must be closer to one machine by this much.
-LEAST_GAIN = 0.05
-
-THRESHOLDS = {
-    "most_bias": MOST_BIAS,
-    "most_deviation": MOST_DEVIATION,
-    "least_share": LEAST_SHARE,
-    "least_gain": LEAST_GAIN,
-}
-
-Rule: TypeAlias = Callable[[Examination], Recommendation | None]
-
-
-def _give(strategy: str | None, *reasons: str) -> Recommendation:
-    return Recommendation(strategy, tuple(r for r in reasons if r), THRESHOLDS)
-
-
-def recommend_without_batch_norm(exam: Examination) -> Recommendation | None:
-    """Recommend `none` without BatchNorm: there is nothing to choose."""
-    if exam.batch_norms:
-        return None
-    return _give(
-        "none",
-        f"0 of {len(exam.layers)} normalization layers are BatchNorm, so there is nothing to "
-        f"fix; {describe_refusals(exam)}",
-    )
-
-
-def recommend_without_data(exam: Examination) -> Recommendation | None:
-    """Recommend nothing without data."""
-    if exam.clients:
-        return None
-    return _give(
-        None,
-        f"the choice depends on how far the clients are apart in the {len(exam.batch_norms)} "
-        "BatchNorm layers, which is not known without --data and --partition.",
-    )
-
-
-def recommend_naive(exam: Examination) -> Recommendation | None:
-    """Recommend `naive` if clients differ no more than by chance."""
-    if (
-        exam.find_cost("naive") is None
-        or _has_single_batches(exam)
-        or exceeds_limits(exam) is not False
-    ):
-        return None
-    return _give("naive", *describe_naive(exam), describe_cost(exam, "naive"))
-
-
-def recommend_personal_layers(exam: Examination) -> Recommendation | None:
-    """Recommend `fedbn` if each client is tested on its own data and often takes part."""
-    taking_part, trained = exam.taking_part
-    tested = exam.experiment.evaluate == "clients"
-    share, cost = taking_part / trained, exam.find_cost("fedbn")
-    if not tested or share < LEAST_SHARE or _has_single_batches(exam) or cost is None:
-        return None
-    return _give(
-        "fedbn",
-        *describe_naive(exam),
-        f"every client is tested on its own data (evaluate = clients), and {taking_part} of "
-        f"{trained} take part in a round ({format_share(share)}, at least "
-        f"{format_share(LEAST_SHARE)}); "
-        f"{format_number(cost.personal_bytes)} B stay on each client.",
-        describe_cost(exam, "fedbn"),
-    )
-
-
-def recommend_shared_statistics(exam: Examination) -> Recommendation | None:
-    """Recommend `fbn` or `dualbn` if it brings the gradient closer to one machine's."""
-    naive = find_deviation(exam, "naive", "batch")
-    found = {name: d for name, d in find_calibrated(exam).items() if exam.find_cost(name)}
-    if not found:
-        return None
-    best = min(found, key=found.__getitem__)
-    if naive is not None and found[best] >= naive:
-        return None
-    if best == "dualbn" and "fbn" in found and found["fbn"] - found[best] < LEAST_GAIN:
-        best = "fbn"
-    return _give(
-        best,
-        *describe_naive(exam),
-        describe_calibrated(exam),
-        describe_placement(exam) if best == "dualbn" else "",
-        describe_cost(exam, best),
-        describe_fedtan(exam),
-    )
-
-
-def recommend_for_single_samples(exam: Examination) -> Recommendation | None:
-    """Recommend what needs no batch statistics if some clients have batches of one."""
-    for name in ("fbn", "gn", "ln", "none"):
-        if _has_single_batches(exam) and exam.find_cost(name) is not None:
-            return _give(name, describe_single_batches(exam), describe_cost(exam, name))
-    return None
-
-
-def recommend_remaining(exam: Examination) -> Recommendation | None:
-    """Recommend `fixbn`, whose second half has frozen statistics, or else no statistics."""
-    for name in ("fixbn", "gn", "ln", "none"):
-        if exam.find_cost(name) is not None:
-            reasons = [*describe_naive(exam), describe_no_gain(exam), describe_cost(exam, name)]
-            return _give(name, *reasons)
-    return None
-
-
-RULES: tuple[Rule, ...] = (
-    recommend_without_batch_norm,
-    recommend_without_data,
-    recommend_naive,
-    recommend_personal_layers,
-    recommend_shared_statistics,
-    recommend_for_single_samples,
-    recommend_remaining,
+from fednorm.doctor.findings import (
+    SURE,
+    Entrant,
+    Examination,
+    Race,
+    Recommendation,
+    average,
+    estimate_noise,
 )
+from fednorm.doctor.race import BASELINE, CALIBRATED
+from fednorm.experiment.config import Experiment
+from fednorm.report.format import format_percent, format_toml
+
+# A race of a smaller share of the user's rounds shows who is fast at the start, unless far ahead.
+EARLY, FAR = 0.1, 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Duel:
+    """An entrant, and naive at its best learning rate, after equally many rounds."""
+
+    entrant: Entrant
+    naive: Entrant | None  # None if no naive run came to a test
+    rounds: int
+
+    @property
+    def lead(self) -> float:
+        """The difference of their accuracies."""
+        return average(self.entrant, self.rounds) - average(self.naive, self.rounds)
+
+    @property
+    def noise(self) -> float:
+        """How large the difference may be by chance."""
+        return estimate_noise((self.entrant, self.naive), self.rounds)
+
+
+def pair_up(race: Race) -> list[Duel]:
+    """Return the duels of all that stayed in the race, in the order of the candidates."""
+    naives = [e for e in race.entrants if e.strategy == BASELINE and e.status != "diverged"]
+    reached = max((e.rounds for e in naives), default=0)
+    duels = []
+    for entrant in race.entrants:
+        if entrant.personal or entrant.strategy == BASELINE or entrant.status != "racing":
+            continue
+        rounds = min(entrant.rounds, reached) if reached else entrant.rounds
+        naive = max(naives, key=lambda e: average(e, rounds)) if reached else None
+        if entrant.score(rounds) is not None:
+            duels.append(Duel(entrant, naive, rounds))
+    return duels
 
 
 def recommend(exam: Examination) -> Recommendation:
-    """Return the recommendation of the first rule that applies."""
-    found = (rule(exam) for rule in RULES)
-    return next((advice for advice in found if advice), _give(None, describe_refusals(exam)))
-
-
-def exceeds_limits(exam: Examination) -> bool | None:
-    """Return whether `naive` exceeds a limit, or None if that was not measured."""
-    clients = exam.clients
-    gradient = exam.gradients.get(("naive", "batch"))
-    if clients is None or gradient is None or gradient.excess is None:
-        return None
-    biases = [layer.excess for layer in clients.layers if layer.excess is not None]
-    return gradient.excess >= MOST_DEVIATION or any(bias >= MOST_BIAS for bias in biases)
-
-
-def _has_single_batches(exam: Examination) -> bool:
-    return bool(exam.clients and exam.clients.left_out)
-
-
-def find_deviation(exam: Examination, strategy: str, statistics: str) -> float | None:
-    """Return a measured deviation."""
-    found = exam.gradients.get((strategy, statistics))
-    return found.deviation if found else None
-
-
-def find_calibrated(exam: Examination) -> dict[str, float]:
-    """Return the deviations with calibrated statistics, by strategy."""
-    found = {name: find_deviation(exam, name, "calibrated") for name in ("fbn", "dualbn")}
-    return {name: deviation for name, deviation in found.items() if deviation is not None}
-
-
-def describe_refusals(exam: Examination) -> str:
-    """Say how many strategies refuse the model."""
-    return f"{len(exam.refusing)} of {len(exam.costs)} strategies refuse the model."
-
-
-def describe_naive(exam: Examination) -> list[str]:
-    """Compare what `naive` does with its limits."""
-    said = []
-    layers = [x for x in (exam.clients.layers if exam.clients else ()) if x.excess is not None]
-    if layers:
-        worst = max(layers, key=lambda x: x.excess or 0.0)
-        said.append(
-            f"plain averaging misses {format_share(worst.bias)} of the variance in layer "
-            f"{worst.path!r}, the worst one, and {format_share(worst.bias_alike)} with "
-            f"samples dealt at random: an excess of {format_share(worst.excess)}, "
-            f"{_compare(worst.excess, MOST_BIAS)} {format_share(MOST_BIAS)}."
+    """Return the winner of the race; without a race, say what it needs."""
+    layers, race = len(exam.batch_norms), exam.race
+    if not layers:
+        why = f"0 of {len(exam.layers)} normalization layers are BatchNorm, so there is nothing to"
+        return Recommendation("none", (f"{why} fix: 'none' trains the model unchanged.",))
+    if exam.clients is None:
+        why = f"what suits the {layers} BatchNorm layers depends on the clients"
+        return Recommendation(None, (f"{why}: give --data or --partition for a race.",))
+    if race is None:
+        return Recommendation(None, ("there was no race, as the budget is 0.",))
+    if not race.rounds:
+        minutes = math.ceil((race.needed or 0) / 60)
+        return Recommendation(
+            None, (f"the time is too short for a race: give --budget {minutes}m.",)
         )
-    found = exam.gradients.get(("naive", "batch"))
-    if found and found.excess is not None:
-        said.append(
-            f"the gradient of naive deviates by {format_ratio(found.deviation)}, and by "
-            f"{format_ratio(found.alike)} with samples dealt at random: an excess of "
-            f"{format_ratio(found.excess)}, {_compare(found.excess, MOST_DEVIATION)} "
-            f"{format_ratio(MOST_DEVIATION)}."
+    return judge(race)
+
+
+def judge(race: Race) -> Recommendation:
+    """Return the simplest of the winners that are equal up to chance; without a winner, naive.
+
+    In a race that is much shorter than the user's run a small lead does not count, except that of
+    calibration, which does not change the training.
+    """
+    duels = pair_up(race)
+    winners = [d for d in duels if d.lead > d.noise]
+    early = [d for d in winners if _is_early(d, race)]
+    winners = [d for d in winners if d not in early or d.entrant.strategy == CALIBRATED]
+    said = [_describe_early(max(early, key=lambda d: d.lead), race)] if early else []
+    if winners:
+        best = max(winners, key=lambda d: d.lead)
+        chosen = next(
+            d
+            for d in winners
+            if best.lead - d.lead <= estimate_noise((best.entrant, d.entrant), d.rounds) / SURE
         )
-    elif found and found.refused:
-        said.append(f"naive cannot be measured: {found.refused}")
+        return _give(chosen, _describe_win(chosen, race.wanted), *said)
+    naives = [e for e in race.entrants if e.strategy == BASELINE and e.status == "racing"]
+    naive = max(naives, key=lambda e: average(e, e.rounds), default=None)
+    if naive is None or not naive.marks:
+        return Recommendation(None, ("no candidate came as far as a test.",))
+    drawn = said or _describe_draw(duels)
+    reached = f"{_describe(naive, naive.rounds)} after {naive.rounds} of {race.wanted} rounds."
+    return _give(Duel(naive, naive, naive.rounds), reached, *drawn)
+
+
+def _is_early(duel: Duel, race: Race) -> bool:
+    share = duel.rounds / race.wanted
+    return share < EARLY / 4 or (share < EARLY and duel.lead < FAR)
+
+
+def _describe_early(duel: Duel, race: Race) -> str:
+    minutes = math.ceil(race.seconds / 60 * EARLY * race.wanted / duel.rounds)
+    return (
+        f"{_describe(duel.entrant, duel.rounds)} so far, but {duel.rounds} of {race.wanted} rounds "
+        f"are too few to tell: give --budget {minutes}m or more."
+    )
+
+
+def _give(duel: Duel, *reasons: str) -> Recommendation:
+    return Recommendation(
+        duel.entrant.strategy,
+        reasons,
+        settings=duel.entrant.settings,
+        lr=duel.entrant.lr,
+        rounds=duel.rounds,
+        accuracy=average(duel.entrant, duel.rounds),
+        naive=average(duel.naive, duel.rounds) if duel.naive else None,
+        noise=duel.noise,
+    )
+
+
+def _describe_win(duel: Duel, wanted: int) -> str:
+    reached = f"{_describe(duel.entrant, duel.rounds)} after {duel.rounds} of {wanted} rounds"
+    if duel.naive is None:
+        return f"{reached}; {BASELINE} came to no test."
+    return (
+        f"{reached}, and {_describe(duel.naive, duel.rounds)}: a lead of "
+        f"{format_percent(duel.lead)} points, of which {format_percent(duel.noise)} may be chance."
+    )
+
+
+def _describe_draw(duels: Sequence[Duel]) -> list[str]:
+    if not duels:
+        return ["No rival stayed in the race."]
+    best = max(duels, key=lambda d: d.lead)
+    rival = _describe(best.entrant, best.rounds)
+    said = ["No clear winner: no rival led by more than chance; keep plain FedAvg."]
+    if best.lead > 0:
+        chance = format_percent(best.noise)
+        said = [f"No clear winner: {rival}, but {chance} points may be chance. Keep plain FedAvg."]
+    calibrated = [d for d in duels if d.entrant.strategy == CALIBRATED and d.lead >= 0]
+    if calibrated:
+        accuracy = format_percent(average(calibrated[0].entrant, calibrated[0].rounds))
+        said.append(f"Calibrated before use ({CALIBRATED}), the same model reached {accuracy} %.")
     return said
 
 
-def _compare(value: float | None, limit: float) -> str:
-    return "under" if (value or 0.0) < limit else "not under"
+def _describe(entrant: Entrant, rounds: int) -> str:
+    accuracy = format_percent(average(entrant, rounds))
+    return f"{entrant.strategy} reached {accuracy} % at lr {entrant.lr:g}"
 
 
-def describe_calibrated(exam: Examination) -> str:
-    """Compare the gradients with calibrated statistics."""
-    listed = [f"{format_ratio(d)} ({name})" for name, d in find_calibrated(exam).items()]
-    chosen = f"; dualbn is chosen if it is closer by {format_ratio(LEAST_GAIN)}"
-    gain = chosen if len(listed) > 1 else ""
-    return f"with calibrated statistics, gradients deviate by {' and '.join(listed)}{gain}."
+# Keys that are options of `fednorm compare`; others are written with --set.
+_OPTIONS = (
+    *("data", "model", "partition", "clients", "participation", "algorithm", "rounds"),
+    *("batch_size", "local_steps", "local_epochs"),
+)
 
 
-def describe_no_gain(exam: Examination) -> str:
-    """Say why shared statistics were not chosen."""
-    naive = find_deviation(exam, "naive", "batch")
-    listed = [f"{name} {format_ratio(d)}" for name, d in find_calibrated(exam).items()]
-    if not listed:
-        return "neither fbn nor dualbn could be measured on this model."
-    shared = list_names(listed)
-    return f"shared statistics come no closer than naive ({format_ratio(naive)}): {shared}."
+def write_commands(advice: Recommendation, experiment: Experiment, *, named: bool) -> list[str]:
+    """Return the command that compares the recommendation with naive, and the line for Flower."""
+    if advice.strategy is None or advice.lr is None:
+        return []
+    own = {key: value for key, value in advice.settings.items() if key not in {"name", "label"}}
+    name = advice.settings["name"]
+    names = ",".join(dict.fromkeys([BASELINE, name]))
+    tables = [{"name": BASELINE}, advice.settings]
+    words = [_set("strategies", tables) if own else f"--strategies {names}"]
+    settings = experiment.model_dump(exclude_defaults=True, exclude={"strategies", "seeds"})
+    settings["algorithm"] = {**settings["algorithm"], "lr": advice.lr}
+    if not named:
+        settings["model"] = {"name": "package.module:function"}
+    for key, value in settings.items():
+        if key not in _OPTIONS and not isinstance(value, dict):
+            words.append(_set(key, value))
+            continue
+        fields = dict(value) if isinstance(value, dict) else {"name": value}
+        if "name" in fields:
+            words.append(f"--{key.replace('_', '-')} {shlex.quote(str(fields.pop('name')))}")
+        plain = [k for k in ("lr", "momentum") if key == "algorithm" and k in fields]
+        words += [f"--{k} {fields.pop(k):g}" for k in plain]
+        words += [_set(f"{key}.{k}", v) for k, v in fields.items()]
+    arguments = "".join(f", {key}={value!r}" for key, value in own.items())
+    strategy = f'fednorm.create_strategy("{name}"{arguments})' if own else f'"{name}"'
+    flower = f"fednorm.flower.NormStrategy({strategy}, model=model)  # in a Flower app"
+    return [" ".join(["fednorm compare", *words]), flower]
 
 
-def describe_placement(exam: Examination) -> str:
-    """Say how many BatchNorm layers follow a convolution."""
-    after = sum(layer.place == "convolution" for layer in exam.batch_norms)
-    return (
-        f"{after} of {len(exam.batch_norms)} BatchNorm layers directly follow a convolution; "
-        "dualbn standardises convolutions, so that the statistics of the last round stay valid."
-    )
-
-
-def describe_single_batches(exam: Examination) -> str:
-    """Say which clients have batches of one."""
-    left_out = exam.clients.left_out if exam.clients else ()
-    return (
-        f"{len(left_out)} of {exam.taking_part[1]} clients ({list_names(left_out)}) have batches "
-        f"of 1 sample (batch_size = {exam.experiment.batch_size}), which rules out all strategies "
-        "that normalise by the batch."
-    )
-
-
-def describe_cost(exam: Examination, strategy: str) -> str:
-    """Say what a strategy sends."""
-    cost = exam.find_cost(strategy)
-    if cost is None:
-        return ""
-    rounds = ", and must know the number of rounds" if cost.needs_rounds else ""
-    return (
-        f"{strategy} sends {format_number(cost.bytes_up)} B up and "
-        f"{format_number(cost.bytes_down)} B down per client and round, in "
-        f"{cost.exchanges} exchange{'s' if cost.exchanges != 1 else ''}"
-        f"{rounds}."
-    )
-
-
-def describe_fedtan(exam: Examination) -> str:
-    """Say what the exact method would cost."""
-    cost, found = exam.find_cost("fedtan"), find_deviation(exam, "fedtan", "exchanged")
-    if cost is None or found is None:
-        return ""
-    return f"fedtan deviates by {format_ratio(found)}, at {cost.exchanges} exchanges a round."
+def _set(key: str, value: Any) -> str:
+    return f"--set {shlex.quote(f'{key}={format_toml(value)}')}"
