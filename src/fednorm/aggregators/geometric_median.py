@@ -31,7 +31,7 @@ class GeometricMedian(VectorRule):
     name: ClassVar[str] = "geometric_median"
 
     smoothing: float = param(1e-6, "lower bound of the distances; above 0")
-    iterations: int = param(100, "maximum number of steps; it stops once the weights converge")
+    iterations: int = param(1000, "maximum number of steps; it stops once the weights converge")
     start: Start = param("half", "'half', a majority of near vectors, or 'zero'")
 
     def __post_init__(self) -> None:
