@@ -22,7 +22,7 @@ from fednorm.errors import NonFiniteLossError, NoNodesError
 from fednorm.experiment.flower.nodes import build_site
 from fednorm.experiment.load import build_experiment
 from fednorm.models import create_model
-from fednorm.strategies import STRATEGIES, create_strategy
+from fednorm.strategies import STRATEGIES
 from flower.federation import Nodes
 from support import ToyClients, task_of
 
@@ -85,17 +85,6 @@ def test_every_strategy_gives_the_same_over_flower(name, step):
     local = calibrate_for_test(task, expected[-1].state, client_states, clients)
     scores = link.score_clients(asked, clients.all(), adapt=0.0)
     assert scores == score_clients(task, local, client_states, clients, clients.all())
-
-
-def test_nodes_calibrate_at_the_start_of_a_round():
-    chosen = create_strategy("fbn", calibrate="rounds")
-    task = task_of(chosen, LOCAL, count=3)
-    link = linked(nodes(chosen), task)
-    expected = rounds(task_of(chosen, LOCAL, count=3), CLIENTS, 3)
-    ours = rounds(task, CLIENTS, 3, train=link.train, ask=link.ask)
-    for one, other in zip(ours, expected, strict=True):
-        assert_same(one, other)
-        assert one.exchanges == 2
 
 
 @pytest.mark.parametrize("name", ["fbn", "fixbn"])
