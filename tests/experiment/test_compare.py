@@ -146,6 +146,16 @@ def test_a_loss_that_is_not_finite_stops_that_run_only(tmp_path):
     assert json.loads((tmp_path / "runs/wild-seed0/run.json").read_text())
 
 
+def test_a_run_that_diverges_with_frozen_statistics_says_what_to_try():
+    """Stage I of `fixbn` has batch statistics: what helps in stage II is no advice there."""
+    wild = {"algorithm": {"name": "fedavg", "lr": 1e30}, "local_steps": 3, **_one()}
+    frozen = fednorm.simulate({"name": "fixbn", "freeze_round": 0}, **wild)
+    assert frozen.status == "diverged"
+    assert frozen.error.endswith('when they freeze (algorithm.schedule = "step").')
+    fresh = fednorm.simulate("none", **wild)
+    assert fresh.error.endswith("lower the learning rate, or choose another strategy.")
+
+
 def test_an_interruption_keeps_finished_runs_and_the_next_call_resumes(tmp_path):
     experiment = build_experiment({**QUICK, "strategies": ["fbn", "gn"]})
 

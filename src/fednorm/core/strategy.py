@@ -102,6 +102,8 @@ class Strategy(ABC):
     measures: ClassVar[bool] = False
     # Rounds of learning-rate warm-up, unless the algorithm sets its own.
     warmup: ClassVar[int] = 0
+    # What to try if training with fixed statistics diverges, as a sentence; empty if unknown.
+    remedy: ClassVar[str] = ""
 
     @property
     def mergeable_batches(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Protocol, TypeAlias
 
 from fednorm.attacks import Backdoor
 from fednorm.core.messages import Batches, ClientState, ServerState
+from fednorm.core.round import broadcast
 from fednorm.core.task import export
 from fednorm.core.types import ClientId
 from fednorm.data import Dataset
@@ -118,12 +119,22 @@ def run(
             if saves:
                 saves.after(done, recorder)
     except NoUsableReplyError as error:
-        return finish("diverged" if prepared.faults.faultless else "stopped", str(error))
+        if not prepared.faults.faultless:
+            return finish("stopped", str(error))
+        return finish("diverged", f"{error}{_advise(prepared, done or start)}")
     except NonFiniteLossError as error:
-        return finish("diverged", str(error))
+        return finish("diverged", f"{error}{_advise(prepared, done or start)}")
     except KeyboardInterrupt:
         return finish("interrupted", f"interrupted after round {len(recorder.exchanges)}")
     return finish("finished")
+
+
+def _advise(prepared: PreparedRun, reached: Progress | None) -> str:
+    """Return what to try after a divergence: the strategy's remedy where statistics were fixed."""
+    task = prepared.task
+    received = broadcast(task, reached.state if reached else task.initial_state)
+    fixed = task.strategy.rule(received).normalize_with == "shared"
+    return f" {task.strategy.remedy}".rstrip() if fixed else ""
 
 
 def _run_rounds(

@@ -90,6 +90,7 @@ class FedFN(Strategy):
     calibration = _delegate("calibration")
     measures = _delegate("measures")
     warmup = _delegate("warmup")
+    remedy = _delegate("remedy")
     role = _delegate("role")
     rates = _delegate("rates")
     clips = _delegate("clips")

@@ -8,6 +8,8 @@ Stage I, up to the freezing round: as `naive`.
 Stage II: clients normalise with the shared statistics, which no longer change. γ and β keep
 learning unless `freeze_affine` is set. With `freeze_statistics=False` γ and β alone are frozen, and
 statistics continue as in stage I (all three are in the paper's Table H; nothing frozen is `naive`).
+With local epochs, stage II may diverge unless the learning rate falls when it begins, as in the
+paper, which divides it by 10 at 50 % and 75 % of the rounds: `schedule = "step"` of the algorithm.
 
 `freeze_round="auto"` follows the paper's appendix B.6: the server keeps the change of the shared
 statistics over the last `window` rounds and freezes once the variance of that window falls under
@@ -35,6 +37,10 @@ class FixBN(SharedStatisticsStrategy):
     """Ordinary BatchNorm until the freezing round, then frozen shared statistics."""
 
     mergeable_batches: ClassVar[bool] = True
+    remedy: ClassVar[str] = (
+        "Frozen statistics need a smaller learning rate: the paper divides it by 10 when they "
+        'freeze (algorithm.schedule = "step").'
+    )
 
     freeze_round: int | float | Literal["auto"] = param(
         0.5, "last round of stage I: a round, a share of all rounds such as 0.5, or 'auto'"
