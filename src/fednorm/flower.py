@@ -19,6 +19,14 @@ with require_flower("fednorm.flower"):
         unpack,
         weights_only,
     )
-    from fednorm.engines.flower.server import NormStrategy
+    from fednorm.engines.flower.server import NormStrategy, calibrate_model
 
-__all__ = ["NormStrategy", "calibrate", "pack", "parameter_groups", "unpack", "weights_only"]
+__all__ = [
+    "NormStrategy",
+    "calibrate",
+    "calibrate_model",
+    "pack",
+    "parameter_groups",
+    "unpack",
+    "weights_only",
+]

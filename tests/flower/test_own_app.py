@@ -150,6 +150,19 @@ def test_a_loop_of_ones_own_clips_as_the_simulator_does():
     assert not same(chosen.state.weights, unclipped.weights)
 
 
+def test_a_finished_model_is_calibrated_by_one_message():
+    trained = nested_model(9)
+    found = fednorm.flower.calibrate_model(Nodes(own_app(), 3), trained)
+    loaders = [TOY.all_batches(client).steps for client in range(3)]
+    expected = fednorm.calibrate(trained, loaders, exact=False).state_dict()
+    assert found.state_dict().keys() == trained.state_dict().keys()
+    for key, value in found.state_dict().items():
+        if not key.endswith("num_batches_tracked"):
+            torch.testing.assert_close(value, expected[key], rtol=1e-10, atol=1e-12)
+    with pytest.raises(ConfigError, match="no node has answered"):
+        fednorm.flower.calibrate_model(Nodes(own_app(), 0), trained)
+
+
 def test_the_groups_of_an_optimiser_hold_each_parameter_that_learns_once():
     held = []
 

@@ -298,6 +298,24 @@ class NormStrategy(Strategy):
         return server_calibration(self.task, self.state, found) if found else None
 
 
+def calibrate_model(grid: Grid, model: nn.Module, *, timeout: float = 3600.0) -> nn.Module:
+    """Return a copy of a trained model whose BatchNorm statistics are pooled over all nodes.
+
+    The repair for a model that plain FedAvg has trained: one message to each node, which answers
+    by `@app.query("fednorm")` with `fednorm.flower.calibrate`, as for `heterofl`.
+    """
+    asking = NormStrategy(by_name("heterofl", statistics="pool"), model=model)
+    asking.grid, asking.timeout = grid, timeout
+    found = asking._calibrate(list(grid.get_node_ids()))  # noqa: SLF001 (of this file)
+    if found is None:
+        raise ConfigError(
+            "no node has answered with its statistics; call calibrate_model while nodes are "
+            "connected, with a timeout that their pass over the data fits into."
+        )
+    asking.tested = found
+    return asking.model
+
+
 _server_round = server_round  # Flower calls a number by this name
 
 
