@@ -134,21 +134,6 @@ def _add_up(parts: list[Tensor]) -> Tensor:
     return sum(parts[1:], parts[0])
 
 
-def materialize(vectors: Vectors) -> Tensor:
-    """Compute the values `[m, d]` of vectors that are sums of rows."""
-    rows, mixing = vectors.rows, vectors.mixing
-    if mixing is None:
-        return rows.clone()
-    result = rows.new_empty(len(mixing), rows.shape[1])
-    matrix = mixing.to(rows)
-
-    def work(block: slice, scratch: Scratch) -> None:
-        result[:, block] = _mix(matrix, rows[:, block], scratch)
-
-    map_blocks(work, split_columns(rows))
-    return result
-
-
 def sum_vectors(coefficients: Tensor, vectors: Vectors) -> Tensor:
     """Return the weighted sum of the vectors, without reading rows of weight 0.
 

