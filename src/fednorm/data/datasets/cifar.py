@@ -25,7 +25,6 @@ from fednorm.data.sources import DataSource, DownloadableDataset, find_copies
 from fednorm.errors import DamagedDataError
 
 Split: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.uint8]]
-Names: TypeAlias = Sequence[str]  # of files; the last one is the test split
 
 SIDE = 32
 _PIXELS = 3 * SIDE * SIDE
@@ -203,7 +202,8 @@ def check_md5(path: Path, md5: str) -> None:
         raise DamagedDataError(f"{path.name} has MD5 {came}, but must have {md5}")
 
 
-def _join(names: Names, read: Callable[[str], Split]) -> Arrays:
+def _join(names: Sequence[str], read: Callable[[str], Split]) -> Arrays:
+    """Read and join files; the last one is the test split."""
     *train, (x_test, y_test) = [read(name) for name in names]
     x, y = (np.concatenate(parts) for parts in zip(*train, strict=True))
     return {"x": x, "y": y, "x_test": x_test, "y_test": y_test}
