@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from fednorm.report.diagnostic_plots import (
+from fednorm.report.curves import (
     explain_diagnostics,
     list_diagnosed,
     render_diagnostics,

@@ -12,11 +12,11 @@ from fednorm.reproduce.ring import (
     GAMMAS,
     MOMENTUM,
     POINTS,
+    build_ring_table,
     draw_points,
     normalize,
     run_ring,
 )
-from fednorm.reproduce.ring_plots import build_ring_table
 
 pytestmark = pytest.mark.slow
 EPS = 1e-5

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fednorm.aggregators.columns import Scratch
-from fednorm.aggregators.rows import Vectors, as_rows, materialize, reduce_columns, sum_vectors
+from fednorm.aggregators.rows import Vectors, as_rows, reduce_columns, sum_vectors
 from fednorm.core.aggregation import Aggregator
 from fednorm.errors import TooFewClientsError
 from fednorm.registry import param
@@ -63,7 +63,7 @@ class PreAggregator(Stage):
         """Return the new vectors."""
         self.check(len(rows))
         vectors = Vectors(as_rows(rows))
-        return materialize(vectors.mix(self.mixing(vectors)))
+        return self.mixing(vectors).to(vectors.rows) @ vectors.rows
 
 
 @dataclass(frozen=True)

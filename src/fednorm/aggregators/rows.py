@@ -73,27 +73,18 @@ class Vectors:
         """
         if self.before is not None and self.step is not None:
             return self.step @ self.before.gram @ self.step.T
-
-        def work(block: slice, scratch: Scratch) -> Tensor:
-            wide = _widen(self.rows[:, block], scratch)
-            return wide @ wide.T
-
-        return _add_up(map_blocks(work, split_columns(self.rows)))
+        return _add_blocks(self.rows, lambda wide: wide @ wide.T)
 
     @cached_property
     def squared_norms(self) -> Tensor:
         """The inner product of each vector with itself, without computing all pairs."""
         if self.step is not None:
             return self.gram.diagonal()
-
-        def exact(block: slice, scratch: Scratch) -> Tensor:
-            return _widen(self.rows[:, block], scratch).square_().sum(1)
-
         squares = _add_squares(self.rows)
         # Outside this range squares may overflow or underflow float32.
         if ((squares > _SMALL) & (squares < 1 / _SMALL)).all():
             return squares
-        return _add_up(map_blocks(exact, split_columns(self.rows)))
+        return _add_blocks(self.rows, lambda wide: wide.square_().sum(1))
 
     @cached_property
     def squared_distances(self) -> Tensor:
@@ -126,27 +117,15 @@ def _add_squares(rows: Tensor) -> Tensor:
     return torch.cat(norms, 1).to("cpu", torch.float64).square().sum(1)
 
 
-def _widen(block: Tensor, scratch: Scratch) -> Tensor:
-    return scratch.take("wide", tuple(block.shape), torch.float64).copy_(block)
+def _add_blocks(rows: Tensor, measure: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the sum of what `measure` returns for every block of columns in float64."""
 
+    def work(block: slice, scratch: Scratch) -> Tensor:
+        part = rows[:, block]
+        return measure(scratch.take("wide", tuple(part.shape), torch.float64).copy_(part))
 
-def _add_up(parts: list[Tensor]) -> Tensor:
-    return sum(parts[1:], parts[0])
-
-
-def materialize(vectors: Vectors) -> Tensor:
-    """Compute the values `[m, d]` of vectors that are sums of rows."""
-    rows, mixing = vectors.rows, vectors.mixing
-    if mixing is None:
-        return rows.clone()
-    result = rows.new_empty(len(mixing), rows.shape[1])
-    matrix = mixing.to(rows)
-
-    def work(block: slice, scratch: Scratch) -> None:
-        result[:, block] = _mix(matrix, rows[:, block], scratch)
-
-    map_blocks(work, split_columns(rows))
-    return result
+    first, *more = map_blocks(work, split_columns(rows))
+    return sum(more, first)
 
 
 def sum_vectors(coefficients: Tensor, vectors: Vectors) -> Tensor:

@@ -72,13 +72,12 @@ def apply_attack(
     byzantine = len(answers) - len(honest)
     if adversary.attack.omniscient and not honest:
         return list(answers)
-    purpose = 1 + calibration
     translations = _find_translations(answers, tracked)
 
     def corrupt(answer: Reply) -> Reply:
-        rng = adversary.make_generator(answer.client, round_, purpose)
+        rng = adversary.make_generator(answer.client, round_, 1 + calibration)
         corruption = _Corruption(adversary.attack, byzantine, rng, translations)
-        return _corrupt_answer(answer, honest, adversary.target, corruption)
+        return corruption.corrupt_answer(answer, honest, adversary.target)
 
     return [corrupt(answer) if answer.client in adversary.clients else answer for answer in answers]
 
@@ -102,7 +101,21 @@ class _Corruption:
     rng: torch.Generator
     translations: Mapping[str, Translation]
 
-    def corrupt_tensors(self, own: Tensors, honest: Sequence[Tensors]) -> dict[str, Tensor]:
+    def corrupt_answer(self, own: Reply, honest: Sequence[Reply], target: Target) -> Reply:
+        stats, update, momentum = own.stats, own.update, own.momentum
+        if target != "updates":
+            stats = {
+                path: self._corrupt_report(
+                    report, [h.stats[path] for h in honest if path in h.stats], path
+                )
+                for path, report in stats.items()
+            }
+        if target != "statistics":
+            update = self._corrupt_tensors(update, [h.update for h in honest])
+            momentum = self._corrupt_tensors(momentum, [h.momentum for h in honest])
+        return replace(own, stats=stats, update=update, momentum=momentum)
+
+    def _corrupt_tensors(self, own: Tensors, honest: Sequence[Tensors]) -> dict[str, Tensor]:
         return {
             name: self.attack.corrupt(
                 tensor, self._find_context(tensor, [h.get(name) for h in honest])
@@ -110,7 +123,7 @@ class _Corruption:
             for name, tensor in own.items()
         }
 
-    def corrupt_report(
+    def _corrupt_report(
         self, own: LayerStats, honest: Sequence[LayerStats], path: str
     ) -> LayerStats:
         translation = self.translations.get(path)
@@ -147,21 +160,3 @@ class _Corruption:
         present = [tensor for tensor in honest if tensor is not None]
         stacked = torch.stack(present) if present else own.new_empty(0, *own.shape)
         return AttackContext(stacked, self.byzantine, self.rng)
-
-
-def _corrupt_answer(
-    own: Reply, honest: Sequence[Reply], target: Target, corruption: _Corruption
-) -> Reply:
-    changed: dict[str, object] = {}
-    if target != "updates":
-        changed["stats"] = {
-            path: corruption.corrupt_report(
-                report, [h.stats[path] for h in honest if path in h.stats], path
-            )
-            for path, report in own.stats.items()
-        }
-    if target != "statistics":
-        changed["update"] = corruption.corrupt_tensors(own.update, [h.update for h in honest])
-        momenta = [h.momentum for h in honest]
-        changed["momentum"] = corruption.corrupt_tensors(own.momentum, momenta)
-    return replace(own, **changed)  # type: ignore[arg-type]  # each is of its field's type

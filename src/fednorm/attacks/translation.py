@@ -65,14 +65,9 @@ class Translation:
 
     def _change(self, values: Moments, change: Callable[[Tensor, Tensor], Tensor]) -> Moments:
         # A small rate magnifies rounding; not every device has float64.
-        old = (self.before.mean, self.before.var)
-        pairs = zip(old, (values.mean, values.var), strict=True)
-        mean, var = (change(_exact(one), _exact(other)) for one, other in pairs)
-        return replace(values, mean=mean, var=var)
-
-
-def _exact(tensor: Tensor) -> Tensor:
-    return tensor.to("cpu", torch.float64)
+        known = (self.before.mean, values.mean, self.before.var, values.var)
+        mean, new_mean, var, new_var = (tensor.to("cpu", torch.float64) for tensor in known)
+        return replace(values, mean=change(mean, new_mean), var=change(var, new_var))
 
 
 def find_tracked_layers(task: Task, received: Broadcast) -> dict[str, TrackedLayer]:

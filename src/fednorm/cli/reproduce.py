@@ -136,8 +136,7 @@ def ring(
 
     Ten clients, one class each; how far from centralized BatchNorm does each method normalise?
     """
-    from fednorm.reproduce.ring import run_ring
-    from fednorm.reproduce.ring_plots import build_ring_table, write_ring
+    from fednorm.reproduce.ring import build_ring_table, run_ring, write_ring
 
     result = run_ring(rounds, seed)
     paths = write_ring(result, out)

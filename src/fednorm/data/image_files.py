@@ -194,7 +194,7 @@ def resize(size: tuple[int, int]) -> Decode:
     def decode(path: Path) -> ImageArray:
         with Image.open(path) as image:
             resized = image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
-        return np.ascontiguousarray(np.asarray(resized).transpose(2, 0, 1))
+        return to_array(resized, None, 3)
 
     return decode
 

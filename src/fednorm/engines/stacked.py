@@ -39,7 +39,6 @@ _LARGEST = 16  # stacked clients
 class _MeanLosses:
     """The loss of a wide model: the sum over clients; each client's loss is recorded."""
 
-    clients: int
     steps: list[Tensor] = field(default_factory=list)
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
@@ -53,7 +52,7 @@ class StackedClients:
     """A wide model for a fixed number of clients."""
 
     def __init__(self, task: Task, count: int) -> None:
-        self.count, self.losses = count, _MeanLosses(count)
+        self.count, self.losses = count, _MeanLosses()
         model = widen(task.model, count)
         last = _is_channels_last(task.model)
         self.memory_format = torch.channels_last if last else torch.contiguous_format

@@ -4,7 +4,7 @@ An engine that trains several clients at once is exact for models that treat sam
 and keep nothing outside their modules. Whether a user's model does so, only a trial can tell.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fednorm.core.layout import find_layout
-from fednorm.core.messages import Batches, ClientState, Reply, RunningStats
+from fednorm.core.messages import Batches, ClientState, Reply
 from fednorm.core.task import Task, load_state, read_state, snapshot
 from fednorm.core.types import ClientId, Tensors
 from fednorm.engines.base import ClientSource
@@ -129,15 +129,3 @@ def collect_numbers(results: Sequence[tuple[Reply, ClientState]]) -> dict[str, T
 
 def _join(calls: Iterable[Tensor]) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in calls])
-
-
-def collect_round_numbers(
-    update: Tensors, running: Mapping[str, RunningStats], loss: float
-) -> dict[str, Tensor]:
-    """Return a round's outcome at the server, by a description."""
-    return {
-        **{f"the mean update of {name!r}": t for name, t in update.items()},
-        **{f"the shared mean of {path!r}": r.mean for path, r in running.items()},
-        **{f"the shared variance of {path!r}": r.var for path, r in running.items()},
-        "the mean loss": torch.tensor(loss, dtype=torch.float64),
-    }

@@ -217,12 +217,7 @@ def _read_checkpoint(
     state = restore(header["state"])
     running = {path: RunningStats(**values) for path, values in state.pop("running").items()}
     rejected = tuple(RejectedReply(**values) for values in state.pop("rejected"))
-    client_states = {
-        int(client): ClientState(**restore(tree))
-        for client, tree in header["client_states"].items()
-    }
-    window = {
-        int(client): WindowMoments(**restore(tree)) for client, tree in header["window"].items()
-    }
+    client_states = {int(c): ClientState(**restore(t)) for c, t in header["client_states"].items()}
+    window = {int(c): WindowMoments(**restore(t)) for c, t in header["window"].items()}
     state = ServerState(**state, running=running, rejected=rejected)
     return Checkpoint(state, client_states, header["record"], window)

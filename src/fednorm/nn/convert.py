@@ -21,7 +21,7 @@ from fednorm.nn.batch_norm import (
     FedBatchNorm3d,
     FedSyncBatchNorm,
 )
-from fednorm.nn.copies import copy_model, move_hooks
+from fednorm.nn.copies import copy_model, list_hooks
 from fednorm.nn.custom_layers import restore_subclass, strip_subclass
 from fednorm.nn.module_refs import list_skipped_layers, replace_references
 
@@ -59,7 +59,7 @@ def replace(model: nn.Module, make: Make) -> Conversion:
         affine = {"γ": layer.weight, "β": layer.bias}
         made[layer] = new = make(where, layer)
         if new is not layer:
-            move_hooks(layer, new.train(layer.training))
+            vars(new.train(layer.training)).update(list_hooks(layer))
         restore_subclass(where, stripped, layer, new)
         note = _describe_dropped(affine, new)
         replaced.append(Replacement(path, before, type(new).__name__, note))

@@ -53,11 +53,6 @@ def refuse_uncopyable(model: nn.Module) -> None:
             )
 
 
-def move_hooks(old: nn.Module, new: nn.Module) -> None:
-    """Give the hooks of one module to its replacement."""
-    vars(new).update(list_hooks(old))
-
-
 def drop_hooks(module: nn.Module) -> None:
     """Remove the hooks of a module and of all its submodules."""
     for part in module.modules():

@@ -76,7 +76,7 @@ def widen(model: nn.Module, count: int) -> nn.Module:
     """
     wide = copy_model(model)
     for path, layer in list(wide.named_modules()):
-        if any(True for _ in _list_tensors(layer)):
+        if _list_tensors(layer):
             _widen_layer(path, layer, count)
     for layer in wide.modules():
         if type(layer) is nn.Sequential:
@@ -93,12 +93,9 @@ def _pool_first(layers: nn.Sequential) -> None:
     for i in range(len(layers) - 1):
         first, second = layers[i], layers[i + 1]
         pools = type(second) in _MAX_POOLS and not second.return_indices
-        if type(first) is nn.ReLU and pools and not _have_hooks(first, second):
+        hooked = any([*list_hooks(first).values(), *list_hooks(second).values()])
+        if type(first) is nn.ReLU and pools and not hooked:
             layers[i], layers[i + 1] = second, first
-
-
-def _have_hooks(*layers: nn.Module) -> bool:
-    return any(hooks for layer in layers for hooks in list_hooks(layer).values())
 
 
 def _list_tensors(layer: nn.Module) -> list[tuple[str, Tensor]]:

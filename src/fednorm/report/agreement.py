@@ -98,7 +98,12 @@ def compare_published(panel: PanelResult) -> Agreement | None:
         for label in panel.published
         if label not in run
     ]
-    return Agreement(tuple(rows), _compare_pairs([row for row in rows if row.gap is not None]))
+    both = [row for row in rows if row.gap is not None]
+    ranked = combinations(sorted(both, key=lambda row: -(row.published or 0.0)), 2)
+    pairs = (
+        Pair(above.label, below.label, _compare_order(above, below)) for above, below in ranked
+    )
+    return Agreement(tuple(rows), tuple(pairs))
 
 
 def _find_published(panel: PanelResult, label: str) -> tuple[float | None, float | None]:
@@ -130,11 +135,6 @@ def _estimate_standard_error(summary: Summary, accuracy: float | None) -> float:
     if not tested or accuracy is None or any(run.metric != "accuracy" for run in summary.runs):
         return 0.0
     return sqrt(accuracy * (1 - accuracy) / tested / len(summary.runs))
-
-
-def _compare_pairs(rows: Sequence[Row]) -> tuple[Pair, ...]:
-    ranked = sorted(rows, key=lambda row: -(row.published or 0.0))
-    return tuple(Pair(a.label, b.label, _compare_order(a, b)) for a, b in combinations(ranked, 2))
 
 
 def _compare_order(above: Row, below: Row) -> Order:

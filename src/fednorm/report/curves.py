@@ -1,6 +1,7 @@
-"""Plot accuracy by round, and final values against the parameter that differs between panels."""
+"""Plot accuracy by round, final values by panel, and the values that `--diagnose` records."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import ceil
 from textwrap import fill
 from typing import Any
@@ -10,10 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fednorm.report.series import Curve, Plot, Plots
-from fednorm.report.styles import Style, frame_axes, name_method, render_svg
+from fednorm.experiment.results import Comparison, RunResult
+from fednorm.report.format import keep_finite
+from fednorm.report.series import Curve, Plot, Plots, summarize_rounds
+from fednorm.report.styles import Style, frame_axes, name_method, render_svg, use_log_scale
 
 WIDE, NARROW = (7.2, 3.7), (4.2, 3.1)  # inches: a single panel; one of several, or on a phone
+_SMALL = (3.1, 2.3)  # inches: a plot of diagnostics
 _EMPTY, _LEGEND_LINE = 1.5, 0.22  # inches
 _IN_A_ROW = 3  # panels
 _LETTERS = 12  # per inch of the legend
@@ -23,6 +27,25 @@ _LONGEST = 32  # longer labels are cut
 _MARKS = 8  # markers on a line
 _DIVERGED, _PUBLISHED = "diverged", "published"
 _BESIDE = (1.015, 1.06)  # where published numbers are marked, in widths of the plot
+
+_TITLES = {
+    "drift": "drift",
+    "deviation": "deviation",
+    "statistics_variance": "variance of statistics",
+    "gradient_deviation": "gradient deviation",
+}
+_MEANINGS = {
+    "drift": "Drift: how far the shared statistics moved in a round, ‖S(t+1) − S(t)‖₁.",
+    "deviation": "Deviation: how far the clients' batch statistics were from them, ‖S_i − S(t)‖₁.",
+    "statistics_variance": "Variance of statistics: how much each client's batch statistics S_i "
+    "varied over the last 200 rounds, summed over channels, mean over clients.",
+    "gradient_deviation": "Gradient deviation: distance of the clients' mean gradient from that of "
+    "BatchNorm on their merged batches, with the same dropout masks, relative to it; values "
+    "below 0.001 are drawn at 0.001.",
+}
+# Rounding errors are far smaller and would take most of the plot.
+_FLOOR = {"gradient_deviation": 1e-3}
+_MOST = 150  # points of a curve; more are indistinguishable and make the page heavy
 
 
 def draw_figure(plots: Plots, *, ink: str, title: str = "") -> Figure:
@@ -52,29 +75,25 @@ def draw_figure(plots: Plots, *, ink: str, title: str = "") -> Figure:
 
 def render_panel(plots: Plots, plot: Plot, size: tuple[float, float]) -> str:
     """Render the curves of one panel as an SVG element of `size` inches."""
+    shown = size if plots.drawn else (size[0], _EMPTY)
     name = f"{plots.panels.index(plot)} {size}"
-    return render_svg(lambda ink: _draw_alone(plots, plot, size, ink), name)
-
-
-def _draw_alone(plots: Plots, plot: Plot, size: tuple[float, float], ink: str) -> Figure:
-    """Draw one panel without title and legend; the page has both as text."""
-    empty = not plots.drawn
-    result = Figure(figsize=(size[0], _EMPTY if empty else size[1]), layout="constrained")
-    axes = result.add_subplot()
-    _draw_panel(axes, plots, plot, ink)
-    axes.patch.set_gid("area")
-    return result
+    return _render_alone(partial(_draw_panel, plots=plots, plot=plot), shown, name)
 
 
 def render_final_values(plots: Plots, size: tuple[float, float]) -> str:
     """Render the final values of all panels as an SVG element of `size` inches."""
+    return _render_alone(partial(draw_final_values, plots=plots), size, f"finals {size}")
 
-    def draw(ink: str) -> Figure:
+
+def _render_alone(draw: Callable[..., None], size: tuple[float, float], name: str) -> str:
+    """Render one plot without title and legend; the page has both as text."""
+
+    def draw_alone(ink: str) -> Figure:
         result = Figure(figsize=size, layout="constrained")
-        draw_final_values(result.add_subplot(), plots, ink)
+        draw(result.add_subplot(), ink=ink)
         return result
 
-    return render_svg(draw, f"finals {size}")
+    return render_svg(draw_alone, name)
 
 
 def draw_final_values(axes: Axes, plots: Plots, ink: str) -> None:
@@ -105,10 +124,11 @@ def _draw_panel(axes: Axes, plots: Plots, plot: Plot, ink: str) -> None:
         axes.text(0.5, 0.5, message, color=ink, ha="center", transform=axes.transAxes)
         return
     frame_axes(axes, ink)
+    axes.patch.set_gid("area")
     axes.set_ylabel(f"{plot.metric} (%)", color=ink)
     axes.set(xlim=plot.x, ylim=plots.y)
     for label, line in plot.lines.items():
-        draw_curve(axes, line, plots.styles[label], plots.numbers[label])
+        _draw_curve(axes, line, plots.styles[label], plots.numbers[label])
     beside = {
         "transform": axes.get_yaxis_transform(), "clip_on": False, "markerfacecolor": "none",
         "markevery": [1], "linestyle": (0, (2, 1)), "linewidth": 1.4,
@@ -121,7 +141,7 @@ def _draw_panel(axes: Axes, plots: Plots, plot: Plot, ink: str) -> None:
         _mark(axes, points, plots.styles[label], plots.numbers[label], **crossed)
 
 
-def draw_curve(axes: Axes, line: Curve, style: Style, number: int) -> None:
+def _draw_curve(axes: Axes, line: Curve, style: Style, number: int) -> None:
     """Draw the curve of method `number`."""
     rounds, color, gid = line.rounds, style.color, name_method(number)
     if len(rounds) == 1:  # a band needs two rounds to be seen
@@ -184,3 +204,65 @@ def _count_columns(labels: Sequence[str], letters: int) -> int:
         if sum(int(column.max()) for column in columns) <= letters:
             return number
     return 1
+
+
+def render_diagnostics(
+    comparison: Comparison, styles: Mapping[str, Style], name: str
+) -> dict[str, str]:
+    """Render each quantity that `--diagnose` recorded as an SVG element, by title."""
+    return {
+        _TITLES[key]: _render_alone(
+            partial(_draw_diagnostic, lines=lines, styles=styles), _SMALL, f"{key} {name}"
+        )
+        for key, lines in _collect_recorded(comparison).items()
+    }
+
+
+def list_diagnosed(comparison: Comparison) -> set[str]:
+    """Return the methods with recorded diagnostics."""
+    return {label for lines in _collect_recorded(comparison).values() for label in lines}
+
+
+def explain_diagnostics(comparison: Comparison) -> str:
+    """Return the caption of the plots."""
+    sentences = [_MEANINGS[key] for key in _collect_recorded(comparison)]
+    width = _choose_width(comparison.runs)
+    if width > 1:
+        sentences.append(f"Each point is the mean over {width} rounds.")
+    return " ".join([*sentences, "Logarithmic scale; zeros are left out."])
+
+
+def _collect_recorded(comparison: Comparison) -> dict[str, dict[str, Curve]]:
+    """Return the curves of each recorded quantity, by strategy."""
+    width = _choose_width(comparison.runs)
+    lines = {
+        key: {s.strategy: _average(s.runs, key, width) for s in comparison.summaries()}
+        for key in _TITLES
+    }
+    seen = {key: {k: line for k, line in of.items() if line.rounds} for key, of in lines.items()}
+    return {key: of for key, of in seen.items() if of}
+
+
+def _choose_width(runs: Sequence[RunResult]) -> int:
+    """Return how many rounds are averaged into one point."""
+    return max(1, ceil(max((len(run.diagnostics) for run in runs), default=0) / _MOST))
+
+
+def _average(runs: Sequence[RunResult], key: str, width: int) -> Curve:
+    found = (
+        (width * ceil(number / width), keep_finite(record.get(key)))
+        for run in runs
+        for number, record in enumerate(run.diagnostics, start=1)
+    )
+    least = _FLOOR.get(key, 0.0)
+    return summarize_rounds((number, max(value, least)) for number, value in found if value)
+
+
+def _draw_diagnostic(
+    axes: Axes, lines: Mapping[str, Curve], styles: Mapping[str, Style], ink: str
+) -> None:
+    frame_axes(axes, ink)
+    for number, (label, style) in enumerate(styles.items()):
+        if label in lines:
+            _draw_curve(axes, lines[label], style, number)
+    use_log_scale(axes)

@@ -56,7 +56,12 @@ def collect_gap_maps(figure: FigureResult) -> list[HeatMap]:
     for panel in figure.panels:
         title, row, column = _parse_title(panel.title)
         found.setdefault(title, {})[row, column] = _measure_gap(panel, ahead, behind)
-    return [_make_map(title, cells) for title, cells in found.items()]
+    maps = []
+    for title, cells in found.items():
+        rows, columns = (tuple(dict.fromkeys(names)) for names in zip(*cells, strict=True))
+        known = {place: value for place, value in cells.items() if value is not None}
+        maps.append(HeatMap(title, rows, columns, known))
+    return maps
 
 
 def describe_gaps(figure: FigureResult) -> str:
@@ -70,12 +75,6 @@ def describe_gaps(figure: FigureResult) -> str:
         f"{ahead} ends above {behind} in {above} of {len(gaps)} settings; the gap ranges from "
         f"{format_points(min(gaps))} to {format_points(max(gaps))} points."
     )
-
-
-def _make_map(title: str, cells: Mapping[tuple[str, str], float | None]) -> HeatMap:
-    rows, columns = (tuple(dict.fromkeys(names)) for names in zip(*cells, strict=True))
-    known = {place: value for place, value in cells.items() if value is not None}
-    return HeatMap(title, rows, columns, known)
 
 
 def _parse_title(title: str) -> tuple[str, str, str]:

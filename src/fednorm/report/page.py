@@ -14,8 +14,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from fednorm.experiment.results import FigureResult, PanelResult
 from fednorm.report.agreement import RULE, compare_published
-from fednorm.report.curves import NARROW, WIDE, render_final_values, render_panel
-from fednorm.report.diagnostic_plots import explain_diagnostics, list_diagnosed, render_diagnostics
+from fednorm.report.curves import (
+    NARROW,
+    WIDE,
+    explain_diagnostics,
+    list_diagnosed,
+    render_diagnostics,
+    render_final_values,
+    render_panel,
+)
 from fednorm.report.format import (
     capitalize,
     describe_setting,

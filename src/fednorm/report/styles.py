@@ -139,15 +139,11 @@ def choose_styles(labels: Iterable[str]) -> dict[str, Style]:
     seen: Counter[Style] = Counter()
     for label in dict.fromkeys(labels):
         first = choose_style(label)
-        chosen[label] = _vary(first, seen[first])
+        line = LINES[(LINES.index(first.line) + seen[first]) % len(LINES)]
+        marker = MARKERS[(MARKERS.index(first.marker) + seen[first]) % len(MARKERS)]
+        chosen[label] = replace(first, line=line, marker=marker)
         seen[first] += 1
     return chosen
-
-
-def _vary(first: Style, number: int) -> Style:
-    line = LINES[(LINES.index(first.line) + number) % len(LINES)]
-    marker = MARKERS[(MARKERS.index(first.marker) + number) % len(MARKERS)]
-    return replace(first, line=line, marker=marker)
 
 
 @cache

@@ -68,10 +68,7 @@ def fill_cells(comparison: Comparison) -> list[dict[str, Cell]]:
     """Return the rows by column, in the order in which the strategies were run."""
     titles = list_columns(comparison)
     seeds = len({run.seed for run in comparison.runs})
-    filled = [
-        {_name_final(comparison): _fill_accuracy(summary), **_fill_row(summary, seeds)}
-        for summary in comparison.summaries()
-    ]
+    filled = [_fill_row(s, _name_final(comparison), seeds) for s in comparison.summaries()]
     return [{title: row[title] for title in titles} for row in filled]
 
 
@@ -118,13 +115,9 @@ def _name_final(comparison: Comparison) -> str:
     return f"final {comparison.metric} %"
 
 
-def _fill_accuracy(summary: Summary) -> Cell:
+def _fill_row(summary: Summary, final: str, seeds: int) -> dict[str, Cell]:
     evaluated = sum(bool(run.history) for run in summary.runs)
-    text = format_mean(summary.accuracy, summary.spread, evaluated)
-    return Cell(text, keep_finite(summary.accuracy))
-
-
-def _fill_row(summary: Summary, seeds: int) -> dict[str, Cell]:
+    mean = format_mean(summary.accuracy, summary.spread, evaluated)
     started = [run for run in summary.runs if run.rounds]
     numbers = {
         "best %": (format_percent, summary.best),
@@ -138,6 +131,7 @@ def _fill_row(summary: Summary, seeds: int) -> dict[str, Cell]:
     written = {
         title: Cell(write(value), keep_finite(value)) for title, (write, value) in numbers.items()
     }
+    written[final] = Cell(mean, keep_finite(summary.accuracy))
     note = Cell("; ".join(_list_notes(summary, seeds)))
     return {STRATEGY: Cell(summary.strategy), **written, NOTE: note}
 

@@ -32,12 +32,8 @@ _HARMLESS = {
 }
 _COUNTS = {"data.train", "data.test"}  # None means all
 
-_SHAPES = {  # channels and pixels of the stand-in; large images are made smaller
-    "mnist": (1, 28),
-    "fashion_mnist": (1, 28),
-    "femnist": (1, 28),
-    "patterns": (1, 28),
-}
+# Channels and pixels of the stand-in; large images are made smaller.
+_SHAPES = dict.fromkeys(("mnist", "fashion_mnist", "femnist", "patterns"), (1, 28))
 _COLOR = (3, 32)  # all other data sets
 _CLASSES, _CLIENTS, _SAMPLES, _BATCH, _STEPS = 10, 5, 12, 4, 2
 

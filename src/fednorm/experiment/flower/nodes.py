@@ -65,13 +65,8 @@ def _open_simulation(build: Build, nodes: int) -> AbstractContextManager[Grid]:
 def _build_site(experiment: str | None, context: Context, entry: int, seed: int) -> Site:
     """Build a run as a node sees it; None is the experiment that was sent to its SuperNode."""
     description = experiment or str(context.run_config["experiment"])
-    return build_site(description, entry, seed, find_data_path(context))
-
-
-def find_data_path(context: Context) -> str | None:
-    """Return the folder of a node's own data, if its configuration names one."""
-    found = context.node_config.get("data-path")
-    return None if found is None else str(found)
+    path = context.node_config.get("data-path")  # of the node's own data, if it has any
+    return build_site(description, entry, seed, None if path is None else str(path))
 
 
 @lru_cache(maxsize=1)

@@ -16,9 +16,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fednorm.engines.base import RoundResult
 from fednorm.errors import ConfigError
-from fednorm.experiment.build import PreparedRun
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.flower import MARK
 from fednorm.experiment.prepare import prepare
@@ -56,13 +54,10 @@ def _make_run(
         _send(error=str(error))
         raise
     if last.round:
-        _save_model(prepared, last.round, folder / f"{entry.folder}-seed{seed}.safetensors")
+        path = folder / f"{entry.folder}-seed{seed}.safetensors"
+        save_model(path, fold_run(prepared, last.round.tested or last.round.state))
+        _send(model=str(path), sha256=sha256(path.read_bytes()).hexdigest())
     _send(result=replace_nan(asdict(result)))
-
-
-def _save_model(prepared: PreparedRun, result: RoundResult, path: Path) -> None:
-    save_model(path, fold_run(prepared, result.tested or result.state))
-    _send(model=str(path), sha256=sha256(path.read_bytes()).hexdigest())
 
 
 def _send(**content: Any) -> None:
