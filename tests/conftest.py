@@ -25,6 +25,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     monkeypatch.setenv("FEDNORM_DATA", str(tmp_path / "home"))
     monkeypatch.delenv("FEDNORM_DATA_LIMIT", raising=False)
+    monkeypatch.setattr("fednorm.data.datasets.mnist.DEBIAN", tmp_path / "debian")
     real = urllib.request.urlopen
 
     def local_only(request, **options):

@@ -18,6 +18,7 @@ except SystemExit as end:
 finally:
     print("imported:", *(name for name in {heavy!r} if name in sys.modules), file=sys.stderr)
 """
+NO_DETECTION = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
 COMPLETION = {
     "_FEDNORM_COMPLETE": "complete_bash",
     "_TYPER_COMPLETE_ARGS": "fednorm compare --part",
@@ -32,7 +33,8 @@ def run(code, *arguments, **environment):
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "COLUMNS": "120", **environment},
+        # The shell that runs the tests, if there is one, need not be bash.
+        env={**os.environ, "COLUMNS": "120", **NO_DETECTION, **environment},
         check=True,
     )
     return done.stdout, done.stderr.splitlines()[-1]
