@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -185,6 +186,27 @@ def test_no_client_trains_to_the_end_after_an_interruption():
     finally:
         signal.signal(signal.SIGINT, before)
     assert 0 < Endless.taken < STEPS_LEFT  # a busy machine handles the signal late
+
+
+@pytest.mark.slow
+def test_a_signal_that_a_clients_thread_takes_interrupts_the_run():
+    over = threading.Event()
+
+    def train(_thread):
+        time.sleep(0.3)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        over.wait(20)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    client, started = barrier.ClientThread(train), time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            client.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
+        over.set()
+        client.thread.join()
+    assert time.monotonic() - started < 15  # not when the client is done
 
 
 @pytest.mark.parametrize(("settings", "expected"), [({}, True), ({"precision": "bf16"}, False)])

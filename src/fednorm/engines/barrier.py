@@ -13,9 +13,10 @@ In full precision only (autocast caches the weights that it has cast, for all th
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import TypeAlias
 
@@ -35,6 +36,7 @@ from fednorm.nn.stacked_model import count_activations
 from fednorm.system import available_memory
 
 _COPIES = 4  # of the parameters: weights, gradients, momentum, update
+_WAKE = 0.2  # seconds between looks for an interruption
 _ROOM = 2_000_000_000  # bytes that waiting clients may hold
 
 _Result: TypeAlias = tuple[Reply, ClientState]
@@ -120,7 +122,11 @@ class ClientThread:
         return self._receive()
 
     def _receive(self) -> _Result | PendingError:
-        received = self.sent.get()
+        received = None
+        while received is None:
+            # Without a timeout, Ctrl-C waits for the client if another thread takes the signal.
+            with suppress(Empty):
+                received = self.sent.get(timeout=_WAKE)
         if isinstance(received, BaseException) and not isinstance(received, PendingError):
             raise received
         return received
