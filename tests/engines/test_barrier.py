@@ -161,9 +161,6 @@ class Interrupting(ToyClients):
         return replace(batches, steps=Endless(batches.steps[0])) if client == 0 else batches
 
 
-STEPS_LEFT = 20_000  # after the interruption; minutes of training
-
-
 @dataclass
 class Endless:
     batch: tuple
@@ -172,7 +169,7 @@ class Endless:
     def __iter__(self):
         yield self.batch
         os.kill(os.getpid(), signal.SIGINT)
-        for _ in range(STEPS_LEFT):
+        for _ in range(1000):
             Endless.taken += 1
             yield self.batch
 
@@ -185,7 +182,7 @@ def test_no_client_trains_to_the_end_after_an_interruption():
             list(barrier_rounds(task_of("fedtan", STEPS, count=2), Interrupting(), 2))
     finally:
         signal.signal(signal.SIGINT, before)
-    assert 0 < Endless.taken < STEPS_LEFT  # a busy machine handles the signal late
+    assert 0 < Endless.taken < 500
 
 
 @pytest.mark.slow

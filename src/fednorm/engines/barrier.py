@@ -36,7 +36,7 @@ from fednorm.nn.stacked_model import count_activations
 from fednorm.system import available_memory
 
 _COPIES = 4  # of the parameters: weights, gradients, momentum, update
-_WAKE = 0.2  # seconds between looks for an interruption
+_WAKE = 0.05  # seconds between looks for an interruption
 _ROOM = 2_000_000_000  # bytes that waiting clients may hold
 
 _Result: TypeAlias = tuple[Reply, ClientState]
