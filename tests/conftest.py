@@ -7,12 +7,27 @@ import pytest
 import torch
 from hypothesis import settings
 
+from fednorm.models import mobilenet_v2
+
 
 def pytest_configure(config):
     del config
     torch.set_num_threads(1)
     settings.register_profile("fednorm", deadline=None, max_examples=50)
     settings.load_profile("fednorm")
+
+
+@pytest.fixture
+def narrow_networks(monkeypatch):
+    """Make the published networks narrow: all their layers, with few channels each."""
+    monkeypatch.setattr("fednorm.models.resnet.CIFAR_WIDTHS", (8, 8, 16))
+    monkeypatch.setattr("fednorm.models.resnet.IMAGENET_WIDTHS", (8, 8, 16, 16))
+    monkeypatch.setattr("fednorm.models.deeplabv3plus.WIDTH", 32)
+    monkeypatch.setattr("fednorm.models.deeplabv3plus.LOW_WIDTH", 8)
+    stages = ((1, 16), (2, 24), (2, 16), (2, 16), (2, 16), (2, 24), (2, 320))
+    known = zip(stages, mobilenet_v2.STAGES, strict=True)
+    narrow = tuple((*new, depth, stride) for new, (*_, depth, stride) in known)
+    monkeypatch.setattr(mobilenet_v2, "STAGES", narrow)
 
 
 @pytest.fixture

@@ -42,6 +42,7 @@ def save(root, split, name, x, y):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("narrow_networks")
 def test_cities_as_clients(streets, tmp_path):
     out = tmp_path / "out"
     command = shlex.split(

@@ -7,6 +7,7 @@ read with `<!-- run: check because … -->`; EXCEPTIONS counts both.
 import dataclasses
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -46,7 +47,7 @@ EXCEPTIONS = {
     ("examples/flower_quickstart/README.md", "skip"): 1,  # a SuperLink
 }
 LANGUAGES = {"python", "sh", "toml", "text", "diff", "mermaid"}
-# Appended to a command, so that it takes seconds.
+# Appended to a command, so that it takes a second.
 SHORT = {
     "compare": "--set rounds=2 --set seeds=1 --workers 1 --fresh",
     "run": "--set rounds=2 --set seeds=1 --workers 1",
@@ -54,6 +55,10 @@ SHORT = {
     "ring": "--rounds 3",
 }
 SMALL_IMAGES = "--set data.size=16 --set batch_size=4 --set rounds=1"  # for ResNet-18
+FEW_DIGITS = "--set data.test=1500"  # of 1797: the others are for training
+NARROW = "--set model.widths=[4,8]"  # for the small residual network
+# Instead of the numbers of a Python block.
+QUICK = {r"\brounds=\d+": "rounds=2", r"\bseeds=\d+": "seeds=1"}
 ONLY_CHECKED = {"reproduce", "make", "pip", "python", "export"}  # long, or about this environment
 ADDRESS = {"HOST": "127.0.0.1", "PORT": "9400"}
 FOREIGN = {"--isolation", "--port", "--run-config"}  # options of Flower's commands
@@ -73,8 +78,10 @@ SHELL = list_blocks("sh")
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, narrow_networks):
     """Make a folder with everything that the commands of the docs expect to find."""
+    del narrow_networks
+    monkeypatch.setattr("fednorm.doctor.race.RATES", (1.0,))
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "models.py").write_text(MODULE)
@@ -181,10 +188,21 @@ def test_commands_run(block):
         if name in ONLY_CHECKED and "--list" not in words:
             continue
         assert words[0] == "fednorm", f"{words[0]} is run by no test"
-        extra = f"{SHORT.get(name, '')} {SMALL_IMAGES if 'folder' in words[2:] else ''}"
-        arguments = [*words[1:], *shlex.split(extra if name in SHORT else "")]
+        arguments = [*words[1:], *shlex.split(shorten(name, words))]
         result = CliRunner().invoke(app, arguments, env={"COLUMNS": "120"})
         assert result.exit_code == 0, f"{arguments}: {result.output} {result.exception!r}"
+
+
+def shorten(name, words):
+    """Return options that make a command short: few rounds, samples and channels."""
+    if name not in SHORT or name == "ring":
+        return SHORT.get(name, "")
+    if "folder" in words:
+        return f"{SHORT[name]} {SMALL_IMAGES}"
+    setting = (ROOT / words[2]).read_text() if words[2].startswith("configs/") else str(words)
+    narrow = NARROW if re.search(r"\Wresnet\W", setting) else ""
+    few = "" if name == "doctor" and "--data" not in words else FEW_DIGITS
+    return f"{SHORT[name]} {narrow} {few}"
 
 
 def run_shell(block, programs):
@@ -210,42 +228,47 @@ def test_the_experiment_of_the_deployment_is_one():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", sorted({b.page for b in list_blocks("python")}))
-def test_python_blocks_run(page, folder):
-    """Run all Python blocks of a page as one program, in a new process."""
-    blocks = [block for block in list_blocks("python") if block.page == page]
+def test_python_blocks_run(folder):
+    """Run the Python blocks of each page as one program, all in a new process."""
+    blocks = list_blocks("python")
     assert not any(block.how for block in blocks)
-    if any("flower" in block.text for block in blocks) and not find_spec("flwr"):
-        pytest.skip("Flower is not installed")
+    if not find_spec("flwr"):
+        blocks = [block for block in blocks if "flower" not in block.text]
     if not all(find_spec(name) for name in ("onnxscript", "onnxruntime")):
         blocks = [block for block in blocks if "torch.onnx" not in block.text]
-    program = ""
+    programs = {}
     for block in blocks:  # at the lines of the page, for the traceback
-        program += "\n" * (block.line - program.count("\n")) + block.text
-    script = folder / "page.py"
-    script.write_text(program)
-    paths = [str((ROOT / page).parent), os.environ.get("PYTHONPATH", "")]  # for an example's app
+        before = programs.get(block.page, "")
+        programs[block.page] = before + "\n" * (block.line - before.count("\n")) + block.text
+    script = [f"programs = {programs!r}", "for page, text in programs.items():"]
+    script += [
+        "    exec(compile(text, page, 'exec'), {'__name__': page})",
+        "    print('ran', page)",
+    ]
+    (folder / "pages.py").write_text(shorten_python("\n".join(script)))
     found = subprocess.run(
-        [sys.executable, script],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        [sys.executable, folder / "pages.py"],
         capture_output=True,
         text=True,
         check=False,
         timeout=300,
     )
     assert found.returncode == 0, found.stderr
+    assert re.findall(r"^ran (.+)$", found.stdout, re.MULTILINE) == list(programs)
+
+
+def shorten_python(text):
+    """Return a program with fewer rounds and seeds."""
+    for long, short in QUICK.items():
+        text, count = re.subn(long, short, text)
+        assert count, f"no block has {long}"
+    return text
 
 
 @pytest.mark.slow
-def test_the_example_runs():
-    found = subprocess.run(
-        [sys.executable, ROOT / "examples" / "own_loop.py"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    accuracy = re.fullmatch(r"accuracy after 150 rounds: ([\d.]+)%\n", found.stdout)
+def test_the_example_runs(capsys):
+    runpy.run_path(str(ROOT / "examples" / "own_loop.py"), run_name="__main__")
+    accuracy = re.fullmatch(r"accuracy after 150 rounds: ([\d.]+)%\n", capsys.readouterr().out)
     assert float(accuracy[1]) > 90
 
 

@@ -103,6 +103,7 @@ def test_fedtans_setting_pads_by_four_as_its_code_does(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.usefixtures("narrow_networks")
 def test_smoke(name):
     for experiment in chosen(name, [found for _, found in scale_figure(FIGURES[name], "smoke")]):
         runs = run_comparison(experiment).runs

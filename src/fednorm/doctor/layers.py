@@ -169,6 +169,11 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self.trace = trace
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Let torch not load its compiler, which takes seconds: nothing is compiled here."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
