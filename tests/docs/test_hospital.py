@@ -14,7 +14,11 @@ from safetensors.torch import load_file, save_file
 from docs.pages import ROOT
 from flower.federation import Nodes
 
-pytestmark = [pytest.mark.flower, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.flower,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("narrow_networks"),
+]
 FOLDER = ROOT / "examples" / "flower_hospital"
 TINY = {"image-size": 32, "num-server-rounds": 1, "local-epochs": 1}
 

@@ -54,7 +54,17 @@ def start(monkeypatch):
     return run
 
 
+@pytest.fixture
+def _few_images(start, monkeypatch):
+    """Let clients train on a few of the images, which the app has loaded."""
+    del start
+    task = importlib.import_module("quickstart.task")
+    few = dataclasses.replace(task.DATA, x=task.DATA.x[:150], y=task.DATA.y[:150])
+    monkeypatch.setattr(task, "DATA", few)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("_few_images")
 @pytest.mark.parametrize("name", sorted(set(STRATEGIES) - {"fedtan"}))
 def test_every_strategy_is_a_setting(start, name):
     found = start(strategy=name, **{"num-server-rounds": 1, "local-epochs": 1})
@@ -94,6 +104,7 @@ def test_readme_shows_the_difference_to_plain_flower():
     assert [line for line in added if line not in written] == []
 
 
+@pytest.mark.usefixtures("_few_images")
 def test_parameter_groups_take_every_parameter(start, monkeypatch):
     seen = []
     plain = fednorm.flower.parameter_groups
