@@ -280,7 +280,8 @@ def test_without_naive_the_best_is_recommended():
 
 
 LOCAL_EPOCHS = {
-    "model": "resnet",
+    "model": {"name": "resnet", "widths": [8, 16]},
+    "data": {"name": "digits", "test": 1000},
     "algorithm": {"name": "fedavg", "lr": 0.05, "momentum": 0.9},
     "local_epochs": 1,
     "rounds": 40,
@@ -296,7 +297,7 @@ def test_with_local_epochs_the_advice_does_not_lose(partition, monkeypatch):
     advice = judge(hold_race(**settings))
     assert advice.strategy not in {"fbn", "fixbn", "gn"}  # which lose by far
     if advice.strategy != "naive":
-        short = {**settings, "rounds": 12, "seeds": [0], "eval_every": 2}
+        short = {**settings, "rounds": 8, "seeds": [0], "eval_every": 2}
         own, naive = (
             max(e.accuracy for e in r.history[-2:])
             for r in compare([dict(advice.settings), "naive"], **short).runs
@@ -308,7 +309,7 @@ def test_with_local_epochs_the_advice_does_not_lose(partition, monkeypatch):
 def test_with_one_step_a_round_shared_statistics_win(monkeypatch):
     monkeypatch.setattr(racing, "CANDIDATES", ("naive", "heterofl", "fixbn", "fbn"))
     monkeypatch.setattr(racing, "RATES", (1.0,))
-    race = hold_race(Budget(rounds=192), model="mlp", clients=10, rounds=600)
+    race = hold_race(Budget(rounds=64), model="mlp", clients=10, rounds=200)
     advice = judge(race)
     assert advice.strategy in {"fixbn", "fbn"}
     assert advice.accuracy - advice.naive > 0.2
