@@ -390,9 +390,11 @@ def command(folder, **more):
     return [sys.executable, "-c", script, *arguments, *settings]
 
 
-def children(pid):
+def descendants(pid):
+    """Return the processes that a process started, and those that these started."""
     listed = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in listed.read_text().split()]
+    own = [int(child) for child in listed.read_text().split()]
+    return own + [other for child in own for other in descendants(child)]
 
 
 def wait_until(condition, seconds=60):
@@ -424,10 +426,11 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
         stdout=subprocess.DEVNULL,
     )
     wait_until(lambda: len(list(tmp_path.glob("runs/*/metrics.jsonl"))) == 2)
-    workers = children(process.pid)
+    started = descendants(process.pid)
+    assert len(started) >= 4  # two workers, their server, and what tracks shared memory
     process.kill()
     process.wait()
-    wait_until(lambda: not any(_runs(pid) for pid in workers))
+    wait_until(lambda: not any(_runs(pid) for pid in started))
     assert len(list(tmp_path.glob("runs/*/checkpoint-*"))) >= 2
 
 
