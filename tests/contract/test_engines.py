@@ -1,16 +1,14 @@
-"""Every engine gives what the loop gives, for every strategy that it takes, or says why not."""
+"""Every engine gives what the loop gives, for every strategy that it takes, or says why not.
+
+Flower's runtimes are in tests/flower: test_simulation.py and test_deployment.py.
+"""
 
 import functools
-import os
-import subprocess
-import sys
 import tempfile
 import typing
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import tomli_w
 import torch
 from safetensors.torch import load_file
 
@@ -21,7 +19,7 @@ from fednorm.experiment.config import Experiment
 from fednorm.strategies import STRATEGIES
 
 ENGINES = [n for n in typing.get_args(Experiment.model_fields["engine"].annotation) if n != "auto"]
-LOOP, MERGED, STACKED, BARRIER, PROCESSES, FLOWER = ENGINES
+LOOP, MERGED, STACKED, BARRIER, PROCESSES, _FLOWER = ENGINES
 LOCAL = (MERGED, STACKED, BARRIER)  # in this process
 DATA = {"name": "patterns", "samples": 60, "test": 12, "size": 8, "classes": 4}
 CLIENTS, BATCH, SEED = 4, 16, 9
@@ -137,21 +135,3 @@ def test_processes_say_why_not():
     with pytest.raises(ConfigError) as raised:
         run("fedtan", PROCESSES, "dsgd")
     assert_reason(raised.value, PROCESSES, "fedtan")
-
-
-@pytest.mark.slow
-@pytest.mark.flower
-@pytest.mark.skipif(not find_spec("flwr"), reason="needs Flower")
-def test_flower_gives_what_the_loop_gives(tmp_path):
-    name = "fbn"
-    config, out = tmp_path / "config.toml", tmp_path / "out"
-    config.write_text(tomli_w.dumps(SETTINGS | ALGORITHMS["fedavg"] | {"strategies": [name]}))
-    # In a new process: Ray leaves things behind that only the end of a process clears away.
-    command = [Path(sys.executable).with_name("fednorm"), "run", config, "--out", out]
-    env = os.environ | {"FLWR_HOME": str(tmp_path / "home"), "FLWR_DISABLE_UPDATE_CHECK": "1"}
-    done = subprocess.run([*command, "--engine", FLOWER], env=env, check=False)
-    assert done.returncode == 0
-    _, expected = run_in_loop(name, "fedavg")
-    found = read(out, name)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())

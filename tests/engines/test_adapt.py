@@ -94,6 +94,7 @@ def test_unseen_clients_never_train_but_are_tested(strategy):
         assert len(run.final.per_client) == 3
 
 
+@pytest.mark.slow
 def test_an_untrained_client_with_initial_layers_does_worse_than_with_the_mean():
     settings = {**QUICK, "rounds": 60, "partition": "iid", "unseen_clients": 1}
     mean = fednorm.simulate("fedbn", **settings)

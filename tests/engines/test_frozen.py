@@ -311,11 +311,12 @@ def test_a_model_that_freezes_by_itself_is_left_to_do_so(model):
 @pytest.mark.parametrize("name", ["naive", "fbn", "hbn", "centralized"])
 def test_a_run_does_not_depend_on_how_often_it_is_tested(name, settings):
     """As users run it: in float32, unequal clients, some of them, several local steps."""
-    model = create_model("resnet", (1, 8, 8), 10, 0, widths=(4, 6))
+    model = create_model("resnet", (1, 8, 8), 8, 0, widths=(4, 6))
     model.stem[1].eval()
     values = {
         "rounds": 4, "clients": 6, "partition": "dirichlet_unbalanced=1", "participation": 0.5,
         "algorithm": "fedavg", "local_steps": 2, "batch_size": 8, "model": model,
+        "data": {"name": "patterns", "samples": 120, "test": 60, "size": 8, "classes": 8},
     }  # fmt: skip
     often, once = (
         fednorm.simulate(name, **values, **settings, eval_every=every) for every in (1, 4)

@@ -19,6 +19,7 @@ import safetensors.torch
 import torch
 
 from fednorm.core.messages import ClientState, RejectedReply, RunningStats, ServerState
+from fednorm.engines.worker_process import prepare_context
 from fednorm.errors import ConfigError, DiskError, WorkerError
 from fednorm.experiment import checkpoint
 from fednorm.experiment.checkpoint import Checkpoint
@@ -52,7 +53,11 @@ KINDS = {
         "strategies": ["dualbn"],
         "algorithm": {"name": "dsgd", "lr": 0.05, "momentum": 0.9},
     },
-    "calibrated": {"strategies": ["hbn"], "algorithm": {"name": "fedavg", "lr": 0.05}},
+    "calibrated": {  # clients pass over all their data in every round
+        "strategies": ["hbn"],
+        "algorithm": {"name": "fedavg", "lr": 0.05},
+        "data": {"name": "patterns", "samples": 90, "test": 30, "size": 8, "classes": 8},
+    },
     "diagnosed": {"strategies": ["fbn"], "algorithm": "dsgd", "diagnose": True},
     "diagnosed in part": {"strategies": ["naive"], "participation": 0.5, "diagnose": True},
     "exchanged": {"strategies": ["fedtan"], "algorithm": "dsgd", "rounds": 6},
@@ -310,14 +315,13 @@ def test_client_states_are_never_all_in_memory(tmp_path):
 def test_a_run_killed_at_twenty_random_moments_ends_the_same(tmp_path):
     values = {**SMALL, "rounds": 150, "model": "mlp", "eval_every": 10}
     run_comparison(build_experiment(values), folder=tmp_path / "whole")
-    context = multiprocessing.get_context("forkserver")  # torch is imported once
-    context.set_forkserver_preload(["fednorm.experiment.job"])
+    context = prepare_context()  # torch is imported once
     draw = np.random.default_rng(0)
     killed = 0
     while killed < 20:
         process = context.Process(target=_to_be_killed, args=(values, tmp_path / "parts"))
         process.start()
-        process.join(0.15 + draw.random() * 0.5)
+        process.join(0.15 + draw.random() * 0.25)
         if process.exitcode is None:
             process.kill()
             process.join()
@@ -390,9 +394,11 @@ def command(folder, **more):
     return [sys.executable, "-c", script, *arguments, *settings]
 
 
-def children(pid):
+def descendants(pid):
+    """Return the processes that a process started, and those that these started."""
     listed = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in listed.read_text().split()]
+    own = [int(child) for child in listed.read_text().split()]
+    return own + [other for child in own for other in descendants(child)]
 
 
 def wait_until(condition, seconds=60):
@@ -424,10 +430,11 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
         stdout=subprocess.DEVNULL,
     )
     wait_until(lambda: len(list(tmp_path.glob("runs/*/metrics.jsonl"))) == 2)
-    workers = children(process.pid)
+    started = descendants(process.pid)
+    assert len(started) >= 4  # two workers, their server, and what tracks shared memory
     process.kill()
     process.wait()
-    wait_until(lambda: not any(_runs(pid) for pid in workers))
+    wait_until(lambda: not any(_runs(pid) for pid in started))
     assert len(list(tmp_path.glob("runs/*/checkpoint-*"))) >= 2
 
 

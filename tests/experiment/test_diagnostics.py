@@ -229,6 +229,7 @@ def diagnosed(strategy, **changes):
 PLAIN = {"name": "dsgd", "lr": 0.05, "momentum": 0.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [PLAIN, {**PLAIN, "momentum": 0.9}])
 def test_the_gradient_of_fedtan_is_the_centralized_one_and_that_of_naive_is_not(algorithm):
     setting = {"clients": 5, "partition": "gamma=0", "algorithm": algorithm}
@@ -319,6 +320,7 @@ def test_what_makes_no_sense_is_none(strategy, changes, absent):
     assert all(last[key] is not None for key in expected)
 
 
+@pytest.mark.slow
 def test_stage_two_of_fixbn_has_no_drift():
     found = diagnosed({"name": "fixbn", "freeze_round": 3}, rounds=WINDOW + 6, eval_every=500)
     assert [d["drift"] > 0 for d in found[:3]] == [True] * 3

@@ -220,6 +220,7 @@ def test_on_nodes_untrained_clients_are_tested_as_at_the_start_or_not_at_all(new
         assert found.accuracy == pytest.approx(np.mean(trained) / 10)
 
 
+@pytest.mark.slow
 def test_the_command_and_a_file_can_ask_for_it(tmp_path):
     quick = ["--rounds", "2", "--seeds", "1", "--clients", "3", "--workers", "1"]
     arguments = ["compare", *quick, "--strategies", "fedbn", "--evaluate", "global"]

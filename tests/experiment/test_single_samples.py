@@ -31,6 +31,7 @@ def test_every_strategy_trains_a_convolutional_network_on_single_images(name):
     assert result.status == "finished"
 
 
+@pytest.mark.slow
 def test_one_client_with_single_images_is_plain_torch():
     step = create_algorithm("fedavg", lr=0.05, momentum=0.9)
     clients = ToyClients(sizes=(1,), steps=3)
@@ -84,6 +85,7 @@ def test_strategies_without_batch_statistics_take_one_value_per_channel():
         assert result.status == "finished"
 
 
+@pytest.mark.slow
 def test_adaptation_needs_more_than_one_value_too():
     settings = {**ONE, "adapt_statistics": 0.5}
     with pytest.raises(ConfigError, match="would adapt to a batch of 1 sample, of which layer '4'"):

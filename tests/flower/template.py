@@ -265,15 +265,16 @@ def set_config(msg, context, call_next):
     return call_next(msg, Context(*own, dict(CONFIG)))
 
 
-def simulate(name, path):
-    """Run the app on Flower's simulation runtime."""
+def simulate(*runs):
+    """Run the app on Flower's simulation runtime, once for each strategy and path of `runs`."""
     app = ServerApp()
 
     @app.main()
     def main(grid, context):
         context.run_config = dict(CONFIG)
-        central = (lambda _: None) if name == "gn" else None
-        make_server(name, path, central)(grid, context)
+        for name, path in zip(runs[::2], runs[1::2], strict=True):
+            central = (lambda _: None) if name == "gn" else None
+            make_server(name, path, central)(grid, context)
 
     run_simulation(
         app,

@@ -17,7 +17,7 @@ from fednorm.experiment.run import Monitor
 from flower.deployment import Deployment, at_home
 
 VALUES = {
-    "strategies": ["fbn"], "seeds": 1, "rounds": 3, "clients": 2, "model": "cnn", "eval_every": 1,
+    "strategies": ["fbn"], "seeds": 1, "rounds": 2, "clients": 2, "model": "cnn", "eval_every": 1,
     "engine": "flower", "timeout": 60,
 }  # fmt: skip
 
@@ -65,7 +65,7 @@ def test_an_unknown_node_is_refused(deployment):
 
 
 def test_a_run_ends_with_the_nodes_that_are_left(deployment, tmp_path):
-    values = build_experiment(VALUES | {"rounds": 2, "timeout": 30})
+    values = build_experiment(VALUES | {"timeout": 30})
     events = []
 
     def seen(event):

@@ -19,9 +19,13 @@ from fednorm.errors import ConfigError, SimulationError
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.load import build_experiment
 
+# Unequal clients whose layers and momentum stay with them.
 VALUES = {
-    "strategies": ["fedbn"], "seeds": 1, "rounds": 3, "clients": 3, "model": "cnn",
-    "eval_every": 1,
+    "strategies": ["fedbn"], "seeds": 1, "rounds": 2, "clients": 3, "eval_every": 1,
+    "data": {"name": "patterns", "samples": 60, "test": 12, "size": 8, "classes": 4},
+    "partition": "dirichlet_unbalanced=2", "batch_size": 16, "local_steps": 2,
+    "model": {"name": "resnet", "widths": [4, 6]}, "dtype": "float64",
+    "algorithm": {"name": "fedavg", "lr": 0.05, "momentum": 0.9, "momentum_state": "local"},
 }  # fmt: skip
 
 

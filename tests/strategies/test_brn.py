@@ -167,6 +167,7 @@ class Renormalised(nn.BatchNorm2d):
         return y
 
 
+@pytest.mark.slow
 def test_one_client_is_one_machine():
     """Plain torch with the layer above, trained on the client's batches."""
     model, clients = nested_model().train(), ToyClients(sizes=(6,))

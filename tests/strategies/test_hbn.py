@@ -225,11 +225,13 @@ def test_a_test_does_not_change_the_training():
 def test_it_learns_what_naive_learns(partition):
     """As users run it: real digits, a residual net, local steps."""
     values = {
-        "rounds": 12,
+        "rounds": 10,
         "partition": partition,
         "clients": 3,
-        "model": "resnet",
+        "model": {"name": "resnet", "widths": [8, 16]},
         "local_steps": 5,
+        "batch_size": 60,
+        "eval_every": 10,
     }
     naive, hbn = (
         fednorm.simulate(name, algorithm={"name": "fedavg", "lr": 0.1}, **values).final.accuracy
@@ -283,11 +285,13 @@ def test_gradient_is_that_of_the_explicit_formula():
 def test_it_learns_where_clients_are_alike():
     run = fednorm.simulate(
         "hbn",
-        rounds=15,
+        rounds=10,
         partition="iid",
         clients=3,
         model="resnet",
         algorithm="fedavg",
         local_steps=5,
+        batch_size=60,
+        eval_every=10,
     )
     assert run.final.accuracy > 0.8

@@ -8,11 +8,10 @@ loop, bit by bit, or that of stacked clients in one process.
 """
 
 import contextlib
-import copy
 import dataclasses
+import io
 import math
 import pickle
-import signal
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -27,9 +26,14 @@ from fednorm.core.types import ClientId
 from fednorm.engines import loop
 from fednorm.engines.base import ClientSource, EngineRun, Progress, RoundResult
 from fednorm.engines.stacked import ClientResults, StackedTrainer, choose_size
+from fednorm.engines.worker_process import (
+    Surroundings,
+    block_interrupts,
+    prepare_context,
+    start_worker,
+)
 from fednorm.errors import WorkerError
 from fednorm.nn.copies import refuse_uncopyable
-from fednorm.system import keep_memory
 
 _ALIGNED = 64  # bytes; suits every number format
 
@@ -192,10 +196,10 @@ class WorkerPool:
         byzantine: Collection[ClientId] = (),
     ) -> None:
         refuse_uncopyable(task.model)
-        self.context = multiprocessing.get_context("spawn")
+        self.context = prepare_context()
         # Tensors go to other processes as shared memory. That is meant for the data, not for the
-        # model, which is a workspace: each process makes its own copy of a copy.
-        self.arguments = (copy.deepcopy(task), clients, stack, byzantine, torch.get_num_threads())
+        # model, which is a workspace: each process makes its own copy.
+        self.arguments = (Surroundings(), _save_task(task), clients, stack, byzantine)
         self.trainer = StackedTrainer(task, stack)  # which groups the clients
         self.broadcasts = SharedBlock()
         self.number = -1  # of the last broadcast
@@ -204,11 +208,19 @@ class WorkerPool:
 
     def _start_worker(self) -> Worker:
         ours, theirs = self.context.Pipe()
-        process = self.context.Process(target=_serve, args=(theirs, *self.arguments), daemon=True)
         with block_interrupts():
-            process.start()
+            try:
+                process = self._start_process(theirs)
+            except ValueError:  # a server passes some 250 files; a tensor of `clients` is one
+                self.context = multiprocessing.get_context("spawn")
+                process = self._start_process(theirs)
         theirs.close()
         return Worker(process, ours, SharedBlock())
+
+    def _start_process(self, wire: Connection) -> Any:
+        process = self.context.Process(target=_serve, args=(wire, *self.arguments), daemon=True)
+        process.start()
+        return process
 
     def close(self) -> None:
         """End the processes."""
@@ -304,37 +316,27 @@ class WorkerPool:
         self.workers[self.workers.index(worker)] = self._start_worker()
 
 
-@contextlib.contextmanager
-def block_interrupts() -> Iterator[None]:
-    """Let processes that start in the block never see Ctrl-C: it is for their parent."""
-    if not hasattr(signal, "pthread_sigmask"):  # on Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def start_worker() -> None:
-    """Set up a worker process: Ctrl-C is for the parent, and memory is kept."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it could not be blocked
-    keep_memory()
+def _save_task(task: Task) -> Tensor:
+    """Return the bytes of a task and the number of threads, in memory that workers see."""
+    buffer = io.BytesIO()
+    torch.save((task, torch.get_num_threads()), buffer)
+    block = _allocate_shared(buffer.tell())
+    return block.copy_(torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8))
 
 
 def _serve(
     wire: Connection,
-    task: Task,
+    surroundings: Surroundings,
+    saved: Tensor,
     clients: ClientSource,
     stack: int,
     byzantine: Collection[ClientId],
-    threads: int,
 ) -> None:
     """Train clients until the parent has no more, or is gone."""
-    start_worker()
+    start_worker(surroundings)
+    task, threads = torch.load(io.BytesIO(saved.numpy().tobytes()), weights_only=False)
     torch.set_num_threads(threads)
-    trainer = StackedTrainer(copy.deepcopy(task), stack, byzantine)
+    trainer = StackedTrainer(task, stack, byzantine)
     replies, received = SharedBlock(), Broadcast(task.initial_state)
     broadcasts, orders = BlockReader(), BlockReader()
     with contextlib.suppress(EOFError, ConnectionError):

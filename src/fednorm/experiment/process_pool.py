@@ -15,7 +15,13 @@ from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event as Flag
 from typing import Any
 
-from fednorm.engines.processes import DEATHS, block_interrupts, start_worker
+from fednorm.engines.processes import DEATHS
+from fednorm.engines.worker_process import (
+    Surroundings,
+    block_interrupts,
+    prepare_context,
+    start_worker,
+)
 from fednorm.errors import WorkerError
 from fednorm.experiment.job import Job, execute_job, log
 from fednorm.experiment.results import Event, RunResult
@@ -52,12 +58,12 @@ def _run_once(
     jobs: dict[int, Job], workers: int, monitor: Monitor
 ) -> tuple[dict[int, RunResult], bool]:
     """Run the jobs in one pool; return the results, and whether a worker died."""
-    context = multiprocessing.get_context("spawn")
+    context = prepare_context()
     # Without a buffer: when a run is done, all its events can be read.
     events: SimpleQueue[Event] = context.SimpleQueue()
     stop = context.Event()
-    died = False
-    with ProcessPoolExecutor(workers, context, _start_worker, (events, stop)) as pool:
+    died, shared = False, (events, stop, Surroundings())
+    with ProcessPoolExecutor(workers, context, _start_worker, shared) as pool:
         with block_interrupts():
             futures = {pool.submit(_work, job): number for number, job in jobs.items()}
         try:
@@ -72,8 +78,8 @@ def _run_once(
     return {number: f.result() for f, number in ended.items() if f.exception() is None}, died
 
 
-def _start_worker(events: "SimpleQueue[Event]", stop: Flag) -> None:
-    start_worker()
+def _start_worker(events: "SimpleQueue[Event]", stop: Flag, surroundings: Surroundings) -> None:
+    start_worker(surroundings)
     _shared.update(events=events, stop=stop, busy=threading.Lock(), orphaned=threading.Event())
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

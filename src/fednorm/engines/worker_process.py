@@ -1,0 +1,103 @@
+"""How worker processes start, and what they share with their parent.
+
+Importing torch and fednorm takes seconds. On Linux a server process does it once, while it has no
+threads, and every worker is a fork of it: those of later pools too, and those that replace dead
+ones. What a fork would have from the server, it gets from its parent instead: the environment,
+where output goes, and NumPy's random state, which must not be the same in all. Elsewhere each
+worker imports for itself; on macOS, libraries of the system do not survive a fork.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from multiprocessing import forkserver, reduction, resource_tracker
+from typing import Any
+
+import numpy as np
+from torch import multiprocessing
+
+from fednorm.system import keep_memory
+
+_MODULES = ["torch", "fednorm.engines.processes", "fednorm.experiment.process_pool"]
+_OUTPUTS = (1, 2)  # file descriptors of stdout and stderr
+
+
+def prepare_context() -> Any:
+    """Return the multiprocessing context in which worker processes start."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_MODULES)
+    resource_tracker.ensure_running()  # when it starts, it unblocks interrupts
+    # The server imports from where this process does, not from the working folder.
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
+    before = dict(os.environ)
+    with block_interrupts():
+        os.environ.update(path)
+        try:
+            forkserver.ensure_running()
+        finally:
+            _set_environment(before)
+    return context
+
+
+@contextlib.contextmanager
+def block_interrupts() -> Iterator[None]:
+    """Let processes that start in the block never see Ctrl-C: it is for their parent."""
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Surroundings:
+    """Environment and outputs of the process in which it is pickled, to be set in another."""
+
+    def __init__(
+        self, environment: Mapping[str, str] | None = None, outputs: Mapping[int, Any] | None = None
+    ) -> None:
+        self.environment, self.outputs = environment, outputs or {}
+
+    def __reduce__(self) -> tuple[type["Surroundings"], tuple[Any, ...]]:
+        if sys.platform != "linux":  # a worker inherits them
+            return Surroundings, ()
+        outputs = {number: reduction.DupFd(number) for number in _OUTPUTS if _is_open(number)}
+        return Surroundings, (dict(os.environ), outputs)
+
+    def adopt(self) -> None:
+        """Set them in this process."""
+        if self.environment is not None:
+            _set_environment(self.environment)
+        for number, received in self.outputs.items():
+            copy = received.detach()
+            if copy != number:
+                os.dup2(copy, number)
+                os.close(copy)
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def _set_environment(wanted: Mapping[str, str]) -> None:
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    os.environ.update(wanted)
+
+
+def start_worker(surroundings: Surroundings) -> None:
+    """Set up a worker process: Ctrl-C is for the parent, and memory is kept."""
+    surroundings.adopt()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it could not be blocked
+    np.random.seed()  # noqa: NPY002 (of a model or transform that draws from NumPy's own state)
+    keep_memory()
