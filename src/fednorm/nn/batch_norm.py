@@ -339,6 +339,19 @@ def _normalize_as_channels(
     return y if folded == 1 else y.transpose(1, 2).reshape(x.shape)
 
 
+def normalize_corrected(layer: FedBatchNorm, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Normalise with the batch's own statistics, then scale and shift before γ and β.
+
+    γ(x·scale + shift) + β is BatchNorm with γ·scale and β + γ·shift: one call of torch's kernel.
+    """
+    weight, bias = scale, shift
+    if layer.weight is not None:
+        weight, bias = layer.weight * scale, layer.weight * shift
+    if layer.bias is not None:  # torch has layers with γ alone
+        bias = bias + layer.bias
+    return functional.batch_norm(x, None, None, weight, bias, training=True, eps=layer.eps)
+
+
 def per_channel(value: Tensor, x: Tensor) -> Tensor:
     """Shape one value per channel so that it broadcasts against a batch."""
     return value.view(1, -1, *[1] * (x.dim() - 2))

@@ -24,6 +24,7 @@ STRATEGIES: "Registry[Strategy]" = Registry(
         "fedbn": "fedbn:FedBN",
         "silobn": "silobn:SiloBN",
         "hbn": "hbn:HBN",
+        "alignbn": "alignbn:AlignBN",
         "heterofl": "heterofl:HeteroFL",
         "feddna": "feddna:FedDNA",
         "brn": "brn:BRN",
