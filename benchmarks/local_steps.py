@@ -2,8 +2,8 @@
 
 A cell is a number of local steps and a partition; all cells take the same number of local steps in
 all. In each, a strategy's learning rate is chosen from the same three by its accuracy on 2000
-training images that were held out (seed 0); then it is tested on the test images with other seeds. Cells
-that decide come first. Runs are kept in the folder: the same command goes on where it was stopped.
+training images that were held out (seed 0); then it is tested on the test images with other seeds.
+Cells that decide come first. Runs are kept in the folder: the same command resumes.
 
     python benchmarks/local_steps.py --out results/local-steps --workers 2
 """

@@ -1,6 +1,9 @@
 """alignbn: each batch by its own statistics, then moved to where those of all clients put it.
 
-A method of this library, for one local step a round and for hundreds.
+A method of this library, for one local step a round and for hundreds. It pools statistics as FBN
+does (Guerraoui et al., 2024, arXiv:2405.14670) and corrects batches by constants as batch
+renormalization does (Ioffe, 2017, arXiv:1702.03275), but by a client's place among all clients
+instead of the batch's place among others.
 
 Client: normalises with its batch's own mean and standard deviation, as torch does, gradient
 included, and then scales and shifts each channel by constants of the round: by its own statistics
