@@ -214,7 +214,17 @@ def test_the_table_of_candidates(monkeypatch):
     local = build_experiment({"algorithm": "fedavg", "local_epochs": 1})
     several = {r.entrant.strategy for r in racing.enter_candidates(local)}
     assert one - several == {"fedtan"}
-    assert {"naive", "heterofl", "fbn", "fixbn", "dualbn", "hbn", "gn", "gn_ws"} < several
+    assert {
+        "naive",
+        "heterofl",
+        "fbn",
+        "fixbn",
+        "dualbn",
+        "alignbn",
+        "hbn",
+        "gn",
+        "gn_ws",
+    } < several
 
 
 def test_no_loser_is_recommended():

@@ -136,7 +136,19 @@ def torchs(model, batches, rate):
 
 
 # Of these, a layer that is frozen is torch's; the others change more than BatchNorm layers.
-PLAIN = ["naive", "fixbn", "fbn", "fedtan", "fedbn", "silobn", "feddna", "hbn", "heterofl", "brn"]
+PLAIN = [
+    "naive",
+    "fixbn",
+    "fbn",
+    "fedtan",
+    "fedbn",
+    "silobn",
+    "feddna",
+    "hbn",
+    "heterofl",
+    "brn",
+    "alignbn",
+]
 
 
 @pytest.mark.slow
@@ -207,7 +219,7 @@ def test_a_task_that_was_sent_to_another_process():
     assert reply.stats.keys() == expected.stats.keys()
 
 
-@pytest.mark.parametrize("name", ["hbn", "heterofl"])
+@pytest.mark.parametrize("name", ["hbn", "heterofl", "alignbn"])
 def test_calibration_leaves_it_out(name):
     task = task_of(name, STEP, model=half_frozen())
     state = task.initial_state

@@ -136,7 +136,9 @@ def test_statistics_at_mean_10_in_the_merged_batch(name, sizes):
     assert_rounded_once(outputs, expected)
 
 
-@pytest.mark.parametrize("name", ["naive", "fbn", "dualbn", "feddna", "fedbn", "hbn", "brn"])
+@pytest.mark.parametrize(
+    "name", ["naive", "fbn", "dualbn", "feddna", "fedbn", "hbn", "alignbn", "brn"]
+)
 def test_statistics_at_mean_10_with_stacked_clients(name):
     found, _ = run(name, "bf16", "fedavg", run_stacked, (56, 56))
     truth, _ = run(name, "full", "fedavg", run_stacked, (56, 56))

@@ -73,7 +73,7 @@ def test_standardized_weights_become_plain_ones(name):
         torch.testing.assert_close(plain(x), model(x), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["fbn", "hbn", "dualbn", "gn_ws", "fedfn"])
+@pytest.mark.parametrize("name", ["fbn", "hbn", "alignbn", "dualbn", "gn_ws", "fedfn"])
 def test_folding_twice_changes_nothing(name):
     once = fold(train(name, biased_model())[0])
     again = fold(once)
@@ -83,7 +83,7 @@ def test_folding_twice_changes_nothing(name):
 
 
 @pytest.mark.parametrize("layer", [BatchNormAct2d(4), Positive(4), Flexible(4)])
-@pytest.mark.parametrize("name", ["fbn", "hbn", "dualbn"])
+@pytest.mark.parametrize("name", ["fbn", "hbn", "alignbn", "dualbn"])
 def test_users_classes_come_back(name, layer):
     plain = model_with(layer)
     model, x = train(name, plain)

@@ -10,13 +10,15 @@ from torch.nn import functional
 
 from fednorm import create_strategy
 from fednorm.core.layer import NormRule, RoundContext
-from fednorm.nn import dual_norm, hybrid_norm, rules, switch_norm
+from fednorm.nn import aligned_norm, dual_norm, hybrid_norm, rules, switch_norm
 from fednorm.nn.sync_norm import make_sync_rule
 from fednorm.strategies.brn import make_renorm_rule
 
 PLAIN = {name: getattr(rules, name) for name in rules.__all__}
 RULES = {
     **PLAIN,
+    "aligned": aligned_norm.normalize_aligned,
+    "aligned measured": aligned_norm.normalize_aligned_measured,
     "dual": dual_norm.normalize_dual,
     "hybrid": hybrid_norm.normalize_hybrid,
     "hybrid measured": hybrid_norm.normalize_hybrid_measured,
@@ -28,7 +30,13 @@ RULES = {
     "switched recorded": switch_norm.normalize_switched_recorded,
     "switched calibrated": switch_norm.normalize_switched_calibrated,
 }
-METHODS = {"dual": "dualbn", "hybrid": "hbn", "renorm": "brn", "sync": "fedtan"}
+METHODS = {
+    "aligned": "alignbn",
+    "dual": "dualbn",
+    "hybrid": "hbn",
+    "renorm": "brn",
+    "sync": "fedtan",
+}
 X = torch.arange(24.0, dtype=torch.float64).reshape(4, 3, 2).sin() * 3 + 1
 
 

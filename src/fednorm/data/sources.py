@@ -115,8 +115,9 @@ class DownloadableDataset(ImageDataset, ABC):
     def load(self, seed: int) -> Dataset:
         """Load the images; download them if this machine has no copy."""
         arrays = load_or_create(get_decoded_home() / self.name, self._fetch)
+        arrays = self.subsample(arrays, seed)
         transform = self.make_transform(self.mean, self.std, arrays["x"].shape[-1])
-        return make_dataset(self.name, self.subsample(arrays, seed), self.classes, transform)
+        return make_dataset(self.name, arrays, self.classes, transform)
 
     def _fetch(self, folder: Path) -> None:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:

@@ -42,7 +42,7 @@ BASELINE, CALIBRATED = "naive", "heterofl"  # with the same weights
 CANDIDATES: tuple[str | Mapping[str, Any], ...] = (
     BASELINE,
     CALIBRATED,
-    *("fixbn", "fbn", "dualbn", "hbn", "gn", "gn_ws", "fedtan"),
+    *("fixbn", "fbn", "dualbn", "alignbn", "hbn", "gn", "gn_ws", "fedtan"),
     *("fedbn", "silobn"),  # personal: never ranked against the others
 )
 RATES = (1.0, 0.3, 3.0)  # learning rates, as multiples of the user's

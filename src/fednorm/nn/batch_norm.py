@@ -141,6 +141,30 @@ class FedBatchNorm(NormLayer, _BatchNorm):
             eps=self.eps,
         )
 
+    def normalize_corrected(
+        self, x: Tensor, scale: Tensor, shift: Tensor, momentum: float | None = None
+    ) -> Tensor:
+        """Normalise with the batch's own statistics, then scale and shift before γ and β.
+
+        γ(x·scale + shift) + β is BatchNorm with γ·scale and β + γ·shift: one call of torch's
+        kernel. `momentum` is as in `normalize_by_batch`.
+        """
+        weight, bias = scale, shift
+        if self.weight is not None:
+            weight, bias = self.weight * scale, self.weight * shift
+        if self.bias is not None:  # torch has layers with γ alone
+            bias = bias + self.bias
+        return functional.batch_norm(
+            x,
+            None if momentum is None else self.running_mean,
+            None if momentum is None else self.running_var,
+            weight,
+            bias,
+            training=True,
+            momentum=momentum or 0.0,
+            eps=self.eps,
+        )
+
     def normalize_by_running(self, x: Tensor) -> Tensor:
         """Normalise with the running statistics, constants for the gradient.
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fednorm.nn.aligned_norm import Placement
 from fednorm.nn.batch_norm import (
     FedBatchNorm,
     FedBatchNorm1d,
@@ -74,7 +75,7 @@ def _fold_norm(layer: FedBatchNorm | SampleNorm) -> None:
     """Turn a layer into torch's, without what only training uses."""
     vars(layer).pop("recorder", None)
     for name, child in list(layer.named_children()):
-        if isinstance(child, Mixing | BackwardMeans):
+        if isinstance(child, Mixing | BackwardMeans | Placement):
             delattr(layer, name)
     change_base(layer, _PLAIN)
 

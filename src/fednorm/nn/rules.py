@@ -1,7 +1,8 @@
 """The rules: how a BatchNorm layer treats a training batch.
 
 Methods that need more have their rule next to their layer: `sync_norm.py` (fedtan), `dual_norm.py`,
-`hybrid_norm.py` and `switch_norm.py`; that of batch renormalization is in `strategies/brn.py`.
+`aligned_norm.py`, `hybrid_norm.py` and `switch_norm.py`; that of batch renormalization is in
+`strategies/brn.py`.
 """
 
 from torch import Tensor

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from fednorm.nn.aligned_norm import Placement
 from fednorm.nn.batch_norm import FedBatchNorm1d, FedBatchNorm2d, FedBatchNorm3d
 from fednorm.nn.convert import SampleNorm
 from fednorm.nn.copies import copy_model, list_hooks
@@ -40,6 +41,7 @@ _COUNTS: Mapping[type[nn.Module], tuple[str, ...]] = {
     SampleNorm: _GROUP_NORM,
     BackwardMeans: (),
     Mixing: (),
+    Placement: (),
 }
 
 

@@ -77,6 +77,7 @@ KNOWN = {
     "in": Style("#41a436", ">", "--"),
     "none": Style("#c44350", "p", "--"),
     "dualbn": Style("#3a73d3", "h"),
+    "alignbn": Style("#b8860b", "D"),
     "heterofl": Style("#938b0c", "d"),
     "feddna": Style("#f54281", "s"),
     "hbn": Style("#2a804d", "^"),

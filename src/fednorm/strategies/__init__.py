@@ -20,6 +20,7 @@ STRATEGIES: "Registry[Strategy]" = Registry(
         "fixbn": "fixbn:FixBN",
         "fbn": "fbn:FBN",
         "dualbn": "dualbn:DualBN",
+        "alignbn": "alignbn:AlignBN",
         "fedtan": "fedtan:FedTAN",
         "fedbn": "fedbn:FedBN",
         "silobn": "silobn:SiloBN",
@@ -53,7 +54,7 @@ def list_strategies() -> list[str]:
     """Return the names of all strategies, sorted.
 
     >>> list_strategies()[:3]
-    ['brn', 'dualbn', 'fbn']
+    ['alignbn', 'brn', 'dualbn']
     """
     return sorted(STRATEGIES)
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
-from torch.nn import functional
 
 from fednorm.core.layer import NormRule, Statistics
 from fednorm.core.messages import Broadcast
@@ -67,23 +66,10 @@ def _renormalize(
     layer: FedBatchNorm, x: Tensor, *, r_max: float, d_max: float, follows: bool
 ) -> Tensor:
     r, d = compute_corrections(layer, x, r_max, d_max)
-    # γ(x̂·r + d) + β is BatchNorm with γ·r and β + γ·d: one call of torch's own kernel.
-    weight, bias = (r, d) if layer.weight is None else (layer.weight * r, layer.weight * d)
-    if layer.bias is not None:  # torch has layers with γ alone
-        bias = bias + layer.bias
-    if not follows:
-        layer.record_batch(x)
-        return functional.batch_norm(x, None, None, weight, bias, training=True, eps=layer.eps)
-    return functional.batch_norm(
-        x,
-        layer.running_mean,
-        layer.running_var,
-        weight,
-        bias,
-        training=True,
-        momentum=layer.count_batch(),
-        eps=layer.eps,
-    )
+    if follows:
+        return layer.normalize_corrected(x, r, d, layer.count_batch())
+    layer.record_batch(x)
+    return layer.normalize_corrected(x, r, d)
 
 
 def compute_corrections(

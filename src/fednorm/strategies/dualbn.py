@@ -15,7 +15,7 @@ Server: pools both and lets the shared ones follow.
 
 With r, v, p, q of the same round the gradient is exactly that of one machine with BatchNorm. The
 learning rate is warmed up over the first 50 rounds unless the algorithm says otherwise.
-`docs/dualbn.md` has the derivation and the measurements.
+`docs/own-methods.md` has the derivation and the measurements.
 """
 
 from dataclasses import dataclass

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,10 @@ from PIL import Image
 
 from fednorm.data.cache import Arrays
 from fednorm.data.download import download, open_npm_package, read_member, show_progress
+from fednorm.data.image_dataset import ImageDataset
 from fednorm.data.sources import DataSource, DownloadableDataset, find_copies
 from fednorm.errors import DamagedDataError
+from fednorm.registry import param
 
 Split: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
@@ -41,6 +43,8 @@ _ALLOWED = {
 class Cifar(DownloadableDataset):
     """The base of both: their layouts differ in names and label bytes."""
 
+    size: Literal[32, 16, 8] = param(32, "pixels on a side; 16 and 8 are means of 2x2 and 4x4")
+
     shapes: ClassVar[dict[str, tuple[int, ...]]] = {
         "x": (50_000, 3, SIDE, SIDE),
         "x_test": (10_000, 3, SIDE, SIDE),
@@ -53,6 +57,21 @@ class Cifar(DownloadableDataset):
     pickle_folder: ClassVar[str]
     pickles: ClassVar[dict[str, str]]  # MD5 of every file; the last one is the test split
     pickle_key: ClassVar[bytes]  # of the labels
+
+    def __post_init__(self) -> None:
+        ImageDataset.__post_init__(self)  # with slots, super() finds no class
+        if self.size not in (32, 16, 8):
+            raise ValueError(
+                f"size of data set {self.name!r} must be 32, 16 or 8, but is {self.size!r}."
+            )
+
+    def subsample(self, arrays: Arrays, seed: int) -> Arrays:
+        """Draw samples from the two splits, in the chosen size."""
+        drawn = DownloadableDataset.subsample(self, arrays, seed)
+        if self.size == SIDE:
+            return drawn
+        small = {key: _shrink(drawn[key], SIDE // self.size) for key in ("x", "x_test")}
+        return {**drawn, **small}
 
     def list_copies(self, folders: list[Path]) -> Iterator[DataSource]:
         """Yield the original archive, packed or not, and the pickles of torchvision and Keras."""
@@ -100,6 +119,13 @@ class Cifar(DownloadableDataset):
             return batch[b"data"].reshape(-1, 3, SIDE, SIDE), labels
 
         return _join(list(self.pickles), read)
+
+
+def _shrink(images: NDArray[Any], factor: int) -> NDArray[Any]:
+    """Return images whose pixels are the rounded means of `factor` x `factor` pixels."""
+    blocks = images.reshape(len(images), 3, SIDE // factor, factor, SIDE // factor, factor)
+    means: NDArray[Any] = np.round(blocks.mean((3, 5))).astype(np.uint8)
+    return means
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,7 @@ def calibrate(
     *,
     examples: int,
 ) -> Message:
-    """Answer a query of strategies that measure statistics apart from training (hbn, heterofl).
+    """Answer a query of strategies that measure statistics for tests (hbn, heterofl, alignbn).
 
     `batches` is all of the client's data once; labels are not looked at. Register it as
     `@app.query("fednorm")`.
