@@ -199,12 +199,8 @@ class Twice(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.second = nn.Conv2d(1, 3, 3), nn.Conv2d(3, 3, 3)
-        self.norm, self.relu, self.flatten = (
-            nn.BatchNorm2d(3, momentum=momentum),
-            nn.ReLU(),
-            nn.Flatten(),
-        )
-        self.last = nn.Linear(48, 4)
+        self.norm, self.relu = nn.BatchNorm2d(3, momentum=momentum), nn.ReLU()
+        self.flatten, self.last = nn.Flatten(), nn.Linear(48, 4)
         with torch.no_grad():
             self.second.bias.fill_(5.0)  # far from what the first call sees
         self.double()

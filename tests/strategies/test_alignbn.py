@@ -78,7 +78,7 @@ def test_whole_run(name, steps, momentum):
     for round_, result in enumerate(rounds(task, clients, 4), 1):
         oracle.round([clients.batches(c, round_) for c in clients.participants(round_)])
         assert_same(result, oracle)
-        if round_ in (2, 4):  # one client of the test has not trained yet
+        if round_ in (2, 4):  # in round 2 one client has not trained yet
             assert_same_test(task, result, clients, oracle)
 
 
