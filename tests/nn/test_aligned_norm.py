@@ -12,6 +12,7 @@ from fednorm.core.layer import RoundContext
 from fednorm.core.messages import RunningStats
 from fednorm.core.round import start_round
 from fednorm.core.task import load_state
+from fednorm.errors import ConversionError
 from strategies.aligned import TIGHT, normalize, place, scale_and_shift, spread
 from support import task_of
 
@@ -62,3 +63,9 @@ def test_gradcheck():
         lambda x, w, b: torch.func.functional_call(layer, {"weight": w, "bias": b}, x),
         (x, layer.weight, layer.bias),
     )
+
+
+def test_a_layer_without_running_statistics_is_refused():
+    model = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False))
+    with pytest.raises(ConversionError, match="'0' .* tracks no running statistics"):
+        task_of("alignbn", create_algorithm("dsgd"), model=model)
