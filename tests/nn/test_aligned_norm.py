@@ -67,5 +67,5 @@ def test_gradcheck():
 
 def test_a_layer_without_running_statistics_is_refused():
     model = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False))
-    with pytest.raises(ConversionError, match="'0' .* tracks no running statistics"):
+    with pytest.raises(ConversionError, match=r"'0' .* tracks no running statistics"):
         task_of("alignbn", create_algorithm("dsgd"), model=model)
