@@ -10,12 +10,12 @@ included, and then scales and shifts each channel by constants of the round: by 
 μ, σ² and the shared R, V, x̂ = r·x̂_B + s with r = √((σ²+ε)/(V+ε)) and s = (μ-R)/√(V+ε). Own and
 shared statistics belong to the same weights, so that x̂ is what the statistics of all clients would
 give, up to the noise of the batch. When the weights move in local steps the batch's statistics move
-along, and only the client's place among the others, r and s, is old. Its own statistics follow the
-first batch of a round, which belongs to the received weights; it reports that batch's moments.
-Before its first round it takes the shared statistics for its own: r = 1, s = 0 is plain BatchNorm.
+along, and only the client's place among the others, r and s, is old. It measures the first batch of
+a round, which belongs to the received weights, and reports its moments. Before its first round it
+takes the shared statistics for its own: r = 1, s = 0 is plain BatchNorm.
 
 Server: pools the moments and lets the shared statistics follow, as in FBN: by 1-(1-β)^E after E
-local steps, which is how far the clients' own have followed.
+local steps. By as much a client's own follow what it measured, when it takes part again.
 
 Test: all clients send their data through the final model, normalised as in training, and the
 pooled statistics of all layers are used for the test. Evaluation is torch's, with nothing of a
