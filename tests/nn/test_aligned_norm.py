@@ -22,13 +22,15 @@ def placed_layer(cls, shape, **fields):
     torch.manual_seed(1)
     model = spread(nn.Sequential(cls(shape[1], **fields), nn.Flatten()).double())
     task = task_of("alignbn", create_algorithm("dsgd"), model=model)
-    (layer, _), draw = task.model, torch.rand(4, shape[1], dtype=torch.float64) + 0.5
+    (layer, _), draw = task.model, torch.rand(6, shape[1], dtype=torch.float64) + 0.5
     state = replace(task.initial_state, running={"0": RunningStats(draw[0], draw[1], 7)})
-    own = {"0.placement.mean": draw[2], "0.placement.var": draw[3]}
-    known = {"0.placement.known": torch.ones_like(layer.placement.known)}
-    load_state(task, state, ClientState({**own, **known}))
+    parts = ("mean", "var", "measured_mean", "measured_var")
+    kept = {f"0.placement.{part}": x for part, x in zip(parts, draw[2:], strict=True)}
+    kept["0.placement.batches"] = torch.full_like(layer.placement.batches, 5)
+    load_state(task, state, ClientState(kept))
     start_round(task, broadcast(task, state), RoundContext(step=0, samples=shape[0]))
-    return layer, *place((draw[2], draw[3]), (draw[0], draw[1]), layer.eps)
+    own = 0.9**2 * draw[2:4] + (1 - 0.9**2) * draw[4:]
+    return layer, *place(own, draw[:2], layer.eps)
 
 
 SHAPES = [

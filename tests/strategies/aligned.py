@@ -43,12 +43,23 @@ def place(own, shared, eps):
     return ((var + eps) / (r_var + eps)).sqrt(), (mean - r_mean) / (r_var + eps).sqrt()
 
 
-def follow(statistics, calls, rates):
-    """Let mean and variance follow the calls of a step once, call by call."""
+def follow(statistics, calls, start, end, momentum):
+    """Let mean and variance follow the calls of a step in turn, as often as a counter moves."""
     mean, var = statistics
-    for (new_mean, new_var), rate in zip(calls, rates, strict=True):
+    for batch in range(start, end):
+        new_mean, new_var = calls[(batch - start) % len(calls)]
+        rate = 1 / (batch + 1) if momentum is None else momentum
         mean, var = (1 - rate) * mean + rate * new_mean, (1 - rate) * var + rate * new_var
     return mean, var
+
+
+def average(calls, momentum):
+    """Return what statistics follow that follow these calls again and again."""
+    weights = [1 if momentum is None else (1 - momentum) ** c for c in reversed(range(len(calls)))]
+    return [
+        sum(w * x for w, x in zip(weights, part, strict=True)) / sum(weights)
+        for part in zip(*calls, strict=True)
+    ]
 
 
 def pool(reports, weights):
@@ -68,7 +79,8 @@ class Oracle:
     order: list
     lr: float
     by_batch: bool = False  # whether a client weighs its batch, as under dsgd
-    own: dict = field(default_factory=dict)  # client -> layer -> mean and variance
+    # client -> layer -> own statistics, moments of its last first step, and counter at that time
+    kept: dict = field(default_factory=dict)
 
     def __post_init__(self):
         self.weights = {n: p.detach().clone() for n, p in self.model.named_parameters()}
@@ -92,21 +104,21 @@ class Oracle:
                 x = functional_call(layer, own, x)
         return x
 
-    def placed(self, client):
-        """Return r and s of a client's layers, from its own statistics as they are now."""
-        own = self.own.get(client, self.shared)
-        return {p: place(own[p], self.shared[p], m.eps) for p, m in self.layers.items()}
+    def own(self, client):
+        """Return a client's statistics by layer, as old as the shared ones."""
+        kept = self.kept.get(client, {p: (self.shared[p], [], n) for p, n in self.counter.items()})
+        return {
+            p: follow(*kept[p], self.counter[p], layer.momentum) for p, layer in self.layers.items()
+        }
 
-    def rates(self, path, step, calls):
-        """Return by how much statistics follow the calls of a layer in a step of this round."""
-        momentum = self.layers[path].momentum
-        before = self.counter[path] + step * calls
-        return [1 / (before + c + 1) if momentum is None else momentum for c in range(calls)]
+    def placed(self, client):
+        """Return r and s of a client's layers in a round that starts now."""
+        own = self.own(client)
+        return {p: place(own[p], self.shared[p], m.eps) for p, m in self.layers.items()}
 
     def train(self, client, steps):
         """Return a client's weights after a round and its first batch's moments by layer."""
-        weights, placed = self.weights, self.placed(client)
-        own, report = dict(self.own.get(client, self.shared)), {}
+        weights, placed, own, report = self.weights, self.placed(client), self.own(client), {}
         for step, (x, y) in enumerate(steps):
             weights, seen = {n: w.clone().requires_grad_() for n, w in weights.items()}, {}
             loss = functional.cross_entropy(self.forward(weights, x, placed, seen), y)
@@ -118,14 +130,15 @@ class Oracle:
                     p: [(u.shape[1], u.mean(1), u.var(1, correction=0)) for u in inputs]
                     for p, inputs in seen.items()
                 }
-            for path, calls in report.items():
-                rates = self.rates(path, step, len(calls))
-                own[path] = follow(own[path], [(m, v) for _, m, v in calls], rates)
-        self.own[client] = own
+        self.kept[client] = {
+            p: (own[p], [(m, v) for _, m, v in calls], self.counter[p])
+            for p, calls in report.items()
+        }
         return weights, report
 
-    def round(self, batches):
-        """Run a round of clients with these batches."""
+    def round(self, clients, number):
+        """Run a round of these clients."""
+        batches = [clients.batches(c, number) for c in clients.participants(number)]
         results = [self.train(b.client, b.steps) for b in batches]
         sizes = [len(b.steps[0][1]) for b in batches]
         examples = sizes if self.by_batch else [b.examples for b in batches]
@@ -135,15 +148,15 @@ class Oracle:
             for name in self.weights
         }
         steps = max(len(b.steps) for b in batches)
-        for path in self.layers:
-            calls = []
+        for path, layer in self.layers.items():
+            calls, before = [], self.counter[path]
             for reports in zip(*(report[path] for _, report in results), strict=True):
                 parts = zip(examples, sizes, reports, strict=True)
                 calls.append(pool(reports, [e * count / b for e, b, (count, _, _) in parts]))
-            for step in range(steps):
-                rates = self.rates(path, step, len(calls))
-                self.shared[path] = follow(self.shared[path], calls, rates)
             self.counter[path] += steps * len(calls)
+            self.shared[path] = follow(
+                self.shared[path], calls, before, self.counter[path], layer.momentum
+            )
 
     @torch.no_grad()
     def calibrate(self, batches):

@@ -26,6 +26,7 @@ from strategies.aligned import (
     LR,
     MODELS,
     TIGHT,
+    average,
     away,
     conv_net,
     half_frozen,
@@ -51,22 +52,31 @@ def assert_same(result, oracle):
         torch.testing.assert_close(got.mean, mean, rtol=TIGHT, atol=TIGHT)
         torch.testing.assert_close(got.var, var, rtol=TIGHT, atol=TIGHT)
         assert got.num_batches == oracle.counter[path]
-    assert set(result.client_states) == set(oracle.own)
-    for client, own in oracle.own.items():
-        kept = result.client_states[client].tensors
-        for path in oracle.layers:
-            mean, var = own[path]
-            torch.testing.assert_close(kept[f"{path}.placement.mean"], mean, rtol=TIGHT, atol=TIGHT)
-            torch.testing.assert_close(kept[f"{path}.placement.var"], var, rtol=TIGHT, atol=TIGHT)
+    assert_same_own(result.client_states, oracle)
+
+
+OWN = ("mean", "var", "measured_mean", "measured_var")
+
+
+def assert_same_own(client_states, oracle):
+    """Compare what clients keep: own statistics, what they measured, the counter they received."""
+    assert set(client_states) == set(oracle.kept)
+    for client, layers in oracle.kept.items():
+        kept = client_states[client].tensors
+        for path, (own, calls, counter) in layers.items():
+            wanted = (*own, *average(calls, oracle.layers[path].momentum))
+            for part, value in zip(OWN, wanted, strict=True):
+                got = kept[f"{path}.placement.{part}"]
+                torch.testing.assert_close(got, value, rtol=TIGHT, atol=TIGHT)
+            assert int(kept[f"{path}.placement.batches"]) == counter
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
 @pytest.mark.parametrize(
     ("name", "steps"),
     [
-        *((name, steps) for name in ("conv", "dense") for steps in (1, 3, (1, 3, 2, 2))),
-        ("twice", 1),
-        ("twice", 3),
+        *((name, steps) for name in ("conv", "dense", "twice") for steps in (1, 3, (1, 3, 2, 2))),
+        ("conv", (1, 30, 2, 2)),
         ("frozen", 3),
         ("not affine", 3),
     ],
@@ -76,10 +86,10 @@ def test_whole_run(name, steps, momentum):
     clients, model = away(steps), spread(MODELS[name](momentum))
     oracle, task = make_oracle(model), make_task(model, count=4)
     for round_, result in enumerate(rounds(task, clients, 4), 1):
-        oracle.round([clients.batches(c, round_) for c in clients.participants(round_)])
-        assert_same(result, oracle)
+        oracle.round(clients, round_)
         if round_ in (2, 4):  # in round 2 one client has not trained yet
             assert_same_test(task, result, clients, oracle)
+        assert_same(result, oracle)  # also after a calibration
 
 
 def assert_same_test(task, result, clients, oracle):
@@ -100,7 +110,7 @@ def test_dsgd_weighs_batches():
     oracle = make_oracle(model, by_batch=True)
     task = make_task(model, create_algorithm("dsgd", lr=LR))
     for round_, result in enumerate(rounds(task, clients, 3), 1):
-        oracle.round([clients.batches(c, round_) for c in clients.participants(round_)])
+        oracle.round(clients, round_)
         assert_same(result, oracle)
 
 
@@ -174,6 +184,49 @@ def test_after_one_round_clients_compute_what_one_machine_does_in_evaluation_mod
     torch.testing.assert_close(
         result.state.running["1"].var, plain[1].running_var, rtol=0, atol=TIGHT
     )
+
+
+def test_a_client_of_few_steps_is_placed_as_one_of_many():
+    """Both have the same data; weights stay, γ is 1 and β is 0: a layer's output has mean s."""
+    placed = []
+    for steps in ((1, 30, 2, 2), (30, 30, 2, 2)):
+        clients, task = away(steps), make_task(conv_net(0.1), STILL)
+        result = list(rounds(task, clients, 1))[-1]
+        seen, received = watch(task.model), broadcast(task, result.state)
+        client_round(task, received, result.client_states[0], clients.batches(0, 2))
+        placed.append(torch.cat([y.mean((0, 2, 3)) for _, _, y in seen[:2]]))
+    torch.testing.assert_close(*placed, rtol=0, atol=TIGHT)
+    assert placed[0].abs().max() > 0.4
+
+
+@pytest.mark.parametrize(("momentum", "share"), [(0.1, 1 - 0.9**9), (None, 9 / 12)])
+def test_a_client_that_was_away_follows_by_all_that_the_counter_moved(momentum, share):
+    clients = replace(away((1, 3, 2, 2)), absent={3: (0,), 4: (0,)})
+    _, left, *_, back = rounds(make_task(conv_net(momentum)), clients, 5)
+    old, new = (result.client_states[0].tensors for result in (left, back))
+    for path in ("1.placement", "4.placement"):
+        assert (int(old[f"{path}.batches"]), int(new[f"{path}.batches"])) == (3, 12)
+        for part in ("mean", "var"):
+            wanted = torch.lerp(old[f"{path}.{part}"], old[f"{path}.measured_{part}"], share)
+            torch.testing.assert_close(new[f"{path}.{part}"], wanted, rtol=TIGHT, atol=TIGHT)
+
+
+def test_a_round_that_the_server_did_not_take_moves_no_own_statistics():
+    clients, model = away(3), spread(conv_net())
+    oracle, task = make_oracle(model), make_task(model)
+    for round_, result in enumerate(rounds(task, clients, 2), 1):
+        oracle.round(clients, round_)
+        assert_same(result, oracle)
+    received, kept = broadcast(task, result.state), [result.client_states[1]]
+    for attempt in (3, 4):  # which draw other batches
+        batches = clients.batches(1, attempt)
+        kept.append(client_round(task, received, kept[-1], batches)[1])
+        oracle.train(1, batches.steps)
+        assert_same_own({**result.client_states, 1: kept[-1]}, oracle)
+    for part in OWN:
+        start, first, second = (state.tensors[f"4.placement.{part}"] for state in kept)
+        assert not torch.equal(start, first)
+        assert torch.equal(first, second) != part.startswith("measured")
 
 
 class Shrunk(nn.BatchNorm2d):
@@ -257,7 +310,7 @@ def test_the_scale_of_weights_before_a_layer_does_not_matter(factor):
     torch.testing.assert_close(v, factor * u)  # it was multiplied
     torch.testing.assert_close(z, y, rtol=0, atol=TIGHT)
     assert torch.equal(reply.stats["4"].moments.mean, wanted.stats["4"].moments.mean)
-    assert torch.equal(moved.tensors["4.placement.var"], kept.tensors["4.placement.var"])
+    assert all(torch.equal(value, kept.tensors[key]) for key, value in moved.tensors.items())
 
 
 def test_a_frozen_layer_is_left_alone():
@@ -269,7 +322,7 @@ def test_a_frozen_layer_is_left_alone():
     assert torch.equal(after.var, before.var)
     assert all(set(reply.stats) == {"4"} for reply in result.replies)
     for kept in result.client_states.values():
-        for part in ("mean", "var", "known"):
+        for part in (*OWN, "batches"):
             key = f"1.placement.{part}"
             assert torch.equal(kept.tensors[key], task.initial_client_state.tensors[key])
 
@@ -335,7 +388,7 @@ def test_other_engines(engine, name):
     clients, model = away(2, (5, 5, 3, 5), ()), spread(MODELS[name](0.1))
     oracle, task = make_oracle(model), make_task(model)
     for round_, result in enumerate(engine(task, clients, 4), 1):
-        oracle.round([clients.batches(c, round_) for c in clients.participants(round_)])
+        oracle.round(clients, round_)
         assert_same(result, oracle)
 
 
