@@ -76,7 +76,7 @@ def assert_same_own(client_states, oracle):
     ("name", "steps"),
     [
         *((name, steps) for name in ("conv", "dense", "twice") for steps in (1, 3, (1, 3, 2, 2))),
-        ("conv", (1, 30, 2, 2)),
+        pytest.param("conv", (1, 30, 2, 2), marks=pytest.mark.slow),
         ("frozen", 3),
         ("not affine", 3),
     ],
