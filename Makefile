@@ -30,11 +30,14 @@ lint: .venv/flower
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# One process more than cores, as some tests wait for other processes; tests are given out one by one.
+PYTEST := $(BIN)/python -m pytest --numprocesses $(shell expr $$(nproc 2>/dev/null || echo 2) + 1) --maxschedchunk 1
+
 test: lint
-	$(BIN)/python -m pytest --numprocesses auto
+	$(PYTEST)
 
 test-fast: .venv/installed
-	$(BIN)/python -m pytest --numprocesses auto -m "not slow and not flower and not browser"
+	$(PYTEST) -m "not slow and not flower and not browser"
 
 # Other simulators, each in an environment of its own, for benchmarks/simulators.py --peers.
 PEERS := flower fedlab pfl fluke byzfl

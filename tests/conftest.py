@@ -17,6 +17,11 @@ def pytest_configure(config):
     settings.load_profile("fednorm")
 
 
+def pytest_collection_modifyitems(items):
+    """Put long tests first, so that the last ones to end are short."""
+    items.sort(key=lambda item: [not item.get_closest_marker(mark) for mark in ("slow", "flower")])
+
+
 @pytest.fixture
 def narrow_networks(monkeypatch):
     """Make the published networks narrow: all their layers, with few channels each."""

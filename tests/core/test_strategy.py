@@ -43,5 +43,5 @@ def test_layers_without_a_rule_are_refused_when_they_train():
 
 def test_strategies_that_can_be_merged():
     merged = {name for name in STRATEGIES if create_strategy(name).mergeable_batches}
-    apart = {"fedbn", "silobn", "feddna", "hbn", "brn", "switchnorm"}
+    apart = {"fedbn", "silobn", "feddna", "hbn", "alignbn", "brn", "switchnorm"}
     assert merged == set(STRATEGIES) - apart

@@ -13,6 +13,7 @@ HEAD = (
     "|---|---|---|---|---|"
 )
 _NAMES = {Kind.WEIGHT: "weights", Kind.AFFINE: "γ, β", Kind.STATISTIC: "running statistics"}
+_KEPT = {"hbn": "mixing weights α", "alignbn": "its own running statistics"}
 
 
 def row(name):
@@ -24,8 +25,7 @@ def row(name):
     cells = ["update" if k in sent else "–" for k in (Kind.WEIGHT, Kind.AFFINE)]
     personal = {kind[key] for key in task.layout.personal}
     kept = ", ".join(text for k, text in _NAMES.items() if k in personal) or "–"
-    if name == "hbn":
-        kept = "mixing weights α"
+    kept = _KEPT.get(name, kept)
     return f"| `{name}` | {cells[0]} | {cells[1]} | {_statistics(task, reply, toy)} | {kept} |"
 
 
