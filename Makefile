@@ -31,7 +31,8 @@ lint: .venv/flower
 	$(BIN)/lint-imports
 
 # One process more than cores, as some tests wait for other processes; tests are given out one by one.
-PYTEST := $(BIN)/python -m pytest --numprocesses $(shell expr $$(nproc 2>/dev/null || echo 2) + 1) --maxschedchunk 1
+# They start many processes, which must not compile the package again and again.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(shell expr $$(nproc 2>/dev/null || echo 2) + 1) --maxschedchunk 1
 
 test: lint
 	$(PYTEST)

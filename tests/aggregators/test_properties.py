@@ -18,6 +18,7 @@ def test_byzantine_vectors_cannot_move_it_out_of_the_honest_range(text, crowd):
     assert (found <= truth.amax(0)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["median", "trimmed_mean", "krum", "multi_krum", "nnm > median"])
 @given(crowd=crowds(), factor=st.sampled_from([0.5, -2.0, 1e-9, 1e25]))
 def test_a_factor_of_all_is_one_of_the_result(text, crowd, factor):

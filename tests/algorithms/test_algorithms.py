@@ -16,6 +16,7 @@ def model_states(result):
     return torch.cat([t.flatten() for t in result.state.weights.values()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["reset", "local", "global"])
 def test_momentum_between_rounds_with_one_client(state):
     """Kept momentum makes rounds of 2 steps one long run; reset starts anew every round."""

@@ -68,6 +68,7 @@ def make_plain():
     return fednorm.create_model("resnet", (1, 8, 8), 10, 5, widths=[4, 6])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", list(list_variants()))
 def test_the_exported_model_is_the_tested_one(entry, tmp_path):
     prepared, result = run(entry, tmp_path)

@@ -83,6 +83,7 @@ def test_every_parameter_gets_a_gradient(name):
         assert parameter.grad.any(), path
 
 
+@pytest.mark.slow
 @every
 def test_the_seed_alone_decides_the_weights(name):
     torch.manual_seed(1)

@@ -56,6 +56,7 @@ def test_has_tests_of_its_own(name):
     assert "def test_" in (TESTS / f"test_{module}.py").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @every
 @algorithms
 def test_trains_and_stays_finite(name, step):

@@ -140,6 +140,7 @@ def tensors_of(state):
         yield from (running.mean, running.var, torch.tensor(running.num_batches))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_thousand_malformed_replies_change_nothing(kind):
     draw = random.Random(kind)  # noqa: S311 (a test)

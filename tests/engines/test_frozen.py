@@ -85,6 +85,7 @@ KEEP_LAYERS = sorted(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KEEP_LAYERS)
 def test_statistics_stay_and_nothing_is_reported(name):
     model = half_frozen()

@@ -144,6 +144,7 @@ def test_bottleneck_is_its_formula():
     torch.testing.assert_close(block(x), (wide + shortcut).relu())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "stem", "kernel", "left"),
     [
@@ -198,6 +199,7 @@ def test_mobilenet_drops_features():
     assert create_model("mobilenet_v2", (3, 8, 8), 2, seed=0, dropout=0.5).classifier[0].p == 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(3, 64, 128), (1, 50, 71)])
 @backbones
 def test_deeplab_gives_scores_of_the_inputs_size(backbone, shape):
@@ -226,6 +228,7 @@ def test_deeplab_is_as_described(backbone):
     assert widths == [(48 + 256, 256), (256, 256)]
 
 
+@pytest.mark.slow
 @backbones
 def test_deeplab_sees_what_its_backbone_sees_with_a_stride(backbone):
     """Every second pixel of the dilated features is the original's."""

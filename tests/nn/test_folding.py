@@ -44,6 +44,7 @@ def is_ours(layer):
     return type(layer).__module__.startswith("fednorm") and not list(layer.children())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 @pytest.mark.parametrize("make", [nested_model, biased_model])
 def test_outputs_are_the_same(name, make):

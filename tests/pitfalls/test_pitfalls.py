@@ -59,6 +59,7 @@ def test_excluding_batch_norm_excludes_its_affine_part_too():
     assert not {"shortcut.1.weight", "a.0.b.bias"} & set(result.state.weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n, c in STRATEGIES.items() if hasattr(c, "statistics")])
 @pytest.mark.parametrize("kind", ["dsgd", "fedavg"])
 def test_the_servers_statistics_leave_zero_and_one(name, kind):

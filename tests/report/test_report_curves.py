@@ -70,6 +70,7 @@ def test_a_story_without_panels_or_runs_can_be_drawn(tmp_path):
     assert "Nothing was run." in page(wrap_comparison(comparison()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [WIDE, NARROW])
 @pytest.mark.parametrize("result", EDGE_CASES.values(), ids=EDGE_CASES)
 def test_the_svg_is_the_same_every_time_and_shows_every_strategy(result, size):

@@ -146,6 +146,7 @@ def test_after_dsgd_too_pooling_takes_the_moments_of_all_values():
         torch.testing.assert_close(running.var, values.var(1), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_it_is_tested_with_calibrated_statistics():
     run = fednorm.simulate("heterofl", rounds=40, partition="iid", clients=3)
     assert run.final.accuracy > 0.6
