@@ -1,7 +1,7 @@
 """The rule of alignbn: the batch's own statistics, then a constant map to where all clients are.
 
-A client normalises with its batch, x = (u-μ_B)/√(σ_B²+ε), as torch does, and goes on with
-r·x + s. By its own statistics μ, σ² and the shared ones R, V, r = √((σ²+ε)/(V+ε)) and
+A client normalises with its batch, x = (u-μ_B)/√(σ_B²+ε), as torch does, and scales and shifts it
+to r·x + s. By its own statistics μ, σ² and the shared ones R, V, r = √((σ²+ε)/(V+ε)) and
 s = (μ-R)/√(V+ε) are constants of the round: where μ_B = μ and σ_B² = σ², r·x + s = (u-R)/√(V+ε).
 """
 
