@@ -6,6 +6,7 @@ import os
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from data.layouts import (
@@ -206,3 +207,20 @@ def test_the_real_cifar10_has_the_known_checksums():
     )
     assert {key: digest(array) for key, array in arrays.items()} == Cifar10.sums
     assert arrays["x"].shape == (50_000, 3, 32, 32)
+
+
+@pytest.mark.parametrize("size", [16, 8])
+def test_smaller_images_are_means_of_pixels(size):
+    rng, factor = np.random.default_rng(0), 32 // size
+    arrays = {key: rng.integers(0, 256, (3, 3, 32, 32), np.uint8) for key in ("x", "x_test")}
+    small = Cifar10(size=size).subsample(arrays, seed=0)
+    for key, images in arrays.items():
+        assert small[key].shape == (3, 3, size, size)
+        block = images[1, 2, factor : 2 * factor, 3 * factor : 4 * factor]
+        assert small[key].dtype == np.uint8
+        assert abs(float(small[key][1, 2, 1, 3]) - block.mean()) <= 0.5
+
+
+def test_images_of_another_size_are_refused():
+    with pytest.raises(ValueError, match="must be 32, 16 or 8, but is 20"):
+        Cifar10(size=20)

@@ -14,7 +14,7 @@ from fednorm.core.messages import RunningStats
 from fednorm.core.moments import Moments
 from fednorm.core.strategy import Conversion
 from fednorm.nn.batch_norm import FedBatchNorm
-from fednorm.nn.convert import to_fed_batch_norm
+from fednorm.nn.convert import add_to_norms, to_fed_batch_norm
 
 
 class Placement(NormLayer):
@@ -75,11 +75,7 @@ class Placement(NormLayer):
 
 def add_placements(model: nn.Module) -> Conversion:
     """Convert BatchNorm layers and give each statistics of the client's own."""
-    conversion = to_fed_batch_norm(model, tracking=True)
-    for layer in list(conversion.model.modules()):
-        if isinstance(layer, FedBatchNorm) and layer.running_mean is not None:
-            layer.placement = Placement(layer.running_mean).train(layer.training)
-    return conversion
+    return add_to_norms(to_fed_batch_norm(model, tracking=True), "placement", Placement)
 
 
 def _placement_of(layer: FedBatchNorm) -> Placement:

@@ -119,6 +119,16 @@ def to_fed_batch_norm(
     return replace(model, make)
 
 
+def add_to_norms(
+    conversion: Conversion, name: str, make: Callable[[Tensor], nn.Module]
+) -> Conversion:
+    """Give every converted layer a child, made from its running mean and in the layer's mode."""
+    for layer in list(conversion.model.modules()):
+        if isinstance(layer, FedBatchNorm) and layer.running_mean is not None:
+            setattr(layer, name, make(layer.running_mean).train(layer.training))
+    return conversion
+
+
 class SampleNorm(nn.GroupNorm):
     """GroupNorm that refuses to normalise a single value, which would erase its input.
 

@@ -6,6 +6,7 @@ ones of the round before, and reports its own part of the new ones.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from fednorm.core.messages import LayerStats, RunningStats
 from fednorm.core.moments import Moments
 from fednorm.core.strategy import Conversion
 from fednorm.nn.batch_norm import FedBatchNorm, LayerRecorder, batch_stats, per_channel
-from fednorm.nn.convert import to_fed_batch_norm
+from fednorm.nn.convert import add_to_norms, to_fed_batch_norm
 
 
 class BackwardMeans(NormLayer):
@@ -73,11 +74,8 @@ def add_backward_means(
 ) -> Conversion:
     """Convert BatchNorm layers and give each its backward means."""
     conversion = to_fed_batch_norm(model, momentum=momentum, tracking=True)
-    for layer in list(conversion.model.modules()):
-        if isinstance(layer, FedBatchNorm) and layer.running_mean is not None:
-            means = BackwardMeans(layer.running_mean, backward_momentum)
-            layer.backward_means = means.train(layer.training)
-    return conversion
+    make = partial(BackwardMeans, momentum=backward_momentum)
+    return add_to_norms(conversion, "backward_means", make)
 
 
 def _record_and_use_shared(layer: FedBatchNorm, x: Tensor) -> Tensor:

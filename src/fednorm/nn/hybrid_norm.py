@@ -7,7 +7,7 @@ from fednorm.core.layer import NormRule
 from fednorm.core.moments import Moments, exact_values
 from fednorm.core.strategy import Conversion
 from fednorm.nn.batch_norm import FedBatchNorm, per_channel
-from fednorm.nn.convert import to_fed_batch_norm
+from fednorm.nn.convert import add_to_norms, to_fed_batch_norm
 
 
 class Mixing(nn.Module):
@@ -24,11 +24,7 @@ class Mixing(nn.Module):
 
 def add_mixing(model: nn.Module) -> Conversion:
     """Convert BatchNorm layers and give each a mixing weight."""
-    conversion = to_fed_batch_norm(model, tracking=True)
-    for layer in conversion.model.modules():
-        if isinstance(layer, FedBatchNorm) and layer.running_mean is not None:
-            layer.mixing = Mixing(layer.running_mean).train(layer.training)
-    return conversion
+    return add_to_norms(to_fed_batch_norm(model, tracking=True), "mixing", Mixing)
 
 
 def _mixing_share(layer: FedBatchNorm) -> Tensor:
