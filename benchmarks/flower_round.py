@@ -250,10 +250,12 @@ def measure(folder: Path, given: argparse.Namespace) -> tuple[Times, Times]:
         for number in range(2):
             deployment.node(number)
         for turn in range(given.passes):
-            for name, app in list(apps.items())[:: -1 if turn % 2 else 1]:
-                seconds[name] += time_app(deployment, app)
+            for name in list(seconds)[:: -1 if turn % 2 else 1]:
+                if name in apps:
+                    seconds[name] += time_app(deployment, apps[name])
+                else:
+                    seconds[name] += time_command(deployment, given.rounds, folder / f"out{turn}")
                 print(f"{name}: {seconds[name]}", file=sys.stderr, flush=True)
-            seconds["run"] += time_command(deployment, given.rounds, folder / f"out{turn}")
         found = re.findall(r"CPU (\w+) ([\d.]+)", deployment.log("node0") + deployment.log("node1"))
     return seconds, {name: [float(cpu) for said, cpu in found if said == name] for name in apps}
 
