@@ -55,9 +55,10 @@ def differ(one, other):
     return {name.rpartition(".")[2] for name in one if not torch.equal(one[name], other[name])}
 
 
-def test_one_model_for_all_has_calibrated_statistics(example, config, tmp_path):
+@pytest.mark.parametrize("strategy", ["heterofl", "alignbn"])
+def test_one_model_for_all_has_calibrated_statistics(example, config, tmp_path, strategy):
     places = [{"partition-id": i, "num-partitions": 2} for i in range(2)]
-    one = {"strategy": "heterofl", "own-statistics": False, "data": str(tmp_path / "images")}
+    one = {"strategy": strategy, "own-statistics": False, "data": str(tmp_path / "images")}
     metrics = run(example, config | one, places)
     assert sorted(m["num-examples"] for m in metrics) == [3, 4]  # a fifth of 12 and 24, by class
     models = read_models(tmp_path / "models")
