@@ -273,8 +273,8 @@ def show(titles: dict[str, str], values: Times, what: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--passes", type=int, default=2)
     parser.add_argument("--evaluate", action="store_true", help="let nodes test the model, too")
     parser.add_argument("--poll", type=float, help="seconds between a SuperExec's looks for work")
     chosen = parser.parse_args()
