@@ -11,7 +11,7 @@ from fednorm.core.layer import RoundContext
 from fednorm.nn.sync_norm import _Site, _Synchronized
 from support import ToyClients, assert_same_state, last, nested_model, task_of
 
-LR, ROUNDS = 0.05, 20
+LR, ROUNDS = 0.05, 8
 
 
 def central(clients, rounds=ROUNDS, model=None):

@@ -279,19 +279,3 @@ def test_gradient_is_that_of_the_explicit_formula():
     (formula(z, free) * weight).sum().backward()
     torch.testing.assert_close(x.grad, z.grad)
     torch.testing.assert_close(layer.mixing.alpha.grad, free.grad)
-
-
-@pytest.mark.slow
-def test_it_learns_where_clients_are_alike():
-    run = fednorm.simulate(
-        "hbn",
-        rounds=10,
-        partition="iid",
-        clients=3,
-        model="resnet",
-        algorithm="fedavg",
-        local_steps=5,
-        batch_size=60,
-        eval_every=10,
-    )
-    assert run.final.accuracy > 0.8
