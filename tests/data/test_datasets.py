@@ -9,6 +9,7 @@ from fednorm.data import Dataset, load_dataset
 from fednorm.errors import UnknownNameError
 
 
+@pytest.mark.slow
 def test_digits_are_those_of_scikit_learn():
     data = load_dataset("digits", 9, test=300)
     expected = pytest.importorskip("sklearn.datasets").load_digits()
@@ -22,6 +23,7 @@ def test_digits_are_those_of_scikit_learn():
     assert data.shape == (1, 8, 8)
 
 
+@pytest.mark.slow
 def test_digits_keep_the_order_of_scikit_learn_within_a_split():
     data = load_dataset("digits", 0, test=1)
     expected = pytest.importorskip("sklearn.datasets").load_digits().target.tolist()

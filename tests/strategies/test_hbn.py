@@ -212,6 +212,7 @@ def test_one_client_is_tested_as_it_trains():
     torch.testing.assert_close(got, expected, rtol=4 / n, atol=4 / n)
 
 
+@pytest.mark.slow
 def test_a_test_does_not_change_the_training():
     """What is taken for a test is used for that test only."""
     values = {"rounds": 4, "seed": 0, "partition": "iid", "clients": 3, "local_steps": 2}
