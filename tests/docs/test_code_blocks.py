@@ -82,6 +82,7 @@ def folder(tmp_path, monkeypatch, narrow_networks):
     """Make a folder with everything that the commands of the docs expect to find."""
     del narrow_networks
     monkeypatch.setattr("fednorm.doctor.race.RATES", (1.0,))
+    monkeypatch.setattr("fednorm.doctor.race.CANDIDATES", ("naive", "fbn"))
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "models.py").write_text(MODULE)
