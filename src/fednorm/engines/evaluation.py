@@ -26,7 +26,7 @@ from fednorm.core.messages import (
 from fednorm.core.round import broadcast, client_calibration, server_calibration
 from fednorm.core.task import Task, export, isolated_rng, start_training
 from fednorm.core.types import ClientId, Kind
-from fednorm.engines.base import ClientSource
+from fednorm.engines.base import NO_LIMITS, ClientSource, Limits
 
 Batch = tuple[Tensor, Tensor]
 
@@ -167,6 +167,7 @@ class Transport:
 
     adversary: Adversary | None = None
     ask: Ask | None = None
+    limits: Limits = NO_LIMITS
 
 
 DIRECT = Transport()
@@ -192,7 +193,8 @@ def calibrate_clients(
             for c in asked
         ]
     answers = apply_attack(own, transport.adversary, received.round, calibration=True)
-    after = server_calibration(task, state, answers)
+    claims = {c: transport.limits.find_calibration_claim(clients.all_batches(c)) for c in asked}
+    after = server_calibration(task, state, answers, asked=claims)
     size = fmean(report_bytes(answer.stats) for answer in answers) if answers else 0.0
     return after, CalibrationCost(1, size, download_bytes(received), after.rejected)
 

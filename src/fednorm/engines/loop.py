@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
 from typing import TypeAlias
@@ -13,6 +13,7 @@ from fednorm.attacks import apply_attack, find_tracked_layers
 from fednorm.core.messages import (
     Batches,
     Broadcast,
+    Claim,
     ClientState,
     RejectedReply,
     Reply,
@@ -20,10 +21,10 @@ from fednorm.core.messages import (
     download_bytes,
     upload_bytes,
 )
+from fednorm.core.replies.validation import list_clients
 from fednorm.core.round import broadcast, server_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId, nbytes
-from fednorm.core.validation import list_clients
 from fednorm.engines.base import (
     NO_FAULTS,
     ClientSource,
@@ -92,6 +93,7 @@ class _RoundRunner:
     clients: ClientSource
     train: Train
     faults: Faults
+    registered: dict[ClientId, int] = field(default_factory=dict)  # examples of the first reply
 
     def run(self, state: ServerState, client_states: ClientStateStore) -> RoundResult:
         """Run one round, again with other clients while too few answer."""
@@ -129,7 +131,12 @@ class _RoundRunner:
         replies = apply_attack(
             own, adversary, received.round, tracked=find_tracked_layers(task, received)
         )
-        state = server_round(task, state, replies, asked=answering, minimum=self.faults.min_replies)
+        claims = {own.client: self._find_claim(own) for own in batches}
+        state = server_round(task, state, replies, asked=claims, minimum=self.faults.min_replies)
+        gone = list_clients(state.rejected)
+        for reply in replies:
+            if reply.client not in gone:
+                self.registered.setdefault(reply.client, reply.examples)
         exchanged = nbytes(answers.values())
         return RoundResult(
             state=state,
@@ -143,6 +150,15 @@ class _RoundRunner:
             replies=replies,
             rejected=state.rejected,
         )
+
+    def _find_claim(self, own: Batches) -> Claim:
+        """Return what a client may claim; of remote clients no more than at their first reply."""
+        measures = self.task.strategy.measures
+        measured = self.clients.all_batches(own.client) if measures else None
+        claim = self.faults.limits.find_claim(self.task, own, measured)
+        if self.faults.limits.max_examples is None and self.faults.limits.remote:
+            return replace(claim, examples=self.registered.get(own.client, claim.examples))
+        return claim
 
 
 def _mean_loss(replies: Sequence[Reply], rejected: Sequence[RejectedReply]) -> float:
