@@ -58,8 +58,8 @@ class Limits:
         """Return what a client may claim in a round, before which it may have `measured` data."""
         largest, seen = max(own.batch_sizes, default=0), measured or own
         if self.remote or not largest or not seen.batch_sizes:
-            return self._bound(Claim())
-        return self._bound(
+            return self._apply_maximum(Claim())
+        return self._apply_maximum(
             Claim(
                 examples=task.algorithm.examples(own, largest),
                 samples=sum(seen.batch_sizes) if measured else largest,
@@ -72,10 +72,10 @@ class Limits:
         """Return what a client may claim in a calibration on all its data."""
         sizes = own.batch_sizes
         if self.remote or not sizes:
-            return self._bound(Claim())
-        return self._bound(Claim(own.examples, samples=sum(sizes), batches=len(sizes)))
+            return self._apply_maximum(Claim())
+        return self._apply_maximum(Claim(own.examples, samples=sum(sizes), batches=len(sizes)))
 
-    def _bound(self, claim: Claim) -> Claim:
+    def _apply_maximum(self, claim: Claim) -> Claim:
         most = self.max_examples
         return claim if most is None else replace(claim, examples=min(claim.examples, most))
 
