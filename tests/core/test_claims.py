@@ -268,6 +268,23 @@ class Level(nn.Module):
         return x
 
 
+@pytest.mark.parametrize("name", ["naive", "fbn"])
+def test_means_cannot_be_raised_step_by_step(name):
+    """Each round 500 times as large as what the server has, which it follows."""
+    task, clients = task_of(name, **DSGD), ToyClients(sizes=(5, 7, 4, 6))
+
+    def train(received, client_states, batches):
+        results, answers = train_clients(task, received, client_states, batches)
+        largest = float(received.state.running["stem.1"].mean.abs().max()) + 1
+        raise_mean = in_layer(mean=lambda mean: mean + 500 * largest)
+        return [(raise_mean(r) if r.client == LIAR else r, kept) for r, kept in results], answers
+
+    results = list(rounds(task, clients, 8, train=train))
+    means = [float(result.state.running["stem.1"].mean.abs().max()) for result in results]
+    assert max(means) < 1e4  # 1e17 if the scale is raised along
+    assert results[-1].rejected
+
+
 def test_robust_rules_see_all_replies():
     median = create_aggregator("median", f=1)
     task = replace(task_of("fbn", **DSGD), aggregator=median, statistics_aggregator=median)

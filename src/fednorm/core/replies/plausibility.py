@@ -3,7 +3,7 @@
 The plain mean does what a single client wants, if its values are large enough. So where values are
 averaged, a reply is an outlier if something of it is more than `outlier_factor` times the median
 over clients, and than `outlier_factor` times a scale of the server's: an update also has to move
-the weights by more than their own length, the inputs of a layer also have to exceed the running
+the weights by more than their own length, the inputs of a layer also have to exceed the initial
 statistics. Honest clients that differ, a client among others that have nothing left to learn, and
 clients that all diverge together are no outliers. Robust rules need no such help.
 
@@ -12,11 +12,12 @@ This bounds what a false reply can do, and does not prevent it: docs/byzantine.m
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 import torch
 
+from fednorm.core.merge import find_rate
 from fednorm.core.messages import LayerStats, RejectedReply, Reply, RunningStats, ServerState
 from fednorm.core.moments import Moments
 from fednorm.core.replies.validation import Fault, Rejected, sort_by_client
@@ -58,7 +59,7 @@ def reject_outliers(
         if task.aggregator.uses_weights:
             own.update(measure_tensors(reply, state))
         if task.statistics_aggregator.uses_weights:
-            own.update(measure_statistics(reply.stats))
+            own.update(measure_statistics(_find_batches(task, state, reply.stats)))
     scales = _ServerScales(task, state, good)
     found = find_outliers(sizes, task.outlier_factor, scales.find_floor)
     if not found:
@@ -79,7 +80,9 @@ class _ServerScales:
     def find_floor(self, quantity: Quantity) -> float:
         """Return the scale of a quantity that a single client may have."""
         if quantity.kind in {"inputs", "backward"}:
-            running = measure_inputs({quantity.where: self.state.running[quantity.where]})
+            # The initial statistics: false replies could raise the present ones step by step.
+            state = self.task.initial_state if quantity.kind == "inputs" else self.state
+            running = measure_inputs({quantity.where: state.running[quantity.where]})
             return math.hypot(*running.values(), _VISIBLE)
         if quantity.kind == "buffer":
             buffer = self.state.buffers[quantity.where].double()
@@ -129,6 +132,29 @@ def measure_length(tensors: Tensors) -> float:
         return 0.0
     lengths = torch._foreach_norm(list(tensors.values()))  # noqa: SLF001 (one batched call)
     return math.hypot(*torch.stack(lengths).tolist())
+
+
+def _find_batches(
+    task: Task, state: ServerState, stats: Mapping[str, LayerStats]
+) -> Mapping[str, LayerStats]:
+    """Return the statistics of a client's batches, which it may have mixed into running ones.
+
+    Running statistics hold the server's as well, which all clients would share with a false one.
+    """
+    if task.strategy.statistics == "pool" or task.strategy.calibration != "never":
+        return stats
+    found = {}
+    for path, report in stats.items():
+        before, own = state.running[path], report.moments
+        rate = find_rate(before, report.num_batches, task.layout.sharing[path].momentum)
+        if rate > 0:
+            mean, var = (
+                old.double() + (new.double() - old.double()) / rate
+                for old, new in ((before.mean, own.mean), (before.var, own.var))
+            )
+            report = replace(report, moments=replace(own, mean=mean, var=var))  # noqa: PLW2901
+        found[path] = report
+    return found
 
 
 def measure_statistics(stats: Mapping[str, LayerStats]) -> dict[Quantity, float]:
