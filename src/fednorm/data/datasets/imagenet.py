@@ -11,13 +11,12 @@ import numpy as np
 from filelock import FileLock
 
 from fednorm.data.cache import get_home, list_roots
+from fednorm.data.decoder import Decoder, center_crop
 from fednorm.data.download import download
 from fednorm.data.image_files import (
-    Decoder,
     ImageFileDataset,
     ImageFiles,
     SplitFiles,
-    center_crop,
     find_root,
     list_folders,
     scan_classes,
@@ -62,7 +61,7 @@ class ImageNet(ImageFileDataset):
             scan_classes((root / split / name, label) for label, name in enumerate(names))
             for split in ("train", "val")
         )
-        return SplitFiles(train, test, len(names))
+        return SplitFiles(train, test, len(names), root)
 
     def make_decoder(self) -> Decoder:
         """Resize and crop."""
@@ -88,7 +87,7 @@ class TinyImageNet(ImageFileDataset):
         root = self._find_folder()
         names = list_folders(root / "train")
         train = scan_classes((root / "train" / name / "images", i) for i, name in enumerate(names))
-        return SplitFiles(train, scan_annotations(root / "val", names), len(names))
+        return SplitFiles(train, scan_annotations(root / "val", names), len(names), root)
 
     def make_decoder(self) -> Decoder:
         """Keep the size of the images."""
