@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
@@ -91,7 +92,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def open_regular(path: Path) -> Iterator[IO[bytes]]:
+def open_regular(path: Path) -> Iterator[BufferedReader]:
     """Open a file to be read; refuse a pipe or device, which might never end.
 
     >>> with open_regular(Path("/dev/zero")) as file:

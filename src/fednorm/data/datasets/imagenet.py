@@ -12,7 +12,7 @@ from filelock import FileLock
 
 from fednorm.data.cache import get_home, list_roots
 from fednorm.data.decoder import Decoder, center_crop
-from fednorm.data.download import download
+from fednorm.data.download import check_unpacked, download
 from fednorm.data.image_files import (
     ImageFileDataset,
     ImageFiles,
@@ -27,6 +27,7 @@ from fednorm.registry import param
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 FOLDER = "tiny-imagenet-200"
+_MOST_UNPACKED = 2_000_000_000  # bytes, of all images together
 MARKERS = ("train", "val/val_annotations.txt")
 
 
@@ -110,8 +111,10 @@ class TinyImageNet(ImageFileDataset):
             archive = self._find_zip(Path(scratch), missing)
             try:
                 with zipfile.ZipFile(archive) as file:
+                    total = sum(info.file_size for info in file.infolist())
+                    check_unpacked(archive.name, total, _MOST_UNPACKED)
                     file.extractall(scratch)
-            except (zipfile.BadZipFile, zlib.error) as error:
+            except (zipfile.BadZipFile, zlib.error, DamagedDataError) as error:
                 raise DamagedDataError(f"{archive} is damaged: {error}; remove it.") from error
             (Path(scratch) / FOLDER).rename(get_home() / FOLDER)
 
