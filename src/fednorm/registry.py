@@ -10,7 +10,7 @@ import difflib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -224,6 +224,39 @@ def find_function(kind: str, name: str) -> Callable[..., Any]:
         known = [key for key, value in vars(module).items() if inspect.isroutine(value)]
         raise unknown(f"function of module {module_name!r}", function_name, known)
     return function  # type: ignore[no-any-return]  # a callable of any signature
+
+
+def check_allowed(kind: str, name: str, allowed: Sequence[str]) -> None:
+    """Refuse a function that comes from outside unless its module is allowed.
+
+    Args:
+        kind: what it makes, "model" or "data set".
+        name: a registered name, which may pass, or "package.module:function".
+        allowed: modules and packages that the owner of this machine trusts.
+
+    >>> check_allowed("model", "mlp", [])
+    >>> check_allowed("model", "os:system", ["mypackage"])
+    Traceback (most recent call last):
+    fednorm.errors.ConfigError: model 'os:system' was sent to this machine, which allows functions \
+of mypackage only; its owner can allow module 'os'.
+    """
+    if ":" not in name:
+        return
+    module, _, _ = name.partition(":")
+    if _is_allowed(module, allowed):
+        with importable_directory():
+            # An allowed module imports others, whose functions are not meant.
+            module = str(getattr(find_function(kind, name), "__module__", module))
+    if not _is_allowed(module, allowed):
+        known = f"functions of {', '.join(allowed)}" if allowed else "registered names"
+        raise ConfigError(
+            f"{kind} {name!r} was sent to this machine, which allows {known} only; its owner can "
+            f"allow module {module!r}."
+        )
+
+
+def _is_allowed(module: str, allowed: Sequence[str]) -> bool:
+    return any(f"{module}.".startswith(f"{name}.") for name in allowed)
 
 
 def list_arguments(function: Callable[..., Any], wanted: set[str]) -> set[str]:

@@ -4,15 +4,17 @@ import ctypes
 import os
 import platform
 import secrets
+import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
-from fednorm.errors import ConfigError
+from fednorm.errors import ConfigError, DamagedDataError
 
 _PACKAGES = ("fednorm", "torch", "numpy")
 
@@ -87,6 +89,23 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[BufferedReader]:
+    """Open a file to be read; refuse a pipe or device, which might never end.
+
+    >>> with open_regular(Path("/dev/zero")) as file:
+    ...     pass
+    Traceback (most recent call last):
+    fednorm.errors.DamagedDataError: /dev/zero is not a regular file; remove it.
+    """
+    # Without O_NONBLOCK, to open a pipe would wait for a writer.
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(number, "rb") as file:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise DamagedDataError(f"{path} is not a regular file; remove it.")
+        yield file
 
 
 _STATUS, _REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -176,3 +195,9 @@ def keep_memory() -> bool:
         return False
     library = ctypes.CDLL(None)
     return all(library.mallopt(name, value) == 1 for name, value in _SETTINGS.items())
+
+
+def release_memory() -> None:
+    """Give memory that is free back to the system, in the heaps of all threads."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)

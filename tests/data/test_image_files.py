@@ -10,15 +10,9 @@ import torch
 from PIL import Image
 
 from fednorm.data import image_files, load_dataset
+from fednorm.data.decoder import Decoder, center_crop, to_array
 from fednorm.data.federation import build_federation
-from fednorm.data.image_files import (
-    Decoder,
-    ImageFiles,
-    center_crop,
-    fingerprint,
-    load_decoded,
-    to_array,
-)
+from fednorm.data.image_files import ImageFiles, fingerprint, load_decoded
 from fednorm.data.sampling import Plan
 from fednorm.errors import DamagedDataError
 

@@ -30,7 +30,7 @@ class Nodes(Grid):
     """A grid whose nodes run a ClientApp when they get a message."""
 
     def __init__(self, app, count, node_configs=None, run_config=None):
-        self.app, self.lost, self.sent = app, set(), []
+        self.app, self.lost, self.sent, self.failed = app, set(), [], []
         # What a runtime says to a ServerApp before it starts.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 1
         configs = node_configs or [{"partition-id": i} for i in range(count)]
@@ -74,7 +74,9 @@ class Nodes(Grid):
         try:
             answer = carried(self.app(arrived, context))
         except Exception as error:  # noqa: BLE001 (a SuperNode reports any)
-            return Message(Error(0, f"{type(error).__name__}: {error}"), reply_to=arrived)
+            answer = Message(Error(0, f"{type(error).__name__}: {error}"), reply_to=arrived)
+            self.failed.append(answer)
+            return answer
         self.contexts[node] = _kept(context)
         self.sent.append(answer)
         return answer

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fednorm.errors import ConfigError
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.flower.submit import SuperLink, submit
 from fednorm.experiment.load import build_experiment
@@ -55,6 +56,14 @@ def test_a_deployment_gives_what_the_simulator_gives(deployment, tmp_path):
     metrics = [path.read_text() for path in tmp_path.glob("*/runs/*/metrics.jsonl")]
     assert len(metrics) == 2
     assert metrics[0] == metrics[1]
+
+
+def test_a_command_in_an_experiment_is_not_run(deployment, tmp_path):
+    """The error comes from the SuperLink's machine, over the signed lines of the log."""
+    attack = {"data": {"name": "os:system", "command": f"touch {tmp_path / 'mark'}"}}
+    with pytest.raises(ConfigError, match="was sent to this machine, which allows registered"):
+        submit(build_experiment(VALUES | attack), link(deployment), tmp_path / "out")
+    assert not (tmp_path / "mark").exists()
 
 
 def test_an_unknown_node_is_refused(deployment):

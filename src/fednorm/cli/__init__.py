@@ -45,6 +45,9 @@ def main() -> None:
         message = f"[bold red]Error:[/] {escape(str(error))}"
         errors.print(message, highlight=False, soft_wrap=True)
         sys.exit(2)
+    except MemoryError:
+        errors.print("[bold red]Error:[/] there is not enough memory; use smaller values.")
+        sys.exit(2)
     except KeyboardInterrupt:
         errors.print("Interrupted before the first run; nothing was written.")
         sys.exit(INTERRUPTED)

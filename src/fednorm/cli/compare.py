@@ -205,10 +205,11 @@ def _show(comparison: "Comparison", out: Path) -> None:
 
     report = write_comparison(comparison, out)
     console.print(build_table(comparison))
-    console.print(f"Report: {report}", soft_wrap=True)
+    console.print(f"Report: {report}", soft_wrap=True, markup=False)
     for result in comparison.runs:
         if result.status == "stopped":
-            errors.print(f"{result.strategy}, seed {result.seed}, stopped: {result.error}")
+            told = f"{result.strategy}, seed {result.seed}, stopped: {result.error}"
+            errors.print(told, markup=False)
     exit_if_interrupted(result.status for result in comparison.runs)
     if any(result.status == "stopped" for result in comparison.runs):
         raise typer.Exit(1)

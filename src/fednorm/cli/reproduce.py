@@ -100,7 +100,7 @@ def _run(request: "FigureRequest", folder: Path, workers: int | None) -> None:
     console.print(build_figure_table(result))
     for cut in result.cuts:
         console.print(f"- {cut}", highlight=False, markup=False)
-    console.print(f"Report: {report}", soft_wrap=True)
+    console.print(f"Report: {report}", soft_wrap=True, markup=False)
     exit_if_interrupted(run.status for panel in result.panels for run in panel.comparison.runs)
 
 

@@ -45,10 +45,10 @@ def show_conversions(console: Console) -> Iterator[None]:
 def show_progress(experiment: Experiment, console: Console) -> Iterator[Callback]:
     """Show one bar for the whole comparison and one for each run under way."""
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[news]}"),
+        TextColumn("{task.fields[news]}", markup=False),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,

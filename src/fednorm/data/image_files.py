@@ -5,31 +5,33 @@ fingerprint of the files and the decoder's settings.
 """
 
 import hashlib
+import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
 from fednorm.data.cache import Arrays, get_decoded_home, get_home, list_roots, load_or_create, save
 from fednorm.data.dataset import Dataset
+from fednorm.data.decoder import Decode, Decoder, ImageArray
 from fednorm.data.download import show_progress
 from fednorm.data.image_dataset import ImageDataset, make_dataset
 from fednorm.data.transforms import BatchTransform
 from fednorm.errors import DamagedDataError, MissingDataError
+from fednorm.registry import param
 from fednorm.system import count_cores
 
-ImageArray: TypeAlias = NDArray[np.uint8]
-Decode: TypeAlias = Callable[[Path], ImageArray]
-
+log = logging.getLogger("fednorm")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp")
+_SHOWN = 5  # names in a message
 _AT_ONCE = 4096  # files queued for the threads, which write their results straight to disk
 
 
@@ -64,15 +66,7 @@ class SplitFiles:
     train: ImageFiles
     test: ImageFiles
     classes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Decoder:
-    """Functions that read images and masks; `settings` identify their results."""
-
-    image: Decode
-    settings: str
-    mask: Decode | None = None
+    root: Path  # links that lead out of it are not followed
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +75,18 @@ class ImageFileDataset(ImageDataset, ABC):
 
     mean: ClassVar[tuple[float, ...]] = (0.485, 0.456, 0.406)  # of ImageNet
     std: ClassVar[tuple[float, ...]] = (0.229, 0.224, 0.225)
+
+    damaged: Literal["refuse", "skip"] = param(
+        "refuse", "what to do with files that cannot be read: 'refuse' the data set, or 'skip' them"
+    )
+
+    def __post_init__(self) -> None:
+        ImageDataset.__post_init__(self)  # with slots, super() finds no class
+        if self.damaged not in ("refuse", "skip"):
+            raise ValueError(
+                f"damaged of data set {self.name!r} must be 'refuse' or 'skip', but is "
+                f"{self.damaged!r}."
+            )
 
     @abstractmethod
     def list_files(self, seed: int) -> SplitFiles:
@@ -96,10 +102,13 @@ class ImageFileDataset(ImageDataset, ABC):
 
     def load(self, seed: int) -> Dataset:
         """Load the chosen images; decode them unless they are cached."""
-        files = self.list_files(seed)
-        train = self._choose_files(files.train, seed, test=False)
-        test = self._choose_files(files.test, seed, test=True)
-        arrays = load_decoded(self.name, train, test, self.make_decoder())
+        files, skip = self.list_files(seed), self.damaged == "skip"
+        train, test = (
+            self._choose_files(_check_links(part, files.root, skip=skip), seed, test=tested)
+            for part, tested in ((files.train, False), (files.test, True))
+        )
+        decoder = replace(self.make_decoder(), skip=skip)
+        arrays = load_decoded(self.name, train, test, decoder)
         transform = self.choose_transform(*arrays["x"].shape[-2:])
         return make_dataset(self.name, arrays, files.classes, transform)
 
@@ -153,6 +162,38 @@ def list_images(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
+def _check_links(files: ImageFiles, root: Path, *, skip: bool) -> ImageFiles:
+    """Refuse files that are behind links out of the root, or leave them out."""
+    masks = files.labels if isinstance(files.labels, list) else []
+    folders = {path.parent for path in (*files.paths, *masks)}
+    outer = {folder for folder in folders if not folder.resolve().is_relative_to(root)}
+
+    def leads_out(path: Path) -> bool:
+        return path.parent in outer or (
+            path.is_symlink() and not path.resolve().is_relative_to(root)
+        )
+
+    pairs = zip(files.paths, masks or files.paths, strict=True)
+    bad = {i for i, pair in enumerate(pairs) if any(map(leads_out, pair))}
+    if not bad:
+        return files
+    if not skip:
+        path = files.paths[min(bad)]
+        raise DamagedDataError(
+            f"{path.parent if path.parent in outer else path} is a link out of {root}, and is not "
+            "followed; copy what it leads to, or set damaged = 'skip'."
+        )
+    return _leave_out(files, bad, f"behind links out of {root}")
+
+
+def _leave_out(files: ImageFiles, bad: Collection[int], why: str) -> ImageFiles:
+    """Return the files without those at the indices `bad`, and tell their names."""
+    names = [str(files.paths[i]) for i in sorted(bad)]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    log.warning("left out %s: %s%s.", why, ", ".join(names[:_SHOWN]), more)
+    return files.take(np.array([i for i in range(len(files.paths)) if i not in bad], np.int64))
+
+
 def scan_classes(classes: Iterable[tuple[Path, int]]) -> ImageFiles:
     """List the images of (folder, label) pairs with their labels."""
     found = [(path, label) for folder, label in classes for path in list_images(folder)]
@@ -161,47 +202,9 @@ def scan_classes(classes: Iterable[tuple[Path, int]]) -> ImageFiles:
     )
 
 
-def center_crop(size: int | None, channels: int = 3) -> Decoder:
-    """Return a decoder that resizes the short side to `size` and crops the centre.
-
-    Without a size, images keep theirs.
-    """
-    if size is not None and size < 1:
-        raise ValueError(f"size must be at least 1 pixel, but is {size}.")
-
-    def decode(path: Path) -> ImageArray:
-        with Image.open(path) as image:
-            if size is not None:  # read a large JPEG at a fraction of its size, at least twice it
-                image.draft(None, (2 * size, 2 * size))
-            return to_array(image, size, channels)
-
-    return Decoder(decode, f"square {size} {channels}")
-
-
-def to_array(image: Image.Image, size: int | None, channels: int) -> ImageArray:
-    """Convert an image to channels x height x width; with a size, crop its centre."""
-    converted = image.convert("RGB" if channels == 3 else "L")  # noqa: PLR2004 (red, green, blue)
-    if size is not None and converted.size != (size, size):
-        converted = ImageOps.fit(converted, (size, size), Image.Resampling.BILINEAR)
-    array = np.asarray(converted)
-    return np.ascontiguousarray(array.transpose(2, 0, 1)) if array.ndim > 2 else array[None]  # noqa: PLR2004
-
-
-def resize(size: tuple[int, int]) -> Decode:
-    """Return a function that reads an image and resizes it to (height, width)."""
-    height, width = size
-
-    def decode(path: Path) -> ImageArray:
-        with Image.open(path) as image:
-            resized = image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
-        return to_array(resized, None, 3)
-
-    return decode
-
-
 def load_decoded(name: str, train: ImageFiles, test: ImageFiles, decoder: Decoder) -> Arrays:
     """Return the arrays of both splits; decode them unless they are cached."""
-    key = fingerprint([train, test], decoder.settings)
+    key = fingerprint([train, test], decoder.settings + " skip" * decoder.skip)
 
     def write(folder: Path) -> None:
         for files, end in ((train, ""), (test, "_test")):
@@ -229,45 +232,85 @@ def _describe_file(path: Path) -> str:
 
 
 def _write_split(folder: Path, files: ImageFiles, end: str, decoder: Decoder) -> None:
-    _write_images(folder / f"x{end}.npy", files.paths, decoder.image)
+    parts = {f"x{end}": (files.paths, decoder.image)}
     if isinstance(files.labels, list):
         if decoder.mask is None:
             raise TypeError("labels that are files need a decoder with a mask.")
-        _write_images(folder / f"y{end}.npy", files.labels, decoder.mask)
-    else:
+        parts[f"y{end}"] = files.labels, decoder.mask
+    bad = set[int]()
+    for name, (paths, decode) in parts.items():
+        bad |= _write_images(folder / f"{name}.npy", paths, decode, skip=decoder.skip)
+    if bad:
+        files = _leave_out(files, bad, "images that cannot be read")
+        for name in parts:
+            _drop_rows(folder / f"{name}.npy", bad)
+    if not isinstance(files.labels, list):
         save(folder, {f"y{end}": files.labels})
     if files.groups is not None:
         save(folder, {f"groups{end}": files.groups})
 
 
-def _write_images(target: Path, paths: list[Path], decode: Decode) -> None:
-    """Decode images into one file; every thread writes other rows."""
-    shape = (len(paths), *_read(paths[0], decode).shape)
-    rows = open_memmap(target, "w+", np.uint8, shape)
+def _write_images(target: Path, paths: list[Path], decode: Decode, *, skip: bool) -> set[int]:
+    """Decode images into one file, in threads; return the indices of those that were skipped."""
+    bad = set[int]()
 
-    def one(number: int) -> None:
-        image = _read(paths[number], decode)
-        if image.shape != shape[1:]:
+    def read(number: int) -> ImageArray | None:
+        try:
+            return _read(paths[number], decode)
+        except DamagedDataError:
+            if not skip:
+                raise
+            bad.add(number)
+            return None
+
+    first = next((image for image in map(read, range(len(paths))) if image is not None), None)
+    if first is None:
+        raise DamagedDataError(f"none of {len(paths)} images can be read, such as {paths[0]}.")
+    rows = open_memmap(target, "w+", np.uint8, (len(paths), *first.shape))
+
+    def write(number: int) -> None:
+        image = read(number)
+        if image is not None and image.shape != first.shape:
             raise DamagedDataError(
                 f"images must be of one size, but {paths[number]} has shape {image.shape} "
-                f"and {paths[0]} has {shape[1:]}; set the data set's size."
+                f"and {paths[0]} has {first.shape}; set the data set's size."
             )
-        rows[number] = image
+        rows[number] = 0 if image is None else image
 
     with (
         show_progress(f"decoding {len(paths)} images", len(paths)) as advance,
         ThreadPoolExecutor(count_cores()) as pool,
     ):
         for start in range(0, len(paths), _AT_ONCE):
-            for _ in pool.map(one, range(start, min(start + _AT_ONCE, len(paths)))):
+            for _ in pool.map(write, range(start, min(start + _AT_ONCE, len(paths)))):
                 advance(1)
     rows.flush()
+    return bad
+
+
+def _drop_rows(path: Path, bad: Collection[int]) -> None:
+    """Write the file of an array again without some of its rows."""
+    rows, part = np.load(path, mmap_mode="r"), path.with_suffix(".part")
+    kept = open_memmap(part, "w+", rows.dtype, (len(rows) - len(bad), *rows.shape[1:]))
+    for new, old in enumerate(i for i in range(len(rows)) if i not in bad):
+        kept[new] = rows[old]
+    kept.flush()
+    part.replace(path)
+
+
+_FAULTS = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    Image.DecompressionBombError,
+    Image.DecompressionBombWarning,  # where warnings are errors
+)
 
 
 def _read(path: Path, decode: Decode) -> ImageArray:
     try:
         return decode(path)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except _FAULTS as error:
         raise DamagedDataError(
             f"the image {path} cannot be read: {error}; replace it by a whole copy or remove it."
         ) from error

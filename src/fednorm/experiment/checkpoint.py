@@ -27,9 +27,11 @@ import torch
 from torch import Tensor
 
 from fednorm.core.messages import ClientState, RejectedReply, RunningStats, ServerState
+from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.errors import DiskError
 from fednorm.experiment.diagnostics import Window, WindowMoments
+from fednorm.system import open_regular
 
 KEPT = 2  # newest checkpoints; if the last one is damaged, the one before is used
 _ALIGNED = 8  # bytes
@@ -141,24 +143,85 @@ def _explain_error(folder: Path, error: OSError) -> str:
 
 
 def load_newest(
-    folder: Path, key: Mapping[str, Any], device: torch.device | str = "cpu"
+    folder: Path,
+    key: Mapping[str, Any],
+    device: torch.device | str = "cpu",
+    check: Callable[[Checkpoint], None] | None = None,
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest intact checkpoint of the run `key`, and messages about damaged ones."""
+    """Return the newest intact checkpoint of the run `key`, and messages about damaged ones.
+
+    A right checksum says that a file is whole, not that its content is a checkpoint: it is read
+    with care, and `check` raises an error for content that does not fit the run.
+    """
     messages = []
     for number, path in _list_files(folder):
-        with path.open("rb") as file:
-            digest = file_digest(file, "sha256").hexdigest()
-        if digest not in path.name:
+        try:
+            _check_digest(path)
+            with safetensors.safe_open(path, "pt") as opened:
+                header = json.loads(opened.metadata()["run"])
+                if header["key"] != json.loads(json.dumps(key)):
+                    continue
+                found = _read_checkpoint(header, opened, device)
+            if check:
+                check(found)
+        except _FAULTS:
             messages.append(
                 f"the checkpoint of round {number} in {str(folder)!r} is damaged; "
                 "the one before it is used."
             )
-            continue
-        with safetensors.safe_open(path, "pt") as opened:
-            header = json.loads(opened.metadata()["run"])
-            if header["key"] == json.loads(json.dumps(key)):
-                return _read_checkpoint(header, opened, device), messages
+        else:
+            return found, messages
     return None, messages
+
+
+_FAULTS = (
+    OSError,
+    safetensors.SafetensorError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    OverflowError,
+)
+
+
+def _check_digest(path: Path) -> None:
+    with open_regular(path) as file:
+        if file_digest(file, "sha256").hexdigest() not in path.name:
+            raise ValueError(f"{path} is not what was written.")
+
+
+def check_fit(checkpoint: Checkpoint, task: Task, clients: int, rounds: int | None) -> None:
+    """Raise ValueError unless a checkpoint could be one of a run with this task."""
+    state, initial = checkpoint.state, task.initial_state
+    shapes = {key: _shape_of(value) for key, value in task.model.state_dict().items()}
+    sizes = {key: shape for key, (shape, _) in shapes.items()}
+    pairs = [(state.weights, initial.weights), (state.buffers, initial.buffers)]
+    running = {path: {"mean": r.mean, "var": r.var} for path, r in state.running.items()}
+    known = {path: {"mean": r.mean, "var": r.var} for path, r in initial.running.items()}
+    pairs += [(running.get(path, {}), values) for path, values in known.items()]
+    client_states = checkpoint.client_states
+    own = [tensors for kept in client_states.values() for tensors in (kept.tensors, kept.optimizer)]
+    fits = (
+        0 < state.round <= (rounds or state.round)
+        and all(_shapes_of(found) == _shapes_of(needed) for found, needed in pairs)
+        and running.keys() == known.keys()
+        and all(isinstance(r.num_batches, int) for r in state.running.values())
+        and all(0 <= client < clients for client in client_states)
+        and all(sizes.get(k) == _shape_of(t)[0] for some in own for k, t in some.items())
+        and all(isinstance(t, Tensor) for t in {**state.strategy_state, **state.momentum}.values())
+    )
+    if not fits:
+        raise ValueError("the checkpoint holds other tensors than this run needs.")
+
+
+def _shape_of(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
+
+
+def _shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {key: _shape_of(tensor) for key, tensor in tensors.items()}
 
 
 def clear_checkpoints(folder: Path) -> None:
@@ -170,7 +233,7 @@ def clear_checkpoints(folder: Path) -> None:
 def _list_files(folder: Path) -> Iterator[tuple[int, Path]]:
     """Yield round and path of the checkpoints, the newest first."""
     found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("checkpoint-*"))
-    listed = ((int(match[1]), path) for match, path in found if match)
+    listed = ((int(match[1]), path) for match, path in found if match and not path.is_dir())
     yield from sorted(listed, reverse=True)
 
 

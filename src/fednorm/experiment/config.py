@@ -35,6 +35,13 @@ if TYPE_CHECKING:  # torch is imported when an experiment is checked, not when i
     from fednorm.data.sampling import Plan
 
 
+_MOST = 10**9  # of anything that is counted
+_MOST_SEEDS, _LARGEST_SEED = 10_000, 2**63 - 1
+_MOST_THREADS = 1024
+_MOST_TIME = 1e9  # seconds
+_MOST_MEMORY = 1e9  # gigabytes
+
+
 def _split_list(value: Any) -> Any:
     """Read "a,b" as a list."""
     if isinstance(value, str):
@@ -54,6 +61,8 @@ def _parse_seeds(value: Any) -> Any:
             value = [int(part) for part in value.split(",")] if "," in value else int(value)
     except ValueError:
         raise ValueError(f"seeds are a number or a list such as 0,7, not {value!r}.") from None
+    if isinstance(value, int) and value > _MOST_SEEDS:
+        raise ValueError(f"seeds are at most {_MOST_SEEDS}, not {value}; a list names the seeds.")
     return list(range(value)) if isinstance(value, int) else value
 
 
@@ -78,7 +87,7 @@ class Experiment(BaseModel):
         default="mlp", validate_default=True, description="network, or package.module:function"
     )
     partition: str = Field(default="gamma=0", description="how data is divided among clients")
-    clients: int = Field(default=10, ge=1, description="number of clients")
+    clients: int = Field(default=10, ge=1, le=_MOST, description="number of clients")
     participation: float = Field(
         default=1.0, gt=0, le=1, description="share of clients that take part in a round"
     )
@@ -87,15 +96,22 @@ class Experiment(BaseModel):
         validate_default=True,
         description="training algorithm",
     )
-    rounds: int = Field(default=600, ge=1, description="number of rounds")
-    batch_size: int = Field(default=20, ge=1, description="samples in a mini-batch")
-    local_steps: int | None = Field(default=None, ge=1, description="local steps per round")
-    local_epochs: int | None = Field(default=None, ge=1, description="local epochs per round")
+    rounds: int = Field(default=600, ge=1, le=_MOST, description="number of rounds")
+    batch_size: int = Field(default=20, ge=1, le=_MOST, description="samples in a mini-batch")
+    local_steps: int | None = Field(
+        default=None, ge=1, le=_MOST, description="local steps per round"
+    )
+    local_epochs: int | None = Field(
+        default=None, ge=1, le=_MOST, description="local epochs per round"
+    )
     seeds: Annotated[list[int], BeforeValidator(_parse_seeds)] = Field(
         default=[0, 1, 2], min_length=1, description="one run per strategy and seed"
     )
     eval_every: int | None = Field(
-        default=None, ge=1, description="rounds between evaluations; about 60 in all if not given"
+        default=None,
+        ge=1,
+        le=_MOST,
+        description="rounds between evaluations; about 60 in all if not given",
     )
     evaluate: Literal["auto", "global", "clients"] = Field(
         default="auto",
@@ -111,7 +127,10 @@ class Experiment(BaseModel):
         "unlabelled data",
     )
     unseen_clients: int = Field(
-        default=0, ge=0, description="number of clients that never train and are only tested"
+        default=0,
+        ge=0,
+        le=_MOST,
+        description="number of clients that never train and are only tested",
     )
     unseen_init: Literal["average", "initial"] = Field(
         default="average",
@@ -163,6 +182,7 @@ class Experiment(BaseModel):
     client_state_memory: float = Field(
         default=4.0,
         ge=0,
+        le=_MOST_MEMORY,
         description="GB of memory for client states; those beyond it are kept in files, in the "
         "folder that TMPDIR names",
     )
@@ -174,7 +194,10 @@ class Experiment(BaseModel):
         "that is exact, and an engine that would not be exact is refused",
     )
     timeout: float = Field(
-        default=600.0, gt=0, description="seconds that engine 'flower' waits for a client's answer"
+        default=600.0,
+        gt=0,
+        le=_MOST_TIME,
+        description="seconds that engine 'flower' waits for a client's answer",
     )
     diagnose: bool = Field(
         default=False,
@@ -185,6 +208,7 @@ class Experiment(BaseModel):
     threads: int = Field(
         default=1,
         ge=1,
+        le=_MOST_THREADS,
         description="CPU threads of each run; results are bit-identical for the same number",
     )
     dtype: Literal["float32", "float64"] = Field(default="float32", description="number format")
@@ -218,6 +242,8 @@ class Experiment(BaseModel):
             raise ValueError("precision 'bf16' needs dtype 'float32'; leave one of them out.")
         if min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds must be different and not negative, but are {self.seeds}.")
+        if max(self.seeds) > _LARGEST_SEED:
+            raise ValueError(f"a seed is at most {_LARGEST_SEED}, not {max(self.seeds)}.")
         return self
 
     def _check_threats(self) -> None:

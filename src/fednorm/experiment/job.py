@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -17,7 +18,7 @@ from fednorm.experiment.build import ModelSource, PreparedRun
 from fednorm.experiment.checkpoint import Checkpoint
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.prepare import prepare
-from fednorm.experiment.results import RunResult
+from fednorm.experiment.results import RunRecorder, RunResult
 from fednorm.experiment.run import (
     LastRound,
     Monitor,
@@ -108,7 +109,8 @@ def _run_recorded(job: Job, prepared: PreparedRun, monitor: Monitor, target: Pat
     if not job.saving.resume:
         checkpoint.clear_checkpoints(target)
     try:
-        start, messages = saves.start(prepared.data.transform.device)
+        device = prepared.data.transform.device
+        start, messages = saves.start(device, partial(_check_start, prepared))
         for message in messages:
             log.warning(message)
         recorded = replace(monitor, callbacks=(metrics.write, *monitor.callbacks))
@@ -116,6 +118,16 @@ def _run_recorded(job: Job, prepared: PreparedRun, monitor: Monitor, target: Pat
         return _keep_model(prepared, result, saves.reached, target)
     finally:
         metrics.file.close()
+
+
+def _check_start(prepared: PreparedRun, found: Checkpoint) -> None:
+    """Raise an error unless the run can resume from a checkpoint."""
+    experiment = prepared.experiment
+    checkpoint.check_fit(found, prepared.task, experiment.clients, experiment.rounds)
+    recorder = RunRecorder.read(found.record)
+    if len(recorder.exchanges) != found.state.round:
+        raise ValueError("the checkpoint has not recorded its rounds.")
+    recorder.result("stopped", strategy=prepared.entry.title, seed=prepared.seed)  # its means exist
 
 
 def _keep_model(

@@ -1,6 +1,7 @@
 """Prepare a run: build it, and find before any training what would go wrong."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from time import perf_counter
@@ -22,6 +23,9 @@ from fednorm.errors import ConfigError, NonFiniteLossError
 from fednorm.experiment.build import ModelSource, PreparedRun, build_run
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.specs import StrategySpec
+
+# What torch says of sizes that memory cannot hold; it has no type of error for them.
+_TOO_LARGE = re.compile("allocate memory|Storage size calculation overflowed|Overflow when unpack")
 
 
 def prepare(
@@ -49,7 +53,14 @@ def prepare(
         engine = choose(prepared.setup)
         # Diagnostics look at the reply of every client.
         return replace(prepared, engine=ENGINES["loop"] if experiment.diagnose else engine)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or _TOO_LARGE.search(str(error)):
+            raise ConfigError(
+                f"{entry.title}: data, model and one step do not fit into memory; use fewer "
+                "samples, smaller batches or a smaller model."
+            ) from error
+        if isinstance(error, RuntimeError):
+            raise
         raise ConfigError(f"{entry.title}: {error}") from error
 
 

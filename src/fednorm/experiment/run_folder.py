@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,9 +142,11 @@ class RunCheckpointer:
     last: float = field(default_factory=time.monotonic)
     reached: RoundResult | Checkpoint | None = None  # how far the run is
 
-    def start(self, device: torch.device | str) -> tuple[Checkpoint | None, list[str]]:
+    def start(
+        self, device: torch.device | str, check: Callable[[Checkpoint], None] | None = None
+    ) -> tuple[Checkpoint | None, list[str]]:
         """Return where the run stopped, if it did, and messages about damaged checkpoints."""
-        found, messages = checkpoint.load_newest(self.folder, self.key, device)
+        found, messages = checkpoint.load_newest(self.folder, self.key, device, check)
         if found and self.metrics.truncate(found.state.round):
             self.reached = found
             return found, messages

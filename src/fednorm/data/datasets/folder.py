@@ -12,13 +12,12 @@ from typing import ClassVar
 import numpy as np
 
 from fednorm.core.random_streams import Stream, make_rng
+from fednorm.data.decoder import Decoder, center_crop
 from fednorm.data.image_dataset import check_share, hold_out
 from fednorm.data.image_files import (
-    Decoder,
     ImageFileDataset,
     ImageFiles,
     SplitFiles,
-    center_crop,
     list_folders,
     list_images,
 )
@@ -55,7 +54,7 @@ class ImageFolder(ImageFileDataset):
         test = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
         if (root / "train").is_dir() and test is not None:
             names, train = scan_tree(root / "train")
-            return SplitFiles(train, scan_tree(test, names)[1], len(names))
+            return SplitFiles(train, scan_tree(test, names)[1], len(names), root)
         names, files = scan_tree(root)
         # One number for each class of each domain.
         kinds = np.asarray(files.labels)
@@ -63,7 +62,7 @@ class ImageFolder(ImageFileDataset):
             kinds = kinds + len(names) * np.unique(files.groups, return_inverse=True)[1]
         held = hold_out(kinds, self.test_share, make_rng(seed, Stream.FOLDER_SPLIT))
         train, tested = files.take(np.flatnonzero(~held)), files.take(np.flatnonzero(held))
-        return SplitFiles(train, tested, len(names))
+        return SplitFiles(train, tested, len(names), root)
 
     def make_decoder(self) -> Decoder:
         """Resize and crop."""

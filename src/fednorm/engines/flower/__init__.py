@@ -31,6 +31,6 @@ def require_flower(what: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "flwr":
+        if (error.name or "").partition(".")[0] not in {"flwr", "cryptography"}:
             raise
         raise MissingFlowerError(what) from error

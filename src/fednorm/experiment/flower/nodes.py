@@ -17,6 +17,7 @@ from fednorm.engines.flower.node_app import Build, Site, client_app
 from fednorm.engines.flower.remote_clients import FlowerNodes
 from fednorm.experiment.build import PreparedRun, build_run
 from fednorm.experiment.config import Experiment
+from fednorm.experiment.flower import read_experiment
 
 
 def make_nodes(experiment: Experiment, prepared: PreparedRun) -> FlowerNodes:
@@ -65,6 +66,8 @@ def _open_simulation(build: Build, nodes: int) -> AbstractContextManager[Grid]:
 def _build_site(experiment: str | None, context: Context, entry: int, seed: int) -> Site:
     """Build a run as a node sees it; None is the experiment that was sent to its SuperNode."""
     description = experiment or str(context.run_config["experiment"])
+    if experiment is None:
+        read_experiment(description, str(context.node_config.get("allow", "")))
     path = context.node_config.get("data-path")  # of the node's own data, if it has any
     return build_site(description, entry, seed, None if path is None else str(path))
 

@@ -1,26 +1,24 @@
 """An experiment as the ServerApp of a SuperLink; the ClientApp of its SuperNodes is in `nodes.py`.
 
 The ServerApp makes the runs of the experiment one after the other with the nodes that are
-connected, and writes the results into its log, as lines of JSON that `submit.py` reads. A trained
+connected, and writes the results into its log, as signed lines that `submit.py` reads. A trained
 model stays on the SuperLink's machine.
 """
 
-import json
 import os
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fednorm.errors import ConfigError
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.flower import MARK
+from fednorm.experiment.flower import read_experiment
+from fednorm.experiment.flower.signed_lines import LineWriter
 from fednorm.experiment.prepare import prepare
-from fednorm.experiment.results import replace_nan
 from fednorm.experiment.run import LastRound, Monitor, run
 from fednorm.experiment.specs import StrategySpec
 from fednorm.experiment.trained_model import fold_run, save_model
@@ -32,33 +30,44 @@ server = ServerApp()
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Make all runs of the experiment."""
-    experiment = Experiment.model_validate_json(str(context.run_config["experiment"]))
+    messages = LineWriter()
+    try:
+        # A setting of the SuperLink's process, which who submits a run cannot change.
+        allow = os.environ.get("FEDNORM_ALLOW", "")
+        experiment = read_experiment(str(context.run_config["experiment"]), allow)
+    except ConfigError as error:
+        messages.send(error=str(error))
+        raise
     folder = Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser() / "fednorm"
+    place = _Place(grid, messages, folder / str(context.run_id))
     for entry in experiment.strategies:
         for seed in experiment.seeds:
-            _make_run(experiment, entry, seed, grid, folder / str(context.run_id))
+            _make_run(experiment, entry, seed, place)
 
 
-def _make_run(
-    experiment: Experiment, entry: StrategySpec, seed: int, grid: Grid, folder: Path
-) -> None:
+@dataclass(frozen=True)
+class _Place:
+    """Where the runs are made: the nodes, whom to tell, and where models stay."""
+
+    grid: Grid
+    messages: LineWriter
+    folder: Path
+
+
+def _make_run(experiment: Experiment, entry: StrategySpec, seed: int, place: _Place) -> None:
     last = LastRound()
     try:
         with limit_threads(experiment.threads):
             prepared = prepare(experiment, entry, seed)
             if prepared.remote:
-                prepared.remote.open = lambda: nullcontext(grid)
-            report = Monitor([lambda event: _send(event=replace_nan(asdict(event)))])
+                prepared.remote.open = lambda: nullcontext(place.grid)
+            report = Monitor([lambda event: place.messages.send(event=asdict(event))])
             result = run(prepared, report, saves=last)
     except (ConfigError, OSError) as error:
-        _send(error=str(error))
+        place.messages.send(error=str(error))
         raise
     if last.round:
-        path = folder / f"{entry.folder}-seed{seed}.safetensors"
+        path = place.folder / f"{entry.folder}-seed{seed}.safetensors"
         save_model(path, fold_run(prepared, last.round.tested or last.round.state))
-        _send(model=str(path), sha256=sha256(path.read_bytes()).hexdigest())
-    _send(result=replace_nan(asdict(result)))
-
-
-def _send(**content: Any) -> None:
-    print(MARK + json.dumps(content), flush=True)  # noqa: T201 (Flower carries it to the user)
+        place.messages.send(model=str(path), sha256=sha256(path.read_bytes()).hexdigest())
+    place.messages.send(result=asdict(result))

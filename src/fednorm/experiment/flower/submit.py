@@ -5,7 +5,6 @@ must be installed on the SuperLink's and the SuperNodes' machines.
 """
 
 import contextlib
-import json
 import os
 import re
 import subprocess
@@ -18,15 +17,18 @@ from typing import Any
 
 import tomli_w
 
+from fednorm.engines.flower import require_flower
 from fednorm.errors import ConfigError, MissingFlowerError
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.flower import MARK
 from fednorm.experiment.job import lock_folder, log
 from fednorm.experiment.results import Comparison, Event, RunResult
 from fednorm.experiment.run import UNWATCHED, Monitor
 from fednorm.experiment.run_folder import MetricsFile, open_folder, run_folder, save_run
 from fednorm.experiment.specs import StrategySpec
 from fednorm.system import describe_environment
+
+with require_flower("engine 'flower'"):
+    from fednorm.experiment.flower.signed_lines import AppMessage, LineReader
 
 _SERVER = "from fednorm.experiment.flower.server_app import server as app\n\n__all__ = ['app']\n"
 _CLIENT = "from fednorm.experiment.flower.nodes import client as app\n\n__all__ = ['app']\n"
@@ -62,19 +64,17 @@ def submit(
             for seed in experiment.seeds:
                 before = run_folder(folder, entry, seed) / "metrics.jsonl"
                 before.unlink(missing_ok=True)
-        for message in _read_lines(experiment, superlink):
-            if "error" in message:
-                raise ConfigError(f"the SuperLink's side says: {message['error']}")
-            if "event" in message:
-                event = Event.from_json(message["event"])
-                _write_event(event, experiment, folder)
-                monitor.report(event)
-            if "model" in message:
-                log.info(
-                    "model at the SuperLink: %s, SHA-256 %s", message["model"], message["sha256"]
-                )
-            if "result" in message:
-                results.append(_record_result(message["result"], experiment, folder))
+        for message in _read_messages(experiment, superlink):
+            if message.error is not None:
+                raise ConfigError(f"the SuperLink's side says: {_clean(message.error)}")
+            if message.event is not None:
+                _write_event(message.event, experiment, folder)
+                monitor.report(message.event)
+            if message.model is not None:
+                told = _clean(message.model), _clean(str(message.sha256))
+                log.info("model at the SuperLink: %s, SHA-256 %s", *told)
+            if message.result is not None:
+                results.append(_record_result(message.result, experiment, folder))
     expected = len(experiment.strategies) * len(experiment.seeds)
     if len(results) < expected:
         raise ConfigError(
@@ -85,29 +85,42 @@ def submit(
     return Comparison(content, describe_environment(), tuple(results))
 
 
+def _clean(text: str) -> str:
+    """Return text without characters that would steer a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def _write_event(event: Event, experiment: Experiment, folder: Path) -> None:
     """Write a round into the metrics of its run, as the simulator does."""
-    target = run_folder(folder, _find_spec(experiment, event.strategy), event.seed)
+    target = _find_run(event, experiment, folder)[1]
     target.mkdir(parents=True, exist_ok=True)
     metrics = MetricsFile(target / "metrics.jsonl")
     metrics.write(event)
     metrics.file.close()
 
 
-def _find_spec(experiment: Experiment, title: str) -> StrategySpec:
-    (entry,) = (e for e in experiment.strategies if e.title == title)
-    return entry
+def _find_run(
+    message: Event | RunResult, experiment: Experiment, folder: Path
+) -> tuple[StrategySpec, Path]:
+    """Return the strategy of a message and the folder of its run, which we know, not the sender."""
+    titles = {entry.title: entry for entry in experiment.strategies}
+    if message.strategy not in titles or message.seed not in experiment.seeds:
+        raise ConfigError(
+            f"the SuperLink's side tells of {_clean(message.strategy)!r} with seed {message.seed}, "
+            "which is no run of this experiment."
+        )
+    entry = titles[message.strategy]
+    return entry, run_folder(folder, entry, message.seed)
 
 
-def _record_result(values: dict[str, Any], experiment: Experiment, folder: Path) -> RunResult:
-    result = RunResult.from_json(values)
-    entry = _find_spec(experiment, result.strategy)
-    run_folder(folder, entry, result.seed).mkdir(parents=True, exist_ok=True)
+def _record_result(result: RunResult, experiment: Experiment, folder: Path) -> RunResult:
+    entry, target = _find_run(result, experiment, folder)
+    target.mkdir(parents=True, exist_ok=True)
     save_run(folder, experiment, entry, result)
     return result
 
 
-def _read_lines(experiment: Experiment, superlink: SuperLink) -> Iterator[dict[str, Any]]:
+def _read_messages(experiment: Experiment, superlink: SuperLink) -> Iterator[AppMessage]:
     """Yield the messages of the ServerApp while it runs."""
     with tempfile.TemporaryDirectory(prefix="fednorm-") as place:
         home, app = Path(place, "home"), Path(place, "app")
@@ -127,18 +140,24 @@ def _find_flwr() -> str:
     return str(command)
 
 
-def _stream(command: list[str], env: dict[str, str]) -> Iterator[dict[str, Any]]:
-    number, last = None, ""
+def _stream(command: list[str], env: dict[str, str]) -> Iterator[AppMessage]:
+    number, last, reader = None, "", LineReader()
     with subprocess.Popen(  # noqa: S603 (our own command)
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
     ) as process:
         assert process.stdout is not None, "it was asked for"  # noqa: S101
         try:
             for line in process.stdout:
-                if match := _STARTED.search(line):
+                # Only the first: nodes can write into the log that follows.
+                if number is None and (match := _STARTED.search(line)):
                     number = match[1]
-                if MARK in line:
-                    yield json.loads(line.partition(MARK)[2])
+                if message := reader.read(line):
+                    yield message
                 last = line.strip() or last
         except BaseException:
             process.terminate()
@@ -147,7 +166,13 @@ def _stream(command: list[str], env: dict[str, str]) -> Iterator[dict[str, Any]]
                     subprocess.run([command[0], "stop", number], env=env, check=False, timeout=30)  # noqa: S603
             raise
     if number is None:
-        raise ConfigError(f"the SuperLink did not take the run: {last}")
+        raise ConfigError(f"the SuperLink did not take the run: {_clean(last)}")
+    if reader.ignored:
+        log.warning(
+            "%d lines of the run's log pretended to come from the ServerApp and were ignored; a "
+            "node or another program wrote them.",
+            reader.ignored,
+        )
 
 
 def _write_app(folder: Path, experiment: Experiment) -> None:

@@ -1,0 +1,80 @@
+"""Experiments with absurd values end with a sentence, not with a traceback, a hang or a crash."""
+
+import re
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+from fednorm.cli import app
+from fednorm.errors import ConfigError
+from fednorm.experiment.comparison import run_comparison
+from fednorm.experiment.load import build_experiment, parse_value, read_toml
+
+SMALL = {"strategies": ["gn"], "seeds": 1, "rounds": 1, "clients": 2}
+HUGE = 10**18
+ABSURD = {
+    "clients": {"clients": HUGE},
+    "unseen clients": {"unseen_clients": HUGE},
+    "rounds": {"rounds": 1000 * HUGE},
+    "batch": {"batch_size": 1000 * HUGE},
+    "steps": {"algorithm": "fedavg", "local_steps": 1000 * HUGE},
+    "epochs": {"algorithm": "fedavg", "local_epochs": HUGE},
+    "evaluations": {"eval_every": 1000 * HUGE},
+    "seeds": {"seeds": 10**9},
+    "a seed": {"seeds": [10**30]},
+    "threads": {"threads": 10**9},
+    "rate": {"algorithm": {"name": "dsgd", "lr": 1e308}},
+    "infinite rate": {"algorithm": {"name": "fedavg", "lr": float("inf")}},
+    "decay": {"algorithm": {"name": "dsgd", "weight_decay": 1e308}},
+    "memory": {"client_state_memory": float("inf")},
+    "much memory": {"client_state_memory": 1e300},
+    "no number": {"client_state_memory": float("nan")},
+    "timeout": {"timeout": float("inf")},
+    "model": {"model": {"name": "mlp", "hidden": [10**12]}},
+    "samples": {"data": {"name": "patterns", "samples": 10**14}},
+    "more samples": {"data": {"name": "patterns", "samples": 10**30}},
+}
+
+
+@pytest.mark.parametrize("kind", ABSURD)
+def test_absurd_values_are_refused(kind):
+    with pytest.raises(ConfigError) as caught:
+        run_comparison(build_experiment(SMALL | ABSURD[kind]))
+    assert 20 < len(str(caught.value)) < 1000
+
+
+DEEP = {
+    "tables": "[" + ".".join(["a"] * 500) + "]\nb = 1\n",
+    "lists": "x = " + "[" * 500 + "]" * 500,
+    "inline tables": "x = " + "{a = " * 500 + "1" + "}" * 500,
+    "digits": "rounds = 1" + "0" * 5000,
+    "bytes": "\0",
+}
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_files_that_no_reader_can_take_are_refused(kind, tmp_path):
+    (tmp_path / "a.toml").write_text(DEEP[kind])
+    with pytest.raises(ConfigError, match=r"a\.toml|unknown key 'a'"):
+        build_experiment(read_toml(tmp_path / "a.toml"))
+
+
+def test_deep_values_of_options_are_text():
+    assert parse_value("[" * 500) == "[" * 500
+    assert parse_value("1" + "0" * 5000) == "1" + "0" * 5000
+
+
+@pytest.mark.parametrize("label", ["[/x]", "[bold]", "\x1b[2J", "../../up", ".", "ü" * 60])
+def test_a_label_is_text(label, tmp_path):
+    config = tmp_path / "a.toml"
+    values = SMALL | {"strategies": [{"name": "gn", "label": label}]}
+    config.write_text(tomli_w.dumps(values), encoding="utf-8")
+    done = CliRunner().invoke(app, ["run", str(config), "--out", str(tmp_path / "out")])
+    if label == "\x1b[2J":
+        assert isinstance(done.exception, ConfigError)
+        assert "\x1b" not in str(done.exception)
+        return
+    assert done.exit_code == 0, done.exception
+    assert label in re.sub(r"\s", "", done.stdout)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.toml", "out"}

@@ -1,0 +1,159 @@
+"""Checkpoints and models that others made: a sentence for each, whatever is in them."""
+
+import json
+import os
+from hashlib import sha256
+
+import pytest
+import safetensors.torch
+import torch
+
+import fednorm
+from fednorm.errors import ConfigError
+from fednorm.experiment.comparison import run_comparison
+from fednorm.experiment.job import CheckpointPolicy
+from fednorm.experiment.load import build_experiment
+from fednorm.experiment.run import Monitor
+
+VALUES = {"strategies": ["fedbn"], "seeds": 1, "rounds": 4, "clients": 2, "model": "mlp"}
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    """Return the folder of a run that stopped after two rounds, and its checkpoint."""
+
+    def stop(event):
+        if event.round == 2:
+            raise KeyboardInterrupt
+
+    run_comparison(
+        build_experiment(VALUES),
+        folder=tmp_path,
+        monitor=Monitor([stop]),
+        saving=CheckpointPolicy(every=1),
+    )
+    folder = tmp_path / "runs" / "fedbn-seed0"
+    (newest, *_) = sorted(folder.glob("checkpoint-*"), reverse=True)
+    return tmp_path, newest
+
+
+def read(path):
+    with safetensors.safe_open(path, "pt") as file:
+        return json.loads(file.metadata()["run"]), {
+            k: file.get_tensor(k) for k in list(file.keys())
+        }
+
+
+def write(path, header, tensors):
+    """Write a checkpoint with the checksum of its content in its name."""
+    text = header if isinstance(header, str) else json.dumps(header)
+    content = safetensors.torch.save(tensors, {"run": text})
+    path.unlink()
+    path = path.with_name(f"checkpoint-00000009-{sha256(content).hexdigest()}.safetensors")
+    path.write_bytes(content)
+    return path
+
+
+def shrink(header, tensors):
+    return header, {key: torch.zeros(1) for key in tensors}
+
+
+def other_type(header, tensors):
+    return header, {key: value.to(torch.int8) for key, value in tensors.items()}
+
+
+def change(**content):
+    return lambda header, tensors: ({**header, **content}, tensors)
+
+
+OTHERS = {
+    "shapes": shrink,
+    "types": other_type,
+    "no tensors": lambda header, _: (header, {}),
+    "no state": change(state={}),
+    "a number": change(state={"value": 3}),
+    "no record": change(record={}),
+    "another record": change(record={"history": 3}),
+    "clients": change(client_states={"x": {"value": 1}}),
+    "unknown client": change(client_states={"77": {"map": {}}}),
+    "windows": change(window=[]),
+    "no JSON": lambda _, tensors: ("{", tensors),
+    "a list": lambda _, tensors: ("[]", tensors),
+    "deep": lambda _, tensors: ("[" * 100_000 + "]" * 100_000, tensors),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_checkpoint_with_other_content_is_not_used(stopped, kind, caplog):
+    folder, path = stopped
+    for old in path.parent.glob("checkpoint-*"):
+        if old != path:
+            old.unlink()
+    write(path, *OTHERS[kind](*read(path)))
+    (run,) = run_comparison(build_experiment(VALUES), folder=folder).runs
+    assert (run.status, run.rounds) == ("finished", 4)
+    assert "is damaged" in caplog.text
+
+
+def test_the_checkpoint_before_is_used(stopped, caplog):
+    folder, path = stopped
+    write(path, *shrink(*read(path)))
+    rounds = []
+    monitor = Monitor([lambda event: rounds.append(event.round)])
+    run_comparison(build_experiment(VALUES), folder=folder, monitor=monitor)
+    assert rounds == [2, 3, 4]
+    assert "is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_is_no_file_is_not_read(stopped, kind):
+    folder, path = stopped
+    path = path.rename(path.with_name(path.name.replace("-0000", "-1000")))
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    assert run_comparison(build_experiment(VALUES), folder=folder).runs[0].status == "finished"
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Return the file of a trained model."""
+    run_comparison(build_experiment(VALUES), folder=tmp_path)
+    return tmp_path / "runs" / "fedbn-seed0" / "model.safetensors"
+
+
+MADE = {
+    "dtype": {"dtype": "load"},
+    "size": {"settings": {"hidden": [10**12]}},
+    "settings": {"settings": {"nothing": 1}},
+    "strategy": {"strategy": "os:system"},
+    "fields": {"fields": {"stats_momentum": "x"}},
+    "shape": {"shape": ["a"]},
+    "large shape": {"shape": [10**9, 10**9]},
+    "classes": {"classes": -1},
+    "model": {"model": "os:system"},
+    "a list": [],
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_a_model_with_another_header_is_refused(model, kind):
+    with safetensors.safe_open(model, "pt") as file:
+        header = json.loads(file.metadata()["fednorm"])
+        tensors = {key: file.get_tensor(key) for key in list(file.keys())}
+    header = {**header, **MADE[kind]} if MADE[kind] else []
+    model.write_bytes(safetensors.torch.save(tensors, {"fednorm": json.dumps(header)}))
+    with pytest.raises(ConfigError, match=r"model\.safetensors"):
+        fednorm.load(model, client=0)
+
+
+def test_a_damaged_file_of_a_client_is_refused(model):
+    own = model.parent / "clients" / "0.safetensors"
+    (own.parent / "notes.safetensors").write_bytes(b"")  # no client's
+    own.write_bytes(own.read_bytes()[:50])
+    with pytest.raises(ConfigError, match=r"0\.safetensors.*is no intact safetensors file"):
+        fednorm.load(model, client=0)
