@@ -29,7 +29,7 @@ from fednorm.engines.base import RoundResult
 from fednorm.errors import FednormError
 from fednorm.experiment.build import PreparedRun
 from fednorm.experiment.checkpoint import Checkpoint
-from fednorm.experiment.config import Experiment, list_entry_fields
+from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.results import Event, RunRecorder, RunResult
@@ -174,7 +174,7 @@ class Track:
     def prepare(self, runner: Runner) -> PreparedRun:
         """Prepare the run of a candidate, as long as the race."""
         asked, entry, lr = self.examined.experiment, runner.entry, runner.entrant.lr
-        fields = list_entry_fields(entry)
+        fields = entry.known_fields
         algorithm = {**asked.algorithm.model_dump(), "lr": lr}
         warmup = algorithm.get("warmup", asked.make_strategy(entry).warmup)
         if isinstance(warmup, int):

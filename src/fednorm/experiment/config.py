@@ -35,11 +35,14 @@ if TYPE_CHECKING:  # torch is imported when an experiment is checked, not when i
     from fednorm.data.sampling import Plan
 
 
-_MOST = 10**9  # of anything that is counted
+_MOST = 10**9  # of clients, rounds, samples, seconds, gigabytes
 _MOST_SEEDS, _LARGEST_SEED = 10_000, 2**63 - 1
 _MOST_THREADS = 1024
-_MOST_TIME = 1e9  # seconds
-_MOST_MEMORY = 1e9  # gigabytes
+
+
+def _count(default: int | None, description: str) -> Any:
+    """Return the field of a positive number."""
+    return Field(default=default, ge=1, le=_MOST, description=description)
 
 
 def _split_list(value: Any) -> Any:
@@ -87,7 +90,7 @@ class Experiment(BaseModel):
         default="mlp", validate_default=True, description="network, or package.module:function"
     )
     partition: str = Field(default="gamma=0", description="how data is divided among clients")
-    clients: int = Field(default=10, ge=1, le=_MOST, description="number of clients")
+    clients: int = _count(10, "number of clients")
     participation: float = Field(
         default=1.0, gt=0, le=1, description="share of clients that take part in a round"
     )
@@ -96,22 +99,15 @@ class Experiment(BaseModel):
         validate_default=True,
         description="training algorithm",
     )
-    rounds: int = Field(default=600, ge=1, le=_MOST, description="number of rounds")
-    batch_size: int = Field(default=20, ge=1, le=_MOST, description="samples in a mini-batch")
-    local_steps: int | None = Field(
-        default=None, ge=1, le=_MOST, description="local steps per round"
-    )
-    local_epochs: int | None = Field(
-        default=None, ge=1, le=_MOST, description="local epochs per round"
-    )
+    rounds: int = _count(600, "number of rounds")
+    batch_size: int = _count(20, "samples in a mini-batch")
+    local_steps: int | None = _count(None, "local steps per round")
+    local_epochs: int | None = _count(None, "local epochs per round")
     seeds: Annotated[list[int], BeforeValidator(_parse_seeds)] = Field(
         default=[0, 1, 2], min_length=1, description="one run per strategy and seed"
     )
-    eval_every: int | None = Field(
-        default=None,
-        ge=1,
-        le=_MOST,
-        description="rounds between evaluations; about 60 in all if not given",
+    eval_every: int | None = _count(
+        None, "rounds between evaluations; about 60 in all if not given"
     )
     evaluate: Literal["auto", "global", "clients"] = Field(
         default="auto",
@@ -127,10 +123,7 @@ class Experiment(BaseModel):
         "unlabelled data",
     )
     unseen_clients: int = Field(
-        default=0,
-        ge=0,
-        le=_MOST,
-        description="number of clients that never train and are only tested",
+        default=0, ge=0, le=_MOST, description="clients that never train and are only tested"
     )
     unseen_init: Literal["average", "initial"] = Field(
         default="average",
@@ -162,11 +155,10 @@ class Experiment(BaseModel):
         ge=1,
         description="usable replies that a round needs; with fewer, other clients repeat it",
     )
-    max_examples: int | None = Field(
-        default=None,
-        ge=1,
-        description="most examples that a client may claim; those of its part of the data if not "
-        "given, and with engine 'flower' those of its first reply",
+    max_examples: int | None = _count(
+        None,
+        "most examples that a client may claim; those of its part of the data if not given, and "
+        "with engine 'flower' those of its first reply",
     )
     outlier_factor: float = Field(
         default=1000.0,
@@ -182,7 +174,7 @@ class Experiment(BaseModel):
     client_state_memory: float = Field(
         default=4.0,
         ge=0,
-        le=_MOST_MEMORY,
+        le=_MOST,
         description="GB of memory for client states; those beyond it are kept in files, in the "
         "folder that TMPDIR names",
     )
@@ -194,10 +186,7 @@ class Experiment(BaseModel):
         "that is exact, and an engine that would not be exact is refused",
     )
     timeout: float = Field(
-        default=600.0,
-        gt=0,
-        le=_MOST_TIME,
-        description="seconds that engine 'flower' waits for a client's answer",
+        default=600.0, gt=0, le=_MOST, description="seconds that engine 'flower' waits for a client"
     )
     diagnose: bool = Field(
         default=False,
@@ -270,8 +259,7 @@ class Experiment(BaseModel):
             )
         if 0 < self.outlier_factor < 1:
             raise ValueError(
-                f"outlier_factor = {self.outlier_factor} would reject the median client; choose 0, "
-                "which accepts everything, or at least 1."
+                f"outlier_factor is 0 (all are accepted) or at least 1, not {self.outlier_factor}."
             )
         self.attack_rule  # noqa: B018 (raises an error that says what is wrong)
         byzantine = any(entry.settings.get("byzantine") for entry in self.strategies)
@@ -282,7 +270,7 @@ class Experiment(BaseModel):
             )
 
     def _check_strategy_fields(self) -> None:
-        known = {f for e in self.strategies for f in list_entry_fields(e)}
+        known = {f for e in self.strategies for f in e.known_fields}
         for key in self.strategy:
             if key in RENAMED and RENAMED[key] in known:
                 raise unknown("strategy field", key, known)
@@ -311,7 +299,7 @@ class Experiment(BaseModel):
         if not own.get("byzantine", self.byzantine):
             own = {**own, "attack": None}
         alone = StrategySpec(name=entry.name, label=entry.label, **entry.fields)
-        common = {k: v for k, v in self.strategy.items() if k in list_entry_fields(entry)}
+        common = {k: v for k, v in self.strategy.items() if k in entry.known_fields}
         variant = self.model_copy(update={**own, "strategy": common, "strategies": [alone]})
         for parsed in ("aggregators", "attack_rule", "_variants"):
             variant.__dict__.pop(parsed, None)  # what these keys change is parsed again
@@ -382,7 +370,7 @@ class Experiment(BaseModel):
         key = entry.model_dump_json()
         if key not in self._strategies:
             common = {k: None if v == "none" else v for k, v in self.strategy.items()}
-            known = list_entry_fields(entry)
+            known = entry.known_fields
             fields = {k: v for k, v in common.items() if k in known} | entry.fields
             self._strategies[key] = create_entry(STRATEGIES, entry.strategy, fields)
         return self._strategies[key]
@@ -407,9 +395,3 @@ def _check_setting(key: str, value: Any) -> Any:
 def _list_honest_settings() -> dict[str, Any]:
     """Return the keys with which all clients are honest, answer, and are trusted."""
     return {key: Experiment.model_fields[key].default for key in OWN_SETTINGS}
-
-
-def list_entry_fields(entry: StrategySpec) -> set[str]:
-    """Return the fields that the strategy of an entry has."""
-    cls = STRATEGIES.find(entry.strategy)
-    return {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # all are

@@ -10,7 +10,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from fednorm.errors import ConfigError, UnknownNameError
-from fednorm.experiment.config import Experiment, list_entry_fields
+from fednorm.experiment.config import Experiment
 from fednorm.experiment.specs import OWN_SETTINGS
 from fednorm.registry import RENAMED, unknown
 
@@ -91,14 +91,14 @@ def expand_sweep(values: Mapping[str, Any], text: str) -> dict[str, Any]:
         )
     entries: list[dict[str, Any]] = []
     chosen_strategies = build_experiment(values).strategies
-    known = {name for entry in chosen_strategies for name in list_entry_fields(entry)}
+    known = {name for entry in chosen_strategies for name in entry.known_fields}
     if not own and field not in known:
         if RENAMED.get(field) in known:
             raise ConfigError(str(unknown("strategy field", field, known)))
         raise ConfigError(f"none of the chosen strategies has a field {field!r} to sweep.")
     for entry in chosen_strategies:
         plain = entry.model_dump(exclude_defaults=True)
-        if entry.centralized if own else field not in list_entry_fields(entry):
+        if entry.centralized if own else field not in entry.known_fields:
             entries.append(plain)
             continue
         for choice in _CHOICES.split(choices):

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_
 
 from fednorm.errors import ConfigError
 from fednorm.registry import RENAMED, Registry, unknown
+from fednorm.strategies import STRATEGIES
 
 T = TypeVar("T")
 
@@ -94,6 +95,11 @@ class StrategySpec(Spec):
     def strategy(self) -> str:
         """The name of the strategy; the reference uses ordinary BatchNorm by default."""
         return (self.name.partition(":")[2] or "naive") if self.centralized else self.name
+
+    @property
+    def known_fields(self) -> set[str]:
+        """The names of all fields that the strategy has."""
+        return {field.name for field in dataclasses.fields(STRATEGIES.find(self.strategy))}  # type: ignore[arg-type]
 
     @property
     def title(self) -> str:
