@@ -285,6 +285,11 @@ def test_means_cannot_be_raised_step_by_step(name):
     assert results[-1].rejected
 
 
+def test_a_client_with_many_more_batches_than_others_is_no_outlier():
+    task, clients = task_of("naive", **FEDAVG), ToyClients(sizes=(5, 7, 4, 6))
+    assert not run(task, clients, in_layer(count=lambda count: 5000 * count)).rejected
+
+
 def test_robust_rules_see_all_replies():
     median = create_aggregator("median", f=1)
     task = replace(task_of("fbn", **DSGD), aggregator=median, statistics_aggregator=median)

@@ -152,8 +152,10 @@ def _find_batches(
                 old.double() + (new.double() - old.double()) / rate
                 for old, new in ((before.mean, own.mean), (before.var, own.var))
             )
-            report = replace(report, moments=replace(own, mean=mean, var=var))  # noqa: PLW2901
-        found[path] = report
+            own = replace(own, mean=mean, var=var)
+        # Their count is that of batches, in which clients of unequal size differ at will.
+        count = report.samples if own.count > 0 else 0.0
+        found[path] = replace(report, moments=replace(own, count=count))
     return found
 
 
