@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # torch is imported when an experiment is checked, not when i
 _MOST = 10**9  # of anything that is counted
 _MOST_SEEDS, _LARGEST_SEED = 10_000, 2**63 - 1
 _MOST_THREADS = 1024
+_LARGEST_RATE = 1e30  # beyond, products are no numbers of float32
 _MOST_TIME = 1e9  # seconds
 _MOST_MEMORY = 1e9  # gigabytes
 
@@ -180,7 +181,8 @@ class Experiment(BaseModel):
         default=600.0,
         gt=0,
         le=_MOST_TIME,
-        description="seconds that engine 'flower' waits for a client's answer",
+        description="seconds that engine 'flower' waits for a client's answer, and after which a "
+        "worker process that computes nothing is replaced",
     )
     diagnose: bool = Field(
         default=False,
@@ -203,6 +205,7 @@ class Experiment(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        self._check_rates()
         self.plan  # noqa: B018 (each of these raises an error that says what is wrong)
         self.make_algorithm()
         self.partition_rule  # noqa: B018 (as above)
@@ -228,6 +231,16 @@ class Experiment(BaseModel):
         if max(self.seeds) > _LARGEST_SEED:
             raise ValueError(f"a seed is at most {_LARGEST_SEED}, not {max(self.seeds)}.")
         return self
+
+    def _check_rates(self) -> None:
+        made = self._plain_algorithm
+        largest = _LARGEST_RATE if self.dtype == "float32" else _LARGEST_RATE**8
+        for key in ("lr", "weight_decay"):
+            if getattr(made, key) > largest:
+                raise ValueError(
+                    f"{key} is at most {largest:g} with dtype {self.dtype!r}, not "
+                    f"{getattr(made, key)}."
+                )
 
     def _check_threats(self) -> None:
         """Raise ValueError if clients, aggregators and attack do not fit together."""
