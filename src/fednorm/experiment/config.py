@@ -19,7 +19,13 @@ from fednorm.algorithms import ALGORITHMS
 from fednorm.attacks import ATTACKS
 from fednorm.data import DATASETS
 from fednorm.data.partition import create_partition
-from fednorm.experiment.specs import OWN_SETTINGS, Spec, StrategySpec, create_entry
+from fednorm.experiment.specs import (
+    OWN_SETTINGS,
+    Spec,
+    StrategySpec,
+    create_entry,
+    parse_seeds,
+)
 from fednorm.models import MODELS
 from fednorm.registry import RENAMED, unknown
 from fednorm.strategies import STRATEGIES
@@ -36,7 +42,7 @@ if TYPE_CHECKING:  # torch is imported when an experiment is checked, not when i
 
 
 _MOST = 10**9  # of anything that is counted
-_MOST_SEEDS, _LARGEST_SEED = 10_000, 2**63 - 1
+_LARGEST_SEED = 2**63 - 1
 _MOST_THREADS = 1024
 _LARGEST_RATE = 1e30  # beyond, products are no numbers of float32
 _MOST_TIME = 1e9  # seconds
@@ -53,18 +59,6 @@ def _split_list(value: Any) -> Any:
 def _parse_choice(value: Any) -> Any:
     """Read "none" as no choice."""
     return None if value == "none" else value
-
-
-def _parse_seeds(value: Any) -> Any:
-    """Read a number n of seeds as the seeds 0 to n-1."""
-    try:
-        if isinstance(value, str):
-            value = [int(part) for part in value.split(",")] if "," in value else int(value)
-    except ValueError:
-        raise ValueError(f"seeds are a number or a list such as 0,7, not {value!r}.") from None
-    if isinstance(value, int) and value > _MOST_SEEDS:
-        raise ValueError(f"seeds are at most {_MOST_SEEDS}, not {value}; a list names the seeds.")
-    return list(range(value)) if isinstance(value, int) else value
 
 
 class Experiment(BaseModel):
@@ -105,7 +99,7 @@ class Experiment(BaseModel):
     local_epochs: int | None = Field(
         default=None, ge=1, le=_MOST, description="local epochs per round"
     )
-    seeds: Annotated[list[int], BeforeValidator(_parse_seeds)] = Field(
+    seeds: Annotated[list[int], BeforeValidator(parse_seeds)] = Field(
         default=[0, 1, 2], min_length=1, description="one run per strategy and seed"
     )
     eval_every: int | None = Field(

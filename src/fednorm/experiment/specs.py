@@ -12,6 +12,7 @@ from fednorm.registry import RENAMED, Registry, unknown
 
 T = TypeVar("T")
 
+_MOST_SEEDS = 10_000
 _LONGEST = 200  # characters of a label: it names a folder
 
 # Keys of the experiment that an entry may set for itself.
@@ -121,3 +122,15 @@ def create_entry(registry: Registry[T], name: str, fields: Mapping[str, Any]) ->
                 f"{registry.kind} {name!r}: {key} = {value!r} is not valid: {reason}."
             ) from None
     return registry.create(name, checked)
+
+
+def parse_seeds(value: Any) -> Any:
+    """Read a number n of seeds as the seeds 0 to n-1."""
+    try:
+        if isinstance(value, str):
+            value = [int(part) for part in value.split(",")] if "," in value else int(value)
+    except ValueError:
+        raise ValueError(f"seeds are a number or a list such as 0,7, not {value!r}.") from None
+    if isinstance(value, int) and value > _MOST_SEEDS:
+        raise ValueError(f"seeds are at most {_MOST_SEEDS}, not {value}; a list names the seeds.")
+    return list(range(value)) if isinstance(value, int) else value
