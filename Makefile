@@ -30,15 +30,16 @@ lint: .venv/flower
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# One process more than cores, as some tests wait for other processes; tests are given out one by one.
-# They start many processes, which must not compile the package again and again.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(shell expr $$(nproc 2>/dev/null || echo 2) + 1) --maxschedchunk 1
+# Tests are given out one by one. They start many processes, which must not compile the package again
+# and again. One test process more than cores, as some wait for others; fast ones do not.
+CORES := $(shell nproc 2>/dev/null || echo 2)
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --maxschedchunk 1
 
 test: lint
-	$(PYTEST)
+	$(PYTEST) --numprocesses $(shell expr $(CORES) + 1)
 
 test-fast: .venv/installed
-	$(PYTEST) -m "not slow and not flower and not browser"
+	$(PYTEST) --numprocesses $(CORES) -m "not slow and not flower and not browser"
 
 # Other simulators, each in an environment of its own, for benchmarks/simulators.py --peers.
 PEERS := flower fedlab pfl fluke byzfl

@@ -250,10 +250,12 @@ def measure(folder: Path, given: argparse.Namespace) -> tuple[Times, Times]:
         for number in range(2):
             deployment.node(number)
         for turn in range(given.passes):
-            for name, app in list(apps.items())[:: -1 if turn % 2 else 1]:
-                seconds[name] += time_app(deployment, app)
+            for name in list(seconds)[:: -1 if turn % 2 else 1]:
+                if name in apps:
+                    seconds[name] += time_app(deployment, apps[name])
+                else:
+                    seconds[name] += time_command(deployment, given.rounds, folder / f"out{turn}")
                 print(f"{name}: {seconds[name]}", file=sys.stderr, flush=True)
-            seconds["run"] += time_command(deployment, given.rounds, folder / f"out{turn}")
         found = re.findall(r"CPU (\w+) ([\d.]+)", deployment.log("node0") + deployment.log("node1"))
     return seconds, {name: [float(cpu) for said, cpu in found if said == name] for name in apps}
 
@@ -271,8 +273,8 @@ def show(titles: dict[str, str], values: Times, what: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--passes", type=int, default=2)
     parser.add_argument("--evaluate", action="store_true", help="let nodes test the model, too")
     parser.add_argument("--poll", type=float, help="seconds between a SuperExec's looks for work")
     chosen = parser.parse_args()

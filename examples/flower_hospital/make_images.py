@@ -1,8 +1,8 @@
 """Make small image folders of three hospitals whose scanners differ, to try the example offline.
 
 Run it with `python make_images.py FOLDER`. Each image is smooth noise of 64x64 pixels; "lesion" has
-a bright spot. The hospitals have 120, 60 and 30 images and other mixes of the classes; the second
-has a darker scanner with less contrast, the third stores black as white.
+a bright spot. The hospitals have 240, 120 and 60 images and other mixes of the classes; the second
+has a darker scanner with less contrast, the third a brighter one.
 """
 
 import argparse
@@ -13,22 +13,22 @@ from PIL import Image
 
 SIZE = 64
 HOSPITALS = {  # images, share of lesions, contrast, brightness
-    "east": (120, 0.5, 1.0, 0),
-    "north": (60, 0.7, 0.4, 10),
-    "west": (30, 0.3, -1.0, 255),
+    "east": (240, 0.5, 1.0, 0),
+    "north": (120, 0.7, 0.4, 10),
+    "west": (60, 0.3, 0.7, 70),
 }
 
 
 def draw(lesion: bool, random: np.random.Generator) -> np.ndarray:
     """Return an image of 0 to 255."""
-    small = Image.fromarray(random.uniform(60, 160, (8, 8)).astype(np.uint8))
+    small = Image.fromarray(random.uniform(70, 120, (4, 4)).astype(np.uint8))
     pixels = np.asarray(small.resize((SIZE, SIZE), Image.Resampling.BICUBIC), np.float64)
     pixels += random.normal(0, 8, pixels.shape)
     if lesion:
         row, column = random.uniform(12, SIZE - 12, 2)
         rows, columns = np.mgrid[:SIZE, :SIZE]
         far = ((rows - row) ** 2 + (columns - column) ** 2) / random.uniform(4, 7) ** 2
-        pixels += 110 * np.exp(-far)
+        pixels += 100 * np.exp(-far)
     return pixels
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fednorm.algorithms import create_algorithm, list_algorithms
     from fednorm.api import compare, load, simulate
     from fednorm.attacks import create_attack, list_attacks
-    from fednorm.core.messages import Batches, Broadcast, ClientState, Reply, ServerState
+    from fednorm.core.messages import Batches, Broadcast, Claim, ClientState, Reply, ServerState
     from fednorm.core.moments import Moments, pool
     from fednorm.core.round import broadcast, client_round, server_round
     from fednorm.core.task import Task, export
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Batches",
     "Broadcast",
+    "Claim",
     "ClientState",
     "FednormError",
     "Moments",
@@ -78,7 +79,7 @@ _find_export = export_lazily(
         "fednorm.algorithms": "create_algorithm list_algorithms",
         "fednorm.api": "compare load simulate",
         "fednorm.attacks": "create_attack list_attacks",
-        "fednorm.core.messages": "Batches Broadcast ClientState Reply ServerState",
+        "fednorm.core.messages": "Batches Broadcast Claim ClientState Reply ServerState",
         "fednorm.core.moments": "Moments pool",
         "fednorm.core.round": "broadcast client_round server_round",
         "fednorm.core.task": "Task export",

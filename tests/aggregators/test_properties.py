@@ -43,6 +43,7 @@ def test_the_geometric_median_has_the_least_sum_of_distances(crowd):
         assert here <= total(found + step) + 1e-6
 
 
+@pytest.mark.slow
 @given(crowd=crowds())
 def test_without_byzantine_vectors_rules_are_means(crowd):
     values, _ = only_honest(crowd)

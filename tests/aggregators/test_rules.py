@@ -136,6 +136,7 @@ def test_no_rule_is_forgotten():
     assert set(BEFORE) == set(PRE_AGGREGATORS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", ["random", "tied", "huge", "constant"])
 @pytest.mark.parametrize(("n", "d"), [(9, 1), (10, 7), (12, 30), (21, 5)])
@@ -228,6 +229,7 @@ def test_equal_vectors_have_distance_0():
     assert torch.equal(distances == 0, same)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-30, 1e-21, 1.0, 1e25])
 def test_norms_beyond_the_squares_of_float32(scale):
     values = torch.randn(9, 50) * scale

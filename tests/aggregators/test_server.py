@@ -126,6 +126,7 @@ def test_types_are_combined_separately():
     assert combine_tensors([{}] * 5, [1] * 5, create_aggregator("median", f=1)) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["median", "nnm > trimmed_mean", "multi_krum", "geometric_median"])
 def test_a_byzantine_client_does_not_break_the_round(replies, text):
     def corrupt(reply):

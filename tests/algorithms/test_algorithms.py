@@ -41,6 +41,7 @@ def test_momentum_between_rounds_with_one_client(state):
         torch.testing.assert_close(ours.state.weights[name], value.detach(), rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_adam_is_reset_every_round():
     clients = ToyClients(sizes=(5,), steps=2)
     ours = last(task_of("ln", create_algorithm("fedavg", lr=0.01, optimizer="adam")), clients, 3)
@@ -57,6 +58,7 @@ def test_adam_is_reset_every_round():
         create_algorithm("fedavg", optimizer="adam", momentum=0.9)
 
 
+@pytest.mark.slow
 def test_global_momentum_is_the_weighted_mean_and_doubles_the_message():
     clients = ToyClients(sizes=(2, 6), steps=2)
     plain = create_algorithm("fedavg", lr=0.05, momentum=0.9)

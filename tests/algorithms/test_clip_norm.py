@@ -19,6 +19,7 @@ def loss_of(model, x, y):
     return torch.nn.functional.cross_entropy(model(x), y)
 
 
+@pytest.mark.slow
 def test_local_steps_are_those_of_torch():
     task = task_of("naive", create_algorithm("fedavg", lr=0.1, momentum=0.9, clip_norm=LIMIT))
     own = CLIENTS.batches(0, 1)

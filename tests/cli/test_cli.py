@@ -73,6 +73,7 @@ def test_compare_writes_everything(tmp_path):
     assert len(personal["final"]["per_client"]) == 3
 
 
+@pytest.mark.slow
 def test_run_repeats_what_compare_wrote(tmp_path):
     first, second = tmp_path / "a", tmp_path / "b"
     flags = ["--set", "algorithm.lr=0.2", "--partition", "dirichlet=0.5", "--strategies", "fbn"]
@@ -84,6 +85,7 @@ def test_run_repeats_what_compare_wrote(tmp_path):
     assert results[0]["runs"][0]["final"] == results[1]["runs"][0]["final"]
 
 
+@pytest.mark.slow
 def test_flags_win_over_the_file_and_set_over_flags(tmp_path):
     (tmp_path / "mine.toml").write_text('rounds = 9\nclients = 4\nalgorithm = "fedavg"\n')
     arguments = ["compare", "--config", tmp_path / "mine.toml", *QUICK, "--strategies", "gn"]
@@ -110,6 +112,7 @@ def test_sweep_compares_values_of_a_field(tmp_path):
     assert inside("run", tmp_path / "config.toml", *again).exit_code == 0
 
 
+@pytest.mark.slow
 def test_attacks_and_defences_are_options(tmp_path):
     chosen = ["--byzantine", 1, "--attack-target", "statistics", "--aggregator", "trimmed_mean"]
     swept = ["--sweep", "attack=foe,alie", "--sweep", "statistics_aggregator=mean,nnm > median"]
@@ -135,6 +138,7 @@ def test_too_few_good_replies_are_an_error_of_the_command(tmp_path):
     assert "fbn, seed 0, stopped: round 1 has only 2 usable replies" in result.output
 
 
+@pytest.mark.slow
 def test_fresh_starts_over(tmp_path):
     arguments = ["compare", "--strategies", "gn", "--out", tmp_path]
     assert inside(*arguments, *QUICK).exit_code == 0
@@ -168,6 +172,7 @@ def test_a_mistake_gets_a_message(tmp_path, monkeypatch, capsys, arguments, mess
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.slow
 def test_list_and_show_cover_the_registry():
     for attack in ATTACKS:
         assert attack in inside("list", "attacks").output
@@ -183,6 +188,7 @@ def test_list_and_show_cover_the_registry():
     assert "freeze_round" in inside("show", "strategy", "fixbn").output
 
 
+@pytest.mark.slow
 def test_what_show_says_of_an_entry_it_says_of_no_other():
     for kind, entries in KINDS.items():
         texts = [inside("show", kind, name).output for name in entries]

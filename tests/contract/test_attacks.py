@@ -83,6 +83,7 @@ def test_a_defended_server_survives(name, target, chosen):
     assert {one.client for one in last.rejected} == ({3} if noticed else set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sign_flip", "non_finite"])
 def test_exchanges_in_mid_round_go_on(name):
     attacked_run(name, "fedtan", "both")
@@ -91,6 +92,7 @@ def test_exchanges_in_mid_round_go_on(name):
 RULES = [*AGGREGATORS, *(f"{stage} > median" for stage in PRE_AGGREGATORS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("chosen", ["naive", "fbn"])
 def test_every_rule_combines_updates_and_statistics(rule, chosen):

@@ -94,6 +94,7 @@ def test_the_exported_model_is_the_tested_one(entry, tmp_path):
             torch.testing.assert_close(compute(plain, prepared)[0], outputs, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PERSONAL))
 def test_every_client_has_the_model_it_was_tested_with(name, tmp_path):
     settings = {**SETTINGS, "evaluate": "global", "participation": 0.5}
@@ -167,6 +168,7 @@ def test_a_function_that_a_file_names_is_not_called(tmp_path, monkeypatch):
         fednorm.load(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_result_has_its_model_with_and_without_a_folder(tmp_path):
     kept = fednorm.simulate("dualbn", **SETTINGS)
     made = fednorm.simulate("dualbn", **SETTINGS, out=tmp_path)

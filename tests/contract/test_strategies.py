@@ -103,6 +103,7 @@ def test_a_round_is_a_pure_function(name, step):
     assert after.round == 1
 
 
+@pytest.mark.slow
 @every
 def test_evaluation_depends_on_no_other_sample(name):
     task, clients = task_of(name, create_algorithm("dsgd", lr=0.05)), ToyClients()
@@ -114,6 +115,7 @@ def test_evaluation_depends_on_no_other_sample(name):
         torch.testing.assert_close(model(x)[:1], model(x[:1]))
 
 
+@pytest.mark.slow
 @every
 def test_is_tested_globally_or_per_client(name):
     task, clients = task_of(name, create_algorithm("dsgd", lr=0.05)), ToyClients()
@@ -150,6 +152,7 @@ def test_a_batch_of_one_either_works_or_is_announced(name):
         assert all(torch.isfinite(t).all() for t in reply.update.values())
 
 
+@pytest.mark.slow
 @every
 def test_checkpoint_of_the_trained_model_loads_strictly(name):
     task = task_of(name, create_algorithm("dsgd", lr=0.05))

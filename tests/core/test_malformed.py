@@ -11,7 +11,8 @@ from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import LayerStats, Reply, RunningStats
 from fednorm.core.moments import Moments
-from fednorm.core.validation import ReplySchema, find_fault
+from fednorm.core.replies.validation import ReplySchema, find_fault
+from fednorm.core.round import client_calibration, server_calibration
 from fednorm.errors import NoUsableReplyError
 from support import ToyClients, task_of
 
@@ -158,6 +159,66 @@ def test_two_thousand_malformed_replies_change_nothing(kind):
         assert all(map(torch.equal, tensors_of(after), expected))
 
 
+def answers_of(name, rule="mean", **fields):
+    task, clients = task_of(name, create_algorithm("dsgd", lr=0.05), **fields), ToyClients()
+    task = replace(task, statistics_aggregator=create_aggregator(rule, f=1))
+    received, rule = broadcast(task, task.initial_state), task.strategy.calibration_rule()
+    return task, [
+        client_calibration(task, received, ClientState(), clients.all_batches(c), rule)
+        for c in range(3)
+    ]
+
+
+CALIBRATED = {
+    "hbn": lambda: answers_of("hbn"),
+    "heterofl": lambda: answers_of("heterofl"),
+    "pooled": lambda: answers_of("heterofl", statistics="pool"),
+    "alignbn": lambda: answers_of("alignbn"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CALIBRATED)
+def test_malformed_answers_to_a_calibration_change_nothing(kind):
+    draw = random.Random(kind)  # noqa: S311 (a test)
+    task, answers = CALIBRATED[kind]()
+    alone = server_calibration(task, task.initial_state, answers[:1])
+    expected = list(tensors_of(alone))
+    for _ in range(50):
+        bad = [bad_answer(draw, draw.choice(answers[1:])) for _ in range(20)]
+        listed = [*bad, answers[0]]
+        draw.shuffle(listed)
+        after = server_calibration(task, task.initial_state, listed, asked=[0, 1, 2])
+        assert len(after.rejected) == 20
+        assert all(map(torch.equal, tensors_of(after), expected))
+
+
+def bad_answer(draw, answer):
+    wrong = [
+        lambda: replace(answer, stats=bad_stats(draw, answer)),
+        lambda: replace(answer, client=draw.choice([None, "0", -1, 99, 1.0, NAN, [], object()])),
+        lambda: replace(answer, examples=draw.choice([0, -3, 2**60, 1.5, INF, *JUNK])),
+        lambda: replace(answer, update={"weight": torch.zeros(2)}),
+        lambda: replace(answer, **draw.choice(SPOILT)),
+    ]
+    return draw.choice([wrong[0], *wrong])()
+
+
+def test_surplus_answers_to_a_calibration_are_rejected_and_do_not_lower_f():
+    task, answers = answers_of("heterofl", "median")
+    stranger = replace(answers[2], client=7)
+    listed = [*answers, answers[0], stranger, stranger]
+    after = server_calibration(task, task.initial_state, listed, asked=range(3))
+    assert [(one.client, one.reason) for one in after.rejected] == [
+        (0, "it has answered already"),
+        (7, "it was not asked in this round"),
+        (7, "it was not asked in this round"),
+    ]
+    two = server_calibration(task, task.initial_state, [*answers[:2], stranger], asked=range(3))
+    same = tensors_of(task.initial_state)
+    assert all(map(torch.equal, tensors_of(two), same))  # not adopted: f = 1 needs three
+
+
 def test_a_client_that_was_not_asked_and_a_second_reply_are_rejected():
     task, replies = KINDS["pooled"]()
     after = server_round(task, task.initial_state, [*replies, replies[1]], asked=[0, 1])
@@ -166,6 +227,32 @@ def test_a_client_that_was_not_asked_and_a_second_reply_are_rejected():
         (2, "it was not asked in this round"),
     ]
     two = server_round(task, task.initial_state, replies[:2])
+    assert all(map(torch.equal, tensors_of(after), tensors_of(two)))
+
+
+@pytest.mark.parametrize("kind", ["pooled", "averaged", "frozen"])
+def test_an_answer_in_the_name_of_another_client_is_a_second_one(kind):
+    task, replies = KINDS[kind]()
+    forged = replace(replies[2], client=0)
+    after = server_round(task, task.initial_state, [*replies[:2], forged], asked=[0, 1, 2])
+    assert [(r.client, r.reason) for r in after.rejected] == [(0, "it has answered already")]
+    two = server_round(task, task.initial_state, replies[:2])
+    assert all(map(torch.equal, tensors_of(after), tensors_of(two)))
+
+
+@pytest.mark.parametrize("kind", ["pooled", "averaged", "frozen"])
+def test_an_answer_to_a_round_that_is_over_is_rejected(kind):
+    task, replies = KINDS[kind]()
+    state = server_round(task, task.initial_state, replies)
+    received = broadcast(task, state)
+    now = [
+        client_round(task, received, ClientState(), ToyClients().batches(c, 2))[0] for c in (0, 1)
+    ]
+    after = server_round(task, state, [*now, replies[2]], asked=[0, 1, 2])
+    assert [(r.client, r.reason) for r in after.rejected] == [
+        (2, "it answers round 1 instead of 2")
+    ]
+    two = server_round(task, state, now)
     assert all(map(torch.equal, tensors_of(after), tensors_of(two)))
 
 

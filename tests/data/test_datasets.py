@@ -4,15 +4,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 from fednorm.data import Dataset, load_dataset
 from fednorm.errors import UnknownNameError
 
 
+@pytest.mark.slow
 def test_digits_are_those_of_scikit_learn():
     data = load_dataset("digits", 9, test=300)
-    expected = load_digits()
+    expected = pytest.importorskip("sklearn.datasets").load_digits()
     images = torch.cat([data.x, data.x_test]).squeeze(1).double().numpy() * 16
     labels = torch.cat([data.y, data.y_test]).numpy()
     ours = np.column_stack([images.reshape(len(images), -1), labels])
@@ -23,9 +23,10 @@ def test_digits_are_those_of_scikit_learn():
     assert data.shape == (1, 8, 8)
 
 
+@pytest.mark.slow
 def test_digits_keep_the_order_of_scikit_learn_within_a_split():
     data = load_dataset("digits", 0, test=1)
-    expected = load_digits().target.tolist()
+    expected = pytest.importorskip("sklearn.datasets").load_digits().target.tolist()
     missing = next(i for i in range(1797) if data.y.tolist() == expected[:i] + expected[i + 1 :])
     assert data.y_test.tolist() == [expected[missing]]
 

@@ -28,7 +28,7 @@ def example(monkeypatch, tmp_path):
     """Return a function that imports a module of the example; its images are in `images`."""
     monkeypatch.syspath_prepend(FOLDER)
     monkeypatch.setenv("FEDNORM_DATA", str(tmp_path / "cache"))
-    importlib.import_module("make_images").make_images(tmp_path / "images", share=0.2)
+    importlib.import_module("make_images").make_images(tmp_path / "images", share=0.1)
     return importlib.import_module
 
 
@@ -55,9 +55,11 @@ def differ(one, other):
     return {name.rpartition(".")[2] for name in one if not torch.equal(one[name], other[name])}
 
 
-def test_one_model_for_all_has_calibrated_statistics(example, config, tmp_path):
+@pytest.mark.parametrize("strategy", ["heterofl", "alignbn"])
+def test_one_model_for_all_has_calibrated_statistics(example, config, tmp_path, strategy):
     places = [{"partition-id": i, "num-partitions": 2} for i in range(2)]
-    metrics = run(example, config | {"data": str(tmp_path / "images")}, places)
+    one = {"strategy": strategy, "own-statistics": False, "data": str(tmp_path / "images")}
+    metrics = run(example, config | one, places)
     assert sorted(m["num-examples"] for m in metrics) == [3, 4]  # a fifth of 12 and 24, by class
     models = read_models(tmp_path / "models")
     assert models.keys() == {"east", "north", "global"}
@@ -76,11 +78,27 @@ def test_one_model_for_all_has_calibrated_statistics(example, config, tmp_path):
 
 def test_a_hospital_keeps_its_statistics_and_its_model(example, config, tmp_path):
     paths = [{"data-path": str(tmp_path / "images" / name)} for name in ("east", "west")]
-    run(example, config | {"strategy": "silobn"}, paths)
+    run(example, config | {"own-statistics": False}, paths)
+    kept = read_models(tmp_path / "models")
+    assert kept.keys() == {"east", "west"}  # there is no global one
+    statistics = {"running_mean", "running_var"}
+    allowed = {*statistics, "num_batches_tracked"}
+    assert statistics <= differ(kept["east"], kept["west"]) <= allowed
+
+
+def test_a_hospital_measures_the_statistics_of_its_images(example, config, tmp_path):
+    paths = [{"data-path": str(tmp_path / "images" / name)} for name in ("east", "west")]
+    run(example, config, paths)
     models = read_models(tmp_path / "models")
-    assert models.keys() == {"east", "west"}  # there is no global one
-    kept = {"running_mean", "running_var"}
-    assert kept <= differ(models["east"], models["west"]) <= {*kept, "num_batches_tracked"}
+    task = example("hospital.task")
+    for name in ("east", "west"):
+        data = task.load_images(tmp_path / "images" / name, config)
+        plain = task.build_model(config)
+        plain.load_state_dict(models[name])
+        with torch.no_grad():
+            seen = plain.conv1(task.normalize(data.x)).transpose(0, 1).flatten(1)
+        torch.testing.assert_close(plain.bn1.running_mean, seen.mean(1), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(plain.bn1.running_var, seen.var(1), rtol=1e-3, atol=1e-4)
 
 
 def test_pretrained_weights_are_loaded_except_another_classifier(example, config, tmp_path):

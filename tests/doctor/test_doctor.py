@@ -101,6 +101,7 @@ def test_places_are_found_in_chains(model, places):
     assert [layer.place for layer in found] == places
 
 
+@pytest.mark.slow
 def test_places_are_found_in_any_forward_pass(nested):
     found = {x.path: (x.place, x.after) for x in examine(Wild(), **STATIC).layers}
     assert found == {
@@ -119,6 +120,7 @@ def test_places_are_found_in_any_forward_pass(nested):
     ]
 
 
+@pytest.mark.slow
 def test_the_model_is_left_as_it_was():
     model = create_model("mlp", SHAPE, 10, seed=1)
     before = {k: v.clone() for k, v in model.state_dict().items()}
@@ -138,6 +140,7 @@ def test_state_is_counted_by_type(nested):
     assert state.total == all_batches == state.weights + 2 * state.affine + state.counters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_costs_are_those_of_the_engine(nested, name):
     (cost,) = (c for c in nested.strategies if c.strategy == name)
@@ -174,6 +177,7 @@ def test_strategies_state_their_needs(nested):
     assert all("\n" not in reason for reason in refused.values())
 
 
+@pytest.mark.slow
 def test_distances_equal_numpy(apart):
     """A slow and obvious version of the mlp in which every batch is normalised by itself."""
     model = create_model("mlp", SHAPE, 10, 0).double()
@@ -206,6 +210,7 @@ def test_distances_equal_numpy(apart):
         assert layer.excess == layer.bias - layer.bias_alike
 
 
+@pytest.mark.slow
 def test_the_gradient_of_naive_equals_plain_torch(apart):
     relative = []
     for batches in zip(*clients_of("gamma=0"), strict=True):
@@ -287,6 +292,7 @@ def test_dealing_again_keeps_samples_and_sizes():
     assert not torch.equal(before.steps[0][0][1], after.steps[0][0][1])
 
 
+@pytest.mark.slow
 def test_rarely_sampled_clients_are_counted():
     report = examine("mlp", participation=0.2, partition="gamma=0", **SMALL)
     caution = codes(report)["rarely_sampled"]
@@ -316,6 +322,7 @@ def test_a_model_without_batch_norm_gets_a_warning():
     assert "server_optimizer" not in codes(report)
 
 
+@pytest.mark.slow
 def test_batches_of_one_are_named():
     report = examine("mlp", partition="iid", batch_size=1, **SMALL)
     assert report.clients.left_out == (0, 1, 2, 3, 4)
@@ -338,6 +345,7 @@ def next_seed(setting):
     raise AssertionError
 
 
+@pytest.mark.slow
 def test_layers_that_need_care_are_named():
     shared = nn.BatchNorm1d(6)
     model = nn.Sequential(
@@ -353,6 +361,7 @@ def test_layers_that_need_care_are_named():
     assert codes(examine(Wild(), **STATIC))["not_reached"].numbers == {"layers": ["unused"]}
 
 
+@pytest.mark.slow
 def test_json_has_a_stable_schema(apart, nested, tmp_path):
     save(apart, tmp_path / "report.json")
     written = json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
@@ -378,6 +387,7 @@ def call(*arguments):
     return CliRunner().invoke(app, ["doctor", *map(str, arguments)], env={"COLUMNS": "120"})
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes(tmp_path):
     file = tmp_path / "out.json"
     options = ["--partition", "gamma=0", "--clients", 3, "--batches", 1, "--json", file]

@@ -291,10 +291,10 @@ def test_without_naive_the_best_is_recommended():
 
 LOCAL_EPOCHS = {
     "model": {"name": "resnet", "widths": [8, 16]},
-    "data": {"name": "digits", "test": 1000},
+    "data": {"name": "digits", "test": 1200},
     "algorithm": {"name": "fedavg", "lr": 0.05, "momentum": 0.9},
     "local_epochs": 1,
-    "rounds": 40,
+    "rounds": 30,
 }
 
 

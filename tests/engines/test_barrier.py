@@ -85,6 +85,7 @@ def test_each_client_trains_once(monkeypatch):
     assert trained == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_without_room_for_all_they_train_anew(monkeypatch):
     task = task_of("fedtan", STEPS, count=2)
     expected = next(rounds(task, CLIENTS, 2))

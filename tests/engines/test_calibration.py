@@ -111,6 +111,7 @@ def test_a_client_without_data_is_left_out():
         fednorm.calibrate(nested_model(), [[], []])
 
 
+@pytest.mark.slow
 def test_equal_weights_are_those_of_clients_of_one_size():
     """A client that counts as often as a larger one: its data, repeated."""
     small, large = (CLIENTS.all_batches(c).steps for c in (1, 2))

@@ -199,6 +199,7 @@ def test_merged(name):
         assert_same(ours.state, theirs.state, tolerance=1e-10)
 
 
+@pytest.mark.slow
 def test_barrier():
     task = task_of("fedtan", STEPS, model=half_frozen(), count=3)
     expected = run(task, CLIENTS, 3, tested=False)

@@ -232,7 +232,7 @@ def test_many_rounds_end_at_the_population(name, fields):
     task = task_of(
         name, create_algorithm("fedavg", lr=1e-6), model=model, stats_momentum=0.5, **fields
     )
-    got = last(task, clients, 60).state.running["0"]
+    got = last(task, clients, 25).state.running["0"]
     steps = [[flat(x) for x, _ in clients.batches(c, 1).steps] for c in (0, 1)]
     n, mean, var = population(steps, [960, 40], 0.5)
     torch.testing.assert_close(got.mean, mean, rtol=0, atol=1e-10)

@@ -168,6 +168,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(damage, both
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_lines_that_are_missing_make_a_checkpoint_useless(tmp_path):
     saved(tmp_path)
     metrics = run_of(tmp_path) / "metrics.jsonl"
@@ -178,6 +179,7 @@ def test_lines_that_are_missing_make_a_checkpoint_useless(tmp_path):
     assert len(metrics.read_text().splitlines()) == 12
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_setting_is_not_used(tmp_path):
     saved(tmp_path)
     other = experiment(strategies=[{"name": "fedbn", "stats_momentum": 0.2}])
@@ -186,6 +188,7 @@ def test_a_checkpoint_of_another_setting_is_not_used(tmp_path):
     assert seen[0] == 1
 
 
+@pytest.mark.slow
 def test_a_run_can_be_begun_anew(tmp_path):
     saved(tmp_path)
     seen = []
@@ -199,6 +202,7 @@ def test_a_run_can_be_begun_anew(tmp_path):
     assert seen[0] == 1
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     whole = tmp_path / "whole"
     run_comparison(experiment(), folder=whole)

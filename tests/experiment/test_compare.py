@@ -64,6 +64,7 @@ def test_a_folder_with_another_experiment_is_refused(tmp_path):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("held", "expected"), [(10**9, 4), (0, 6)])
 def test_a_run_is_prepared_once_while_memory_is_held_for_it(held, expected, monkeypatch):
     made = []

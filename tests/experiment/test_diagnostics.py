@@ -294,6 +294,7 @@ def test_one_machine_has_no_gradient_deviation_and_sends_nothing():
     assert last["deviation"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "changes", "absent"),
     [
@@ -481,6 +482,7 @@ def test_runs_recorded_without_knowing_of_diagnostics_are_still_good(tmp_path):
     assert len(events) == 1
 
 
+@pytest.mark.slow
 def test_the_command_has_a_flag(tmp_path):
     quick = ["--rounds", "2", "--seeds", "1", "--clients", "3", "--workers", "1"]
     arguments = ["compare", *quick, "--strategies", "fbn", "--diagnose", "--out", str(tmp_path)]

@@ -107,6 +107,7 @@ def test_personal_models_are_tested_on_all_test_samples_if_asked(strategy):
     assert own.per_client != found.per_client
 
 
+@pytest.mark.slow
 def test_as_users_run_it_untrained_clients_are_not_at_a_loss():
     """Statistics of the start, mean 0 and variance 1, would cost tens of points."""
     work = {"algorithm": {"name": "fedavg", "lr": 0.05}, "local_epochs": 1, "dtype": "float32"}
@@ -128,6 +129,7 @@ def test_where_all_have_trained_there_is_one_number(strategy):
         assert final.trained is final.untrained is None  # what is adapted is the global model
 
 
+@pytest.mark.slow
 def test_both_numbers_are_in_all_that_is_written(tmp_path):
     experiment = build_experiment({**RARELY, "strategies": ["fedbn"], "seeds": 1})
     comparison = run_comparison(experiment, folder=tmp_path)

@@ -280,7 +280,11 @@ def test_a_personal_model_is_evaluated_on_its_node():
     assert sorted(result.evaluate_metrics_clientapp) == [1, 2, 3]
 
 
-PLAIN = [name for name in STRATEGIES if fits_plain(name)]
+PLAIN = ["naive", "fixbn", "fbn", "dualbn", "alignbn", "hbn", "heterofl", "feddna", "brn"]
+
+
+def test_the_list_of_strategies_that_keep_torchs_layers_is_whole():
+    assert [name for name in STRATEGIES if fits_plain(name)] == PLAIN
 
 
 @pytest.mark.parametrize("name", PLAIN)

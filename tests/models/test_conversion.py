@@ -30,6 +30,7 @@ def test_all_convolutions_of_resnet20_are_standardized(name):
     assert {r.path for r in conversion.replaced} == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "blocks"),
     [("resnet20", 9), ("resnet18", 8), ("resnet50", 16), ("mobilenet_v2", 10)],

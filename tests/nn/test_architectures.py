@@ -1,4 +1,7 @@
-"""Every strategy on the networks that people bring, each trained for a round by two clients."""
+"""Every strategy on the networks that people bring, each trained for a round by two clients.
+
+The deepest networks run strategies of each kind of conversion; others differ by a rule alone.
+"""
 
 import copy
 import functools
@@ -22,6 +25,8 @@ every = pytest.mark.parametrize("name", sorted(STRATEGIES))
 # These work on any network with BatchNorm; others may refuse some, for a reason.
 KEEP_BN = ("naive", "fixbn", "fbn", "fedtan", "fedbn", "silobn")
 REPLACE_BN = ("gn", "ln", "in", "none")
+DEEPEST = ("densenet121", "efficientnet_b0")
+KINDS = ("naive", "fbn", "silobn", "dualbn", "switchnorm", "gn", "fedwon")
 
 
 @functools.cache
@@ -97,12 +102,16 @@ def test_three_of_the_layers_of_resnet18_have_no_bn_in_their_names():
     ]
 
 
-with_norms = pytest.mark.parametrize("network", [n for n, a in ARCHITECTURES.items() if a.norms])
+CASES = [
+    (network, name)
+    for network, architecture in ARCHITECTURES.items()
+    for name in (KINDS if network in DEEPEST else sorted(STRATEGIES))
+    if architecture.norms
+]
 
 
 @pytest.mark.slow
-@with_norms
-@every
+@pytest.mark.parametrize(("network", "name"), CASES)
 def test_runs_a_round_and_comes_back(network, name, untouched):
     plain, architecture = untouched(network), ARCHITECTURES[network]
     if (task := converted(name, plain)) is not None:

@@ -157,6 +157,7 @@ def test_buffers_are_aggregated_and_not_taken_from_client_0():
         assert not torch.allclose(first.running[path].mean, alone.running[path].mean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["naive", "fbn", "fixbn", "fedtan"])
 def test_the_optimiser_never_sees_statistics(name):
     """A server optimiser over running variances makes them negative: flower #1060, FL4Health."""

@@ -51,6 +51,7 @@ def written(result, folder):
     return json.loads(text, parse_constant=refuse)
 
 
+@pytest.mark.slow
 def test_write_leaves_three_whole_files_and_no_temporary_ones(tmp_path):
     report = write_comparison(three_strategies(), tmp_path / "new" / "folder")
     assert report == tmp_path / "new" / "folder" / "report.html"
@@ -59,6 +60,7 @@ def test_write_leaves_three_whole_files_and_no_temporary_ones(tmp_path):
     assert report.read_text(encoding="utf-8") == page(three_strategies())
 
 
+@pytest.mark.slow
 def test_a_failing_write_keeps_the_old_file(tmp_path, monkeypatch):
     write_comparison(three_strategies(), tmp_path)
     before = (tmp_path / "curves.png").read_bytes()
@@ -74,6 +76,7 @@ def test_a_failing_write_keeps_the_old_file(tmp_path, monkeypatch):
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.slow
 def test_results_json_has_the_promised_schema(tmp_path):
     record = written(three_strategies(), tmp_path)
     assert list(record) == ["schema", "environment", "config", "runs"]
@@ -106,6 +109,7 @@ def test_a_run_without_evaluation_is_written(tmp_path):
     assert entry["final"].get("accuracy") is None
 
 
+@pytest.mark.slow
 def test_personal_runs_give_every_client(tmp_path):
     result = comparison(personal("fedbn", (0.9, 0.5, 0.7)))
     entry = written(result, tmp_path)["runs"][0]

@@ -105,6 +105,7 @@ def test_panels_share_scale_and_styles_but_not_rounds():
     assert 'data-method="3"' not in first
 
 
+@pytest.mark.slow
 def test_published_numbers_and_diverged_runs_are_marked():
     def count(panels, method):
         return svgs(told(*panels))[0].count(f'data-method="{method}"')

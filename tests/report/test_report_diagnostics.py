@@ -29,6 +29,7 @@ def test_without_records_there_is_no_section(result):
     assert "Diagnostics" not in page(result)
 
 
+@pytest.mark.slow
 def test_the_section_shows_diagnostics_in_the_colors_of_strategies():
     result = comparison(looked_at("fbn"), looked_at("naive"), run("gn", (0.5, 0.6)))
     html = page(result)

@@ -36,6 +36,7 @@ def printed(figure):
     return capture.get()
 
 
+@pytest.mark.slow
 def test_a_story_leaves_three_files(tmp_path):
     report = write_figure(two_panels(), tmp_path / "new")
     names = {path.name for path in report.parent.iterdir()}
@@ -43,6 +44,7 @@ def test_a_story_leaves_three_files(tmp_path):
     assert report.read_text(encoding="utf-8") == page(two_panels())
 
 
+@pytest.mark.slow
 def test_results_json_tells_the_story(tmp_path):
     record = written(two_panels(), tmp_path)
     panels = record.pop("panels")
@@ -61,6 +63,7 @@ def test_results_json_tells_the_story(tmp_path):
     assert panels[1]["runs"][1]["final"]["accuracy"] == 0.7
 
 
+@pytest.mark.slow
 def test_a_panel_without_published_numbers_has_no_agreement(tmp_path):
     figure = told(PanelResult("", three_strategies()))
     assert written(figure, tmp_path)["panels"][0]["agreement"] is None
@@ -72,6 +75,7 @@ def test_a_panel_without_published_numbers_has_no_agreement(tmp_path):
     assert "81.0 ± 1.0" in printed(figure)
 
 
+@pytest.mark.slow
 def test_published_numbers_that_are_not_finite_become_null(tmp_path):
     figure = told(PanelResult("", three_strategies(), {"fbn": NAN, "naive": 10.0}))
     assert written(figure, tmp_path)["panels"][0]["published"] == {"fbn": None, "naive": 10.0}
@@ -120,6 +124,7 @@ def test_without_cuts_there_is_no_section_about_them():
     assert "What was cut" not in page(told(*two_panels().panels, cuts=()))
 
 
+@pytest.mark.slow
 def test_final_values_are_plotted_against_the_varied_parameter():
     figure = replace(two_panels(), finals="γ", curves=("γ = 0.01",))
     drawn = collect_plots(figure)
@@ -150,6 +155,7 @@ def test_published_and_measured_stand_side_by_side_on_the_page():
     assert 'data-value="-1.0"' in table
 
 
+@pytest.mark.slow
 def test_published_standard_deviations_are_shown_with_the_means(tmp_path):
     first, second = two_panels().panels
     figure = told(replace(first, published_std={"fbn": 1.25}), second)

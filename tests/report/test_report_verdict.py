@@ -85,6 +85,7 @@ CAVEATS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("evaluate", "tested"),
     [("auto", "each on its own test split."), ("global", "each on all test samples.")],

@@ -231,6 +231,7 @@ def call(*arguments):
     return CliRunner().invoke(app, ["reproduce", *arguments], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_report(own, tmp_path):
     out = tmp_path / "out"
     result = call(own, "--out", str(out), "--workers", "1")
@@ -246,6 +247,7 @@ def test_the_command_writes_a_report(own, tmp_path):
     assert (out / "curves.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_the_command_takes_another_partition_by_its_name(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(OWN.replace('"gamma=', '"dirichlet=').replace('=0"', '=0.3"'), "utf-8")

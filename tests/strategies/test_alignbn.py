@@ -427,6 +427,7 @@ def test_the_exported_model_is_a_plain_one_with_the_reported_accuracy(tmp_path):
     assert float(functional.cross_entropy(outputs, y)) == pytest.approx(result.final.loss, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_how_often_it_is_tested_does_not_change_the_training():
     often, once = (fednorm.simulate("alignbn", **SETTINGS, eval_every=n) for n in (1, 3))
     assert often.final.loss == once.final.loss

@@ -56,6 +56,7 @@ def objective(weights, moments, strength):
     return float(total)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("strength", [0.5, 1.0])
 def test_no_point_of_a_grid_on_the_simplex_is_better(seed, strength):
@@ -173,6 +174,7 @@ def test_an_empty_client_has_no_say():
     assert [m.mass for m in reweight(apart, 1e6, 1)] == pytest.approx([5, 5, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dsgd", "fedavg"])
 def test_strength_zero_is_naive_with_pooled_statistics(kind):
     step = create_algorithm(kind, lr=0.05, momentum=0.9)

@@ -11,7 +11,7 @@ from fednorm.core.layer import RoundContext
 from fednorm.nn.sync_norm import _Site, _Synchronized
 from support import ToyClients, assert_same_state, last, nested_model, task_of
 
-LR, ROUNDS = 0.05, 20
+LR, ROUNDS = 0.05, 8
 
 
 def central(clients, rounds=ROUNDS, model=None):
@@ -54,6 +54,7 @@ def test_layer_without_affine_and_layer_called_twice():
         torch.testing.assert_close(value, oracle.state_dict()[name], rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_later_local_steps_are_ordinary_batch_norm():
     """With E = 2 only the first step exchanges, so the number of exchanges stays the same."""
     task = task_of("fedtan", create_algorithm("fedavg", lr=LR))

@@ -71,6 +71,7 @@ def assert_same(state, model, layers):
         torch.testing.assert_close(got.var, layer.var, rtol=TIGHT, atol=TIGHT)
 
 
+@pytest.mark.slow
 @MESSAGES
 def test_one_step_is_one_machines(shared_message):
     task = task_of("fedtan", create_algorithm("fedavg", lr=LR), shared_message=shared_message)
@@ -78,12 +79,14 @@ def test_one_step_is_one_machines(shared_message):
     assert_same(state, *central(nested_model(), ONE, 3))
 
 
+@pytest.mark.slow
 def test_one_step_with_weight_decay():
     task = task_of("fedtan", create_algorithm("fedavg", lr=LR, weight_decay=0.01))
     state = last(task, ONE, 3).state
     assert_same(state, *central(nested_model(), ONE, 3, weight_decay=0.01))
 
 
+@pytest.mark.slow
 def test_equal_batches_of_unequal_clients():
     clients = Population(holds=(900, 6, 24), steps=(1, 1, 1))
     state = last(task_of("fedtan", create_algorithm("fedavg", lr=LR)), clients, 3).state
@@ -105,6 +108,7 @@ def test_layers_of_several_kinds():
     assert_same(state, *central(model(), ONE, 3))
 
 
+@pytest.mark.slow
 @MESSAGES
 @pytest.mark.parametrize("engine", [loop.rounds, merged_batch.rounds])
 def test_dsgd_is_torchs_batch_norm_on_the_concatenated_batch(shared_message, engine):

@@ -248,6 +248,7 @@ USUAL = {
 }
 
 
+@pytest.mark.slow
 def test_the_engine_that_is_chosen_clips_as_the_loop_does():
     def finals(**settings):
         table = {"name": "fedwon", "clip": settings.pop("clip", 0.01)}

@@ -34,6 +34,7 @@ def affine(state):
     return torch.cat([t for name, t in state.weights.items() if kind[name] is Kind.AFFINE])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("merge", ["average", "pool"])
 @pytest.mark.parametrize(("freeze", "at"), [(0.5, 6), (4, 4), (0, 0), (0.25, 3), (1.0, 12)])
 def test_statistics_are_bit_identical_after_the_freezing_round(freeze, at, merge):
@@ -85,6 +86,7 @@ def fedavg_that_freezes_affine(clients, count, freeze):
     return model.state_dict()
 
 
+@pytest.mark.slow
 def test_affine_alone_is_frozen_while_statistics_go_on_moving():
     """The paper's Table H, third row: unequal clients, local steps, a client that was away."""
     clients = ToyClients(sizes=(2, 6, 4), steps=3, absent={3: (1,)})
@@ -119,6 +121,7 @@ def test_affine_alone_is_frozen_in_every_engine(engine, merge):
         torch.testing.assert_close(one(got.state), one(expected), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_auto_may_freeze_affine_alone():
     """Frozen parameters stay frozen however much the statistics move afterwards."""
     fields = {"freeze_affine": True, "freeze_statistics": False}

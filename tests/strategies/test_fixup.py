@@ -273,6 +273,7 @@ def test_scalars_start_as_what_they_are():
             assert module.scale is None or module.scale.item() == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dsgd", "fedavg"])
 def test_engines_agree_on_the_rates(kind):
     """As users run it: float32, the engine that is chosen, against client after client."""

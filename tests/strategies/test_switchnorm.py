@@ -86,6 +86,7 @@ def by_hand(layer, x):
     return torch.stack(rows)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     shape=st.lists(st.integers(1, 3), min_size=1, max_size=4),
@@ -318,6 +319,7 @@ class Mixing(nn.BatchNorm2d):
         return y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statistics", ["average", "pool"])
 def test_one_client_is_one_machine(statistics):
     """Plain torch with the layer above, trained on the client's batches."""

@@ -7,8 +7,9 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from safetensors.torch import save_file
 
+import fednorm
 import fednorm.flower
-from hospital.task import build_model, fit, load_images, normalize, score
+from hospital.task import build_model, fit, load_images, make_batches, score
 
 app = ClientApp()
 
@@ -39,8 +40,11 @@ def train(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Test the model, with what this hospital keeps of it, on images that it held out."""
     config, folder = context.run_config, find_folder(context)
+    data = load_images(folder, config)
     model = fednorm.flower.unpack(message, build_model(config), context)
-    metrics = MetricRecord(score(model, load_images(folder, config)))
+    if config["own-statistics"]:  # of its own images under the weights that have just arrived
+        model = fednorm.calibrate(model, [make_batches(data)], exact=False)
+    metrics = MetricRecord(score(model, data))
     if config["output"]:
         output = Path(str(config["output"]))
         output.mkdir(parents=True, exist_ok=True)
@@ -53,8 +57,7 @@ def calibrate(message: Message, context: Context) -> Message:
     """Measure statistics with a pass over all own images, for strategies that ask for it."""
     config = context.run_config
     data = load_images(find_folder(context), config)
-    batches = ((normalize(x), y) for x, y in zip(data.x.split(50), data.y.split(50), strict=True))
-    examples = len(data.y)
+    batches, examples = make_batches(data), len(data.y)
     return fednorm.flower.calibrate(
         message, build_model(config), context, batches, examples=examples
     )

@@ -54,6 +54,11 @@ def normalize(x: Tensor) -> Tensor:
     return (x.float() / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
 
 
+def make_batches(data: Dataset) -> list[tuple[Tensor, Tensor]]:
+    """Return all images to train on, in order, for a pass that measures statistics."""
+    return [(normalize(x), y) for x, y in zip(data.x.split(50), data.y.split(50), strict=True)]
+
+
 def fit(
     model: nn.Module,
     data: Dataset,

@@ -60,6 +60,45 @@ class LayerStats:
         return replace(self, moments=first, more=tuple(more))
 
 
+LARGEST = 2**53  # number of examples or values: beyond it, counting by ones fails
+_MOST_BATCHES = 2**31  # that a layer can follow in one round
+_MOST_CALLS = 1000  # of a layer in a step, if it is not known how a model uses it
+
+
+@dataclass(frozen=True, slots=True)
+class LayerUse:
+    """How a model uses a layer."""
+
+    values: float  # of a channel, in one sample
+    calls: int = 1  # in one step
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The most that a client can truly say of itself in a round, as far as the server knows.
+
+    >>> Claim(examples=20, batches=3).limit_counter("conv1.bn", before=5)
+    3005
+    """
+
+    examples: int = LARGEST  # its weight in averages
+    samples: float = LARGEST  # behind the moments of a layer
+    batches: int = _MOST_BATCHES  # that pass through the model
+    layers: Mapping[str, LayerUse] = field(default_factory=dict)  # as far as it is known
+
+    def limit_counter(self, path: str, before: int) -> int:
+        """Return the largest counter of a layer after the round."""
+        calls = self.layers[path].calls if path in self.layers else _MOST_CALLS
+        return before + min(self.batches * calls, _MOST_BATCHES)
+
+    def limit_count(self, path: str, samples: float | None) -> float:
+        """Return the largest count of a layer's moments of `samples`; None: of its batches."""
+        if path not in self.layers:
+            return LARGEST
+        use = self.layers[path]
+        return self.batches * use.calls if samples is None else samples * use.values
+
+
 @dataclass(frozen=True, slots=True)
 class RejectedReply:
     """A reply that was not used, and why."""
@@ -124,6 +163,7 @@ class Reply:
     momentum: Tensors = field(default_factory=dict)
     loss: float = 0.0  # mean over the client's steps
     metrics: Mapping[str, float] = field(default_factory=dict)  # a user's own
+    round: int | None = None  # that it answers, if it says
 
 
 @dataclass(frozen=True, slots=True)

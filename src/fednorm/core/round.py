@@ -7,6 +7,7 @@ data, and the server adopts them.
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +20,21 @@ from fednorm.core.merge import MergeInput
 from fednorm.core.messages import (
     Batches,
     Broadcast,
+    Claim,
     ClientState,
     LayerStats,
     Reply,
     RunningStats,
     ServerState,
+)
+from fednorm.core.replies.plausibility import reject_largest, reject_outliers
+from fednorm.core.replies.validation import (
+    Rejected,
+    ReplySchema,
+    find_state_fault,
+    list_clients,
+    reject_incomplete,
+    validate_replies,
 )
 from fednorm.core.task import (
     Task,
@@ -34,8 +45,10 @@ from fednorm.core.task import (
     start_training,
 )
 from fednorm.core.types import ClientId
-from fednorm.core.validation import ReplySchema, list_clients, reject_incomplete, validate_replies
 from fednorm.errors import NonFiniteLossError, NoUsableReplyError
+
+# The clients that a round asks, or what each of them may claim.
+Asked: TypeAlias = Collection[ClientId] | Mapping[ClientId, Claim]
 
 
 def broadcast(task: Task, state: ServerState) -> Broadcast:
@@ -85,7 +98,8 @@ def client_round(
         raise NonFiniteLossError(batches.client, received.round, trained.loss)
     kept = ClientState(tensors=snapshot(task.layout.personal), optimizer=trained.optimizer)
     answer = make_reply(task, batches.client, trained)
-    return (answer if measured is None else replace(answer, stats=measured)), kept
+    stats = answer.stats if measured is None else measured
+    return replace(answer, stats=stats, round=received.round), kept
 
 
 def _measure(
@@ -183,15 +197,15 @@ def server_round(
     state: ServerState,
     replies: Sequence[Reply],
     *,
-    asked: Collection[ClientId] | None = None,
+    asked: Asked | None = None,
     minimum: int = 1,
 ) -> ServerState:
     """Merge the replies of one round into the next state; a pure function of its arguments.
 
     Clients that did not answer are simply absent, and a faulty reply is rejected by name: the
-    statistics are exact for those that remain. With `asked`, no other client may answer. Raises
-    NoUsableReplyError if fewer than `minimum` good replies remain, or fewer than a robust rule
-    needs.
+    statistics are exact for those that remain. With `asked`, no other client may answer; if it is a
+    mapping, none may claim more than its claim. Raises NoUsableReplyError if fewer than `minimum`
+    good replies remain, or fewer than a robust rule needs.
 
     >>> import fednorm
     >>> task = Task.build(
@@ -203,19 +217,20 @@ def server_round(
     >>> server_round(task, task.initial_state, replies).round
     1
     """
-    good, rejected = validate_replies(replies, reply_schema(task, state, asked))
-    if not task.statistics_aggregator.uses_weights:
-        good, rejected = reject_incomplete(good, rejected)
-    if asked is not None:  # replies of other clients do not count
-        faulty = len((list_clients(rejected) & set(asked)) - list_clients(good))
-        task = replace(
-            task,
-            aggregator=task.aggregator.without(faulty),
-            statistics_aggregator=task.statistics_aggregator.without(faulty),
-        )
-    rules = (task.aggregator, task.statistics_aggregator)
-    if len(good) < max(1, minimum) or not all(has_quorum(rule, len(good)) for rule in rules):
-        raise NoUsableReplyError(state.round + 1, rejected, good=len(good))
+    expected = reply_schema(task, state, asked)
+    good, rejected = _select_usable(task, state, replies, expected)
+    while True:
+        able = _count_rejected(task, good, rejected, expected)
+        rules = (able.aggregator, able.statistics_aggregator)
+        if len(good) < max(1, minimum) or not all(has_quorum(rule, len(good)) for rule in rules):
+            raise NoUsableReplyError(state.round + 1, rejected, good=len(good))
+        after = _merge_replies(able, state, good)
+        if (fault := find_state_fault(after)) is None:
+            return replace(after, rejected=rejected)
+        good, rejected = reject_largest(good, rejected, fault)
+
+
+def _merge_replies(task: Task, state: ServerState, good: Sequence[Reply]) -> ServerState:
     examples = [reply.examples for reply in good]
     update = combine_tensors([r.update for r in good], examples, task.aggregator)
     running = _merge_layers(task, state, good, task.strategy.merge)
@@ -227,22 +242,50 @@ def server_round(
         running=running,
         momentum=combine_tensors([r.momentum for r in good], examples, task.aggregator),
         strategy_state=task.strategy.remember(state, running),
-        rejected=rejected,
     )
 
 
-def reply_schema(
-    task: Task, state: ServerState, asked: Collection[ClientId] | None = None
-) -> ReplySchema:
+def reply_schema(task: Task, state: ServerState, asked: Asked | None = None) -> ReplySchema:
     """Return what a reply of the next round must hold."""
-    received = broadcast(task, state)
+    received, strategy = broadcast(task, state), task.strategy
     update = {n: state.weights[n] for n in _select_learning(task, received, task.layout.shared)}
+    records = strategy.rule(received).reports == "moments" and strategy.statistics == "pool"
     return ReplySchema(
         update=update,
         buffers=state.buffers,
-        running=select_reporting(task, state) if task.strategy.reports(received) else {},
+        running=select_reporting(task, state) if strategy.reports(received) else {},
         momentum=update if task.algorithm.sends_momentum else {},
         clients=None if asked is None else frozenset(asked),
+        claims=asked if isinstance(asked, Mapping) else {},
+        counts_values=strategy.measures or records,
+        round=received.round,
+    )
+
+
+def _select_usable(
+    task: Task, state: ServerState, replies: Sequence[Reply], expected: ReplySchema
+) -> tuple[list[Reply], Rejected]:
+    """Sort replies into those that can be merged and rejected ones."""
+    good, rejected = validate_replies(replies, expected)
+    if not task.statistics_aggregator.uses_weights:
+        good, rejected = reject_incomplete(good, rejected)
+    if task.outlier_factor and len(good) > 1:
+        good, rejected = reject_outliers(task, state, good, rejected)
+    return good, rejected
+
+
+def _count_rejected(
+    task: Task, good: Sequence[Reply], rejected: Rejected, expected: ReplySchema
+) -> Task:
+    """Return the task with rules for the replies that are left: rejected ones count as Byzantine.
+
+    Those of clients that were not asked do not count.
+    """
+    faulty = len((list_clients(rejected) & (expected.clients or set())) - list_clients(good))
+    return replace(
+        task,
+        aggregator=task.aggregator.without(faulty),
+        statistics_aggregator=task.statistics_aggregator.without(faulty),
     )
 
 
@@ -293,11 +336,23 @@ def client_calibration(
     return Reply(batches.client, batches.examples, {}, {}, _read_reports(task, "pool"))
 
 
-def server_calibration(task: Task, state: ServerState, replies: Sequence[Reply]) -> ServerState:
-    """Let the strategy adopt the clients' statistics; a faulty reply is rejected by name."""
-    expected = ReplySchema({}, running=select_reporting(task, state), steps=0)
-    good, rejected = validate_replies(replies, expected)
-    statistics = task.statistics_aggregator.without(len(rejected))
-    task = replace(task, statistics_aggregator=statistics)
-    running = _merge_layers(task, state, good, task.strategy.adopt)
-    return replace(state, running=running, rejected=rejected)
+def server_calibration(
+    task: Task, state: ServerState, replies: Sequence[Reply], *, asked: Asked | None = None
+) -> ServerState:
+    """Let the strategy adopt the clients' statistics; a faulty reply is rejected by name.
+
+    With `asked`, no other client may answer, as in `server_round`.
+    """
+    expected = ReplySchema(
+        {},
+        running=select_reporting(task, state),
+        clients=None if asked is None else frozenset(asked),
+        claims=asked if isinstance(asked, Mapping) else {},
+    )
+    good, rejected = _select_usable(task, state, replies, expected)
+    while True:
+        able = _count_rejected(task, good, rejected, expected)
+        after = replace(state, running=_merge_layers(able, state, good, task.strategy.adopt))
+        if (fault := find_state_fault(after)) is None:
+            return replace(after, rejected=rejected)
+        good, rejected = reject_largest(good, rejected, fault)

@@ -25,6 +25,8 @@ from fednorm.core.messages import ClientState, RunningStats, ServerState
 from fednorm.core.strategy import Replacement, Strategy
 from fednorm.core.types import Clip, Tensors
 
+# More than honest clients ever differ by: benchmarks/honest_margin.py prints by how much they do.
+OUTLIER_FACTOR = 1000.0
 Precision: TypeAlias = Literal["full", "bf16"]
 _MODAL = (_NormBase, _DropoutNd)  # torch's modules that do something else in evaluation mode
 _Value = TypeVar("_Value")
@@ -59,6 +61,8 @@ class Task:
     rates: Mapping[str, float]  # of parameters, as in `LocalWork`
     clips: Mapping[str, Clip]  # as in `LocalWork`
     frozen: frozenset[str] = frozenset()  # modules that never are in training mode, by path
+    # A reply of which something is this many times the median over clients is rejected; 0: none.
+    outlier_factor: float = OUTLIER_FACTOR
 
     @classmethod
     def build(  # noqa: PLR0913 (one argument for each independent axis)
@@ -72,6 +76,7 @@ class Task:
         aggregator: Aggregator = weighted_mean,
         statistics_aggregator: Aggregator = weighted_mean,
         precision: Precision = "full",
+        outlier_factor: float = OUTLIER_FACTOR,
     ) -> "Task":
         """Convert a copy of `model` for `strategy` and read the initial state off it.
 
@@ -96,6 +101,7 @@ class Task:
             rates=_by_name(conversion.model, strategy.rates(conversion.model)),
             clips=_by_name(conversion.model, strategy.clips(conversion.model)),
             frozen=_find_frozen(model, conversion.model),
+            outlier_factor=outlier_factor,
         )
 
 

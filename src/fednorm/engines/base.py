@@ -1,7 +1,7 @@
 """What all engines share: their interface, a run as they see it, clients, and faults."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -10,7 +10,16 @@ from torch import Tensor
 
 from fednorm.attacks import Adversary, DataAttack, DataInfo
 from fednorm.core.exchange import Exchange, PendingError, Replay, Solo, answer_exchange
-from fednorm.core.messages import Batches, Broadcast, ClientState, RejectedReply, Reply, ServerState
+from fednorm.core.messages import (
+    Batches,
+    Broadcast,
+    Claim,
+    ClientState,
+    LayerUse,
+    RejectedReply,
+    Reply,
+    ServerState,
+)
 from fednorm.core.random_streams import Stream
 from fednorm.core.round import client_round
 from fednorm.core.task import Task
@@ -38,6 +47,43 @@ class ClientSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What is known of clients before they answer, and so bounds what they may claim."""
+
+    layers: Mapping[str, LayerUse] = field(default_factory=dict)  # as far as it is known
+    max_examples: int | None = None  # of any client
+    remote: bool = False  # clients hold data that are not known here
+
+    def find_claim(self, task: Task, own: Batches, measured: Batches | None = None) -> Claim:
+        """Return what a client may claim in a round, before which it may have `measured` data."""
+        largest, seen = max(own.batch_sizes, default=0), measured or own
+        if self.remote or not largest or not seen.batch_sizes:
+            return self._apply_maximum(Claim())
+        return self._apply_maximum(
+            Claim(
+                examples=task.algorithm.examples(own, largest),
+                samples=sum(seen.batch_sizes) if measured else largest,
+                batches=len(seen.batch_sizes),
+                layers=self.layers,
+            )
+        )
+
+    def find_calibration_claim(self, own: Batches) -> Claim:
+        """Return what a client may claim in a calibration on all its data."""
+        sizes = own.batch_sizes
+        if self.remote or not sizes:
+            return self._apply_maximum(Claim())
+        return self._apply_maximum(Claim(own.examples, samples=sum(sizes), batches=len(sizes)))
+
+    def _apply_maximum(self, claim: Claim) -> Claim:
+        most = self.max_examples
+        return claim if most is None else replace(claim, examples=min(claim.examples, most))
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
 class Faults:
     """What goes wrong in a run; by default all clients are honest and answer."""
 
@@ -46,11 +92,14 @@ class Faults:
     min_replies: int = 1  # usable ones that a round needs
     seed: int = 0
     client_state_bytes: int = LIMIT  # of client states held in memory; the rest is on disk
+    limits: Limits = NO_LIMITS
+    rollback: bool = False  # undo rounds after which clients' losses explode
 
     @property
     def faultless(self) -> bool:
         """Whether clients fail only by diverging."""
-        return self.adversary is None and not self.client_dropout and self.min_replies <= 1
+        some = self.adversary is not None or self.rollback or self.client_dropout > 0
+        return not some and self.min_replies <= 1
 
     @property
     def byzantine(self) -> frozenset[ClientId]:

@@ -98,7 +98,8 @@ class _Calibration(BatchNormStrategy):
 
 
 def _build_task(model: nn.Module, strategy: _Calibration) -> Task:
-    task = Task.build(model, strategy, create_algorithm("fedavg"))
+    # All data are the caller's: whatever they are, they count.
+    task = Task.build(model, strategy, create_algorithm("fedavg"), outlier_factor=0.0)
     # Evaluation has no dropout, so statistics for it have none either.
     others = {path for path, m in task.model.named_modules() if not isinstance(m, NormLayer)}
     return replace(task, frozen=task.frozen | others)

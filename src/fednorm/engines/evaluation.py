@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from math import inf, isfinite
+from statistics import fmean, median_high
 from typing import Protocol, TypeAlias
 
 import torch
@@ -23,10 +24,10 @@ from fednorm.core.messages import (
     download_bytes,
     report_bytes,
 )
-from fednorm.core.round import broadcast, client_calibration, server_calibration
+from fednorm.core.round import broadcast, client_calibration, server_calibration, start_round
 from fednorm.core.task import Task, export, isolated_rng, start_training
 from fednorm.core.types import ClientId, Kind
-from fednorm.engines.base import ClientSource
+from fednorm.engines.base import NO_LIMITS, ClientSource, Limits
 
 Batch = tuple[Tensor, Tensor]
 
@@ -147,6 +148,31 @@ class MeanIoU:
         return float((both[seen] / union[seen]).mean())
 
 
+@torch.no_grad()
+def find_median_loss(
+    task: Task,
+    state: ServerState,
+    *,
+    client_states: Mapping[ClientId, ClientState],
+    batches: Sequence[Batches],
+) -> float:
+    """Return the median of clients' losses on their first batch; no number counts as infinite.
+
+    Models are in evaluation mode, unless their statistics have to be calibrated for that.
+    """
+    losses = []
+    for own in batches:
+        x, y = next(iter(own.steps))
+        kept = client_states.get(own.client, ClientState())
+        with isolated_rng(own.seed, task.model):
+            model = export(task, state, kept)
+            if task.strategy.calibration != "never":
+                start_round(task, broadcast(task, state), RoundContext(samples=len(y)))
+            loss = float(task.loss(model(x), y))
+        losses.append(loss if isfinite(loss) else inf)
+    return median_high(losses)
+
+
 @dataclass(frozen=True, slots=True)
 class CalibrationCost:
     """Cost of a calibration: exchanges, and bytes of one client."""
@@ -167,6 +193,7 @@ class Transport:
 
     adversary: Adversary | None = None
     ask: Ask | None = None
+    limits: Limits = NO_LIMITS
 
 
 DIRECT = Transport()
@@ -192,7 +219,8 @@ def calibrate_clients(
             for c in asked
         ]
     answers = apply_attack(own, transport.adversary, received.round, calibration=True)
-    after = server_calibration(task, state, answers)
+    claims = {c: transport.limits.find_calibration_claim(clients.all_batches(c)) for c in asked}
+    after = server_calibration(task, state, answers, asked=claims)
     size = fmean(report_bytes(answer.stats) for answer in answers) if answers else 0.0
     return after, CalibrationCost(1, size, download_bytes(received), after.rejected)
 

@@ -1,9 +1,12 @@
 """The loop over clients in one process; other engines replace how it trains a round's clients."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
+from math import nan
 from statistics import fmean
 from typing import TypeAlias
 
@@ -13,6 +16,7 @@ from fednorm.attacks import apply_attack, find_tracked_layers
 from fednorm.core.messages import (
     Batches,
     Broadcast,
+    Claim,
     ClientState,
     RejectedReply,
     Reply,
@@ -20,10 +24,11 @@ from fednorm.core.messages import (
     download_bytes,
     upload_bytes,
 )
+from fednorm.core.replies.plausibility import measure_length
+from fednorm.core.replies.validation import list_clients, sort_by_client
 from fednorm.core.round import broadcast, server_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId, nbytes
-from fednorm.core.validation import list_clients
 from fednorm.engines.base import (
     NO_FAULTS,
     ClientSource,
@@ -34,9 +39,13 @@ from fednorm.engines.base import (
     train_clients,
 )
 from fednorm.engines.client_state import ClientStateStore
+from fednorm.engines.evaluation import find_median_loss
 from fednorm.errors import NoUsableReplyError
 
 log = logging.getLogger("fednorm")
+
+KEPT_STATES = 5  # of the server, to which a round can be undone
+EXPLODED = 2.0  # times the loss of the untrained model, and of the best state that is kept
 
 # Trains the clients of a round; returns their results and the answers of their exchanges.
 Train: TypeAlias = Callable[
@@ -92,6 +101,8 @@ class _RoundRunner:
     clients: ClientSource
     train: Train
     faults: Faults
+    registered: dict[ClientId, int] = field(default_factory=dict)  # examples of the first reply
+    kept: deque[ServerState] = field(default_factory=partial(deque, maxlen=KEPT_STATES))
 
     def run(self, state: ServerState, client_states: ClientStateStore) -> RoundResult:
         """Run one round, again with other clients while too few answer."""
@@ -126,16 +137,26 @@ class _RoundRunner:
         batches = [self.clients.batches(client, received.round) for client in answering]
         results, answers = self.train(received, client_states, batches)
         own = sorted((reply for reply, _ in results), key=lambda reply: reply.client)
+        kept = {reply.client: client_state for reply, client_state in results}
         replies = apply_attack(
             own, adversary, received.round, tracked=find_tracked_layers(task, received)
         )
-        state = server_round(task, state, replies, asked=answering, minimum=self.faults.min_replies)
+        claims = {own.client: self._find_claim(own) for own in batches}
+        merge = partial(server_round, task, state, asked=claims, minimum=self.faults.min_replies)
+        merged = merge(replies)
+        if self.faults.rollback:
+            self.kept.append(state)
+            look = partial(find_median_loss, task, client_states=kept, batches=batches)
+            merged = _Rollback(merge, look, task.initial_state, self.kept).check(merged, replies)
+        state = merged
+        gone = list_clients(state.rejected)
+        for reply in replies:
+            if reply.client not in gone:
+                self.registered.setdefault(reply.client, reply.examples)
         exchanged = nbytes(answers.values())
         return RoundResult(
             state=state,
-            client_states=client_states.with_states(
-                {reply.client: client_state for reply, client_state in results}
-            ),
+            client_states=client_states.with_states(kept),
             train_loss=_mean_loss(replies, state.rejected),
             exchanges=1 + len(answers),
             bytes_up=fmean(upload_bytes(reply) for reply in replies) + exchanged,
@@ -144,8 +165,69 @@ class _RoundRunner:
             rejected=state.rejected,
         )
 
+    def _find_claim(self, own: Batches) -> Claim:
+        """Return what a client may claim; of remote clients no more than at their first reply."""
+        measures = self.task.strategy.measures
+        measured = self.clients.all_batches(own.client) if measures else None
+        claim = self.faults.limits.find_claim(self.task, own, measured)
+        if self.faults.limits.max_examples is None and self.faults.limits.remote:
+            return replace(claim, examples=self.registered.get(own.client, claim.examples))
+        return claim
+
+
+@dataclass(frozen=True, slots=True)
+class _Rollback:
+    """Undoes a round after which the median of the clients' losses explodes."""
+
+    merge: Callable[[Sequence[Reply]], ServerState]
+    look: Callable[[ServerState], float]  # the median loss with a state
+    untrained: ServerState
+    kept: Sequence[ServerState]  # before the round, the newest last
+
+    def check(self, merged: ServerState, replies: Sequence[Reply]) -> ServerState:
+        """Return the merged state, or that of a round without the replies that are to blame.
+
+        If fewer than half of the replies cannot be blamed, return the newest state before it that
+        is not as bad.
+        """
+        loss, untrained = self.look(merged), self.look(self.untrained)
+        if loss <= EXPLODED * untrained:
+            return merged
+        limit = EXPLODED * max(untrained, min(map(self.look, self.kept)))
+        if loss <= limit:
+            return merged
+        left, blamed = list(replies), list[RejectedReply]()
+        usable = len(list_clients(replies) - list_clients(merged.rejected))
+        while 2 * (len(blamed) + 1) < usable:
+            tried = list(self._leave_out_each(left, list_clients((*merged.rejected, *blamed))))
+            if not tried:
+                break
+            (found, _), state, reply = min(tried, key=lambda one: one[0])
+            reason = f"with it the median loss of clients is {loss:.3g}, without it {found:.3g}"
+            blamed.append(RejectedReply(reply.client, reason))
+            left = [one for one in left if one is not reply]
+            loss = found
+            if loss <= limit:
+                log.warning("round %d is repeated without %d replies.", state.round, len(blamed))
+                return replace(state, rejected=sort_by_client((*merged.rejected, *blamed)))
+        good = next(state for state in reversed(self.kept) if self.look(state) <= limit)
+        log.warning("round %d is undone: it makes the clients' losses explode.", merged.round)
+        return replace(good, round=merged.round, rejected=merged.rejected)
+
+    def _leave_out_each(
+        self, left: Sequence[Reply], gone: Collection[ClientId]
+    ) -> Iterator[tuple[tuple[float, float], ServerState, Reply]]:
+        """Yield the median loss and the state without each reply; of equals the longest first."""
+        for reply in left:
+            if reply.client not in gone:
+                with suppress(NoUsableReplyError):
+                    state = self.merge([one for one in left if one is not reply])
+                    yield (self.look(state), -measure_length(reply.update)), state, reply
+
 
 def _mean_loss(replies: Sequence[Reply], rejected: Sequence[RejectedReply]) -> float:
     gone = list_clients(rejected)
     used = [reply for reply in replies if reply.client not in gone]
+    if not used:
+        return nan
     return fmean((reply.loss for reply in used), (reply.examples for reply in used))

@@ -19,6 +19,7 @@ from fednorm.engines.base import (
     Engine,
     EngineRun,
     Faults,
+    Limits,
     PoisonedClients,
     Progress,
     RoundResult,
@@ -165,6 +166,7 @@ def _build_task(experiment: Experiment, entry: StrategySpec, network: nn.Module)
         aggregator=aggregator,
         statistics_aggregator=statistics_aggregator,
         precision=experiment.precision,
+        outlier_factor=experiment.outlier_factor,
     )
     if entry.centralized and is_personal(task):
         raise ValueError(
@@ -192,6 +194,8 @@ def _make_faults(experiment: Experiment, task: Task, clients: ClientSource, seed
         experiment.min_replies,
         seed,
         client_state_bytes=round(experiment.client_state_memory * 1e9),
+        limits=Limits(max_examples=experiment.max_examples),
+        rollback=experiment.rollback,
     )
 
 

@@ -157,6 +157,23 @@ class Experiment(BaseModel):
         ge=1,
         description="usable replies that a round needs; with fewer, other clients repeat it",
     )
+    max_examples: int | None = Field(
+        default=None,
+        ge=1,
+        description="most examples that a client may claim; those of its part of the data if not "
+        "given, and with engine 'flower' those of its first reply",
+    )
+    outlier_factor: float = Field(
+        default=1000.0,
+        ge=0,
+        description="how many times the median over clients a reply's update or statistics may be, "
+        "where they are averaged; 0 accepts everything",
+    )
+    rollback: bool = Field(
+        default=False,
+        description="undo a round after which the median of the clients' losses explodes, and "
+        "repeat it without the replies that cause it",
+    )
     client_state_memory: float = Field(
         default=4.0,
         ge=0,
@@ -257,6 +274,11 @@ class Experiment(BaseModel):
             raise ValueError(
                 f"min_replies = {self.min_replies}, but only {taking_part} clients take part in a "
                 "round."
+            )
+        if 0 < self.outlier_factor < 1:
+            raise ValueError(
+                f"outlier_factor = {self.outlier_factor} would reject the median client; choose 0, "
+                "which accepts everything, or at least 1."
             )
         self.attack_rule  # noqa: B018 (raises an error that says what is wrong)
         byzantine = any(entry.settings.get("byzantine") for entry in self.strategies)

@@ -9,12 +9,13 @@ from time import perf_counter
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fednorm.core.messages import Batches, ClientState, upload_bytes
+from fednorm.core.messages import Batches, ClientState, LayerUse, Reply, upload_bytes
 from fednorm.core.round import broadcast, client_round
 from fednorm.core.task import export
 from fednorm.core.types import ClientId
 from fednorm.data.sampling import Plan
 from fednorm.engines import ENGINES, choose
+from fednorm.engines.base import EngineRun
 from fednorm.engines.client_state import count_bytes
 from fednorm.engines.evaluation import adapt_statistics
 from fednorm.engines.flower import require_flower
@@ -40,10 +41,13 @@ def prepare(
         prepared = build_run(experiment, entry, seed, model)
         _check_batches(prepared)
         start = perf_counter()
-        sent, kept = _try_one_step(prepared)
+        reply, kept = _try_one_step(prepared)
         step = perf_counter() - start
         setup = replace(prepared.setup, processes=processes, step_seconds=step)
-        prepared = replace(prepared, setup=setup, sent=sent, kept=kept)
+        prepared = replace(prepared, setup=setup, kept=kept)
+        if reply is not None:
+            limited = _limit_claims(prepared, reply)
+            prepared = replace(prepared, setup=limited, sent=upload_bytes(reply))
         if setup.engine == "flower":
             prepared = _connect_nodes(prepared, experiment, model)
         engine = choose(prepared.setup)
@@ -70,8 +74,16 @@ def _connect_nodes(
         )
     with require_flower("engine 'flower'"):
         from fednorm.experiment.flower.nodes import make_nodes  # noqa: PLC0415 (an extra)
-    nodes = make_nodes(experiment, prepared)
-    return replace(prepared, remote=nodes, setup=replace(prepared.setup, remote=nodes))
+    nodes, faults = make_nodes(experiment, prepared), prepared.faults
+    if faults.rollback:
+        raise ValueError(
+            "engine 'flower' cannot roll back, which needs the losses of clients after a round; "
+            "choose another engine, or rollback = false with a robust aggregator."
+        )
+    # Nodes may have data of their own.
+    faults = replace(faults, limits=replace(faults.limits, remote=True))
+    setup = replace(prepared.setup, remote=nodes, faults=faults)
+    return replace(prepared, remote=nodes, setup=setup)
 
 
 def _check_batches(prepared: PreparedRun) -> None:
@@ -112,8 +124,31 @@ def _find_layer_without_variance(
     return layers[0] if layers else None
 
 
-def _try_one_step(prepared: PreparedRun) -> tuple[int, int]:
-    """Train on one batch; return how many bytes the client would send and keep."""
+def _limit_claims(prepared: PreparedRun, reply: Reply) -> EngineRun:
+    """Return the run with what a reply to one step tells of the library's own models.
+
+    Another model may use a layer with some data more than with other data.
+    """
+    setup = prepared.setup
+    if not setup.ours:
+        return setup
+    passes = 1
+    if setup.task.strategy.measures:
+        passes = len(setup.clients.all_batches(reply.client).batch_sizes) or 1
+    before = setup.task.initial_state.running
+    layers = {
+        path: LayerUse(
+            max(float(moments.count) for moments in report.calls) / report.samples,
+            calls=-(-(report.num_batches - before[path].num_batches) // passes),
+        )
+        for path, report in reply.stats.items()
+    }
+    limits = replace(setup.faults.limits, layers=layers)
+    return replace(setup, faults=replace(setup.faults, limits=limits))
+
+
+def _try_one_step(prepared: PreparedRun) -> tuple[Reply | None, int]:
+    """Train on one batch; return the client's reply, and how many bytes it would keep."""
     task = prepared.task
     first = prepared.clients.participants(1)[0]
     batches = prepared.clients.batches(first, 1)
@@ -122,9 +157,9 @@ def _try_one_step(prepared: PreparedRun) -> tuple[int, int]:
         reply, client_state = client_round(
             task, broadcast(task, task.initial_state), ClientState(), one
         )
-        return upload_bytes(reply), count_bytes(client_state)
+        return reply, count_bytes(client_state)
     except NonFiniteLossError:
-        return 0, 0  # the run itself will say so, with its round and client
+        return None, 0  # the run itself will say so, with its round and client
     except (RuntimeError, LookupError, AssertionError, AttributeError) as error:
         shape = tuple(prepared.data.shape)
         raise ValueError(

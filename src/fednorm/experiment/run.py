@@ -150,6 +150,8 @@ def _run_rounds(
         number = result.state.round
         due = number % experiment.evaluation_rounds == 0 or number == experiment.rounds
         tested = find_tested_state(prepared, result) if due else None
+        # Answers to a calibration may have been rejected as well.
+        rejected = tested.rejected if tested and tested is not result.state else ()
         event = Event(
             strategy=prepared.entry.title,
             seed=prepared.seed,
@@ -158,7 +160,7 @@ def _run_rounds(
             exchanges=result.exchanges * sends,
             bytes_up=result.bytes_up * sends,
             bytes_down=result.bytes_down * sends,
-            rejected=result.rejected,
+            rejected=(*result.rejected, *rejected),
             dropped_out=result.dropped_out,
             retries=result.retries,
             evaluation=evaluate(prepared, replace(result, tested=tested)) if due else None,
@@ -197,7 +199,7 @@ def _make_result(
 def find_tested_state(prepared: PreparedRun, reached: Progress) -> ServerState:
     """Return the state that is tested; a strategy may calibrate its statistics first."""
     ask = prepared.remote.get_link().ask if prepared.remote else None
-    transport = Transport(prepared.faults.adversary, ask)
+    transport = Transport(prepared.faults.adversary, ask, prepared.faults.limits)
     return calibrate_for_test(
         prepared.task, reached.state, reached.client_states, prepared.clients, transport
     )

@@ -24,6 +24,9 @@ OWN_SETTINGS = (
     "statistics_aggregator",
     "client_dropout",
     "min_replies",
+    "max_examples",
+    "outlier_factor",
+    "rollback",
 )
 
 

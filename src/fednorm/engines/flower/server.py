@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import Reply, ServerState
+from fednorm.core.replies.validation import ReplySchema, find_fault
 from fednorm.core.round import broadcast, reply_schema, server_calibration, server_round
 from fednorm.core.strategy import Strategy as Norm
 from fednorm.core.task import Task, export, read_state
 from fednorm.core.types import Tensors
-from fednorm.core.validation import ReplySchema, find_fault
 from fednorm.engines.evaluation import is_personal
 from fednorm.engines.flower import app_faults, global_model, wire
 from fednorm.engines.flower.client import describe_strategy

@@ -2,9 +2,10 @@
 
 A reply is used as a whole or not at all. Its update and its buffers have exactly the tensors that
 the server expects, in shape, number format and device; its statistics belong to layers that report
-in this round; everything is finite, variances are not negative, and numbers are plausible. Two
-things may be absent: the statistics of a layer that the client did not use, and the momentum of a
-parameter that got no gradient. Neither carries a value, so neither can do harm.
+in this round; everything is finite, variances are not negative, and it counts no more than the
+client can have. Two things may be absent: the statistics of a layer that the client did not use,
+and the momentum of a parameter that got no gradient. Neither carries a value, so neither can do
+harm.
 """
 
 import math
@@ -16,15 +17,24 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from fednorm.core.messages import LayerStats, RejectedReply, Reply, RunningStats
+from fednorm.core.messages import (
+    LARGEST,
+    Claim,
+    LayerStats,
+    RejectedReply,
+    Reply,
+    RunningStats,
+    ServerState,
+)
 from fednorm.core.moments import Moments
 from fednorm.core.types import ClientId, Tensors
 
+Rejected: TypeAlias = tuple[RejectedReply, ...]
 Fault: TypeAlias = tuple[str, str]  # the layer or tensor, and what is wrong
 
-LARGEST = 2**53  # of a number of examples or values: beyond it, counting by ones fails
-_STEPS = 2**31  # that a layer can have followed in one round
 _LONGEST = 300  # letters of a reason, which may quote the reply
+_ROUNDING = 1 + 1e-6  # counts are sums of weighted counts
+_UNBOUNDED = Claim()
 INVALID_CLIENT: ClientId = -1  # replaces an invalid client id
 
 
@@ -37,12 +47,14 @@ class ReplySchema:
     running: Mapping[str, RunningStats] = field(default_factory=dict)  # layers that may report
     momentum: Tensors = field(default_factory=dict)  # that may be sent
     clients: frozenset[ClientId] | None = None  # that were asked, if known
-    steps: int = 1  # that a reporting layer has followed at least
+    claims: Mapping[ClientId, Claim] = field(default_factory=dict)  # as far as they are known
+    counts_values: bool = True  # reports count values; otherwise batches
+    round: int | None = None
 
 
 def validate_replies(
     replies: Sequence[Reply], expected: ReplySchema
-) -> tuple[list[Reply], tuple[RejectedReply, ...]]:
+) -> tuple[list[Reply], Rejected]:
     """Sort replies into usable ones, in the order of their clients, and rejected ones.
 
     Of several usable replies of one client the first is taken.
@@ -60,12 +72,12 @@ def validate_replies(
             known = client if _is_whole(client) else INVALID_CLIENT
             where, reason = (text[:_LONGEST] for text in found)
             bad.append(RejectedReply(known, reason, where))
-    return [good[c] for c in sorted(good)], tuple(sorted(bad, key=lambda r: r.client))
+    return [good[c] for c in sorted(good)], sort_by_client(bad)
 
 
 def reject_incomplete(
     good: Sequence[Reply], rejected: Sequence[RejectedReply]
-) -> tuple[list[Reply], tuple[RejectedReply, ...]]:
+) -> tuple[list[Reply], Rejected]:
     """Reject replies without what most others hold, for rules that trust no single client.
 
     Otherwise one Byzantine client could block a layer's aggregation by omitting it.
@@ -80,7 +92,12 @@ def reject_incomplete(
             bad.append(RejectedReply(reply.client, reason, where=missing[0]))
         else:
             kept.append(reply)
-    return kept, tuple(sorted(bad, key=lambda r: r.client))
+    return kept, sort_by_client(bad)
+
+
+def sort_by_client(rejected: Iterable[RejectedReply]) -> Rejected:
+    """Return rejected replies in the order of their clients."""
+    return tuple(sorted(rejected, key=lambda one: one.client))
 
 
 def _list_layers(reply: Reply) -> set[str]:
@@ -108,8 +125,10 @@ def _find_faults(reply: Any, expected: ReplySchema) -> Iterator[Fault]:
         yield "", f"its client is {reply.client!r}, which is no number of a client"
     if expected.clients is not None and reply.client not in expected.clients:
         yield "", "it was not asked in this round"
-    if not (_is_whole(reply.examples) and 0 < reply.examples <= LARGEST):
-        yield "", f"it reports {reply.examples!r} examples"
+    if reply.round not in {None, expected.round}:
+        yield "", f"it answers round {reply.round!r} instead of {expected.round}"
+    claim = expected.claims.get(reply.client, _UNBOUNDED)
+    yield from _check_examples(reply.examples, claim.examples)
     if not isinstance(reply.metrics, Mapping):
         yield "", f"its metrics are {_name_type(reply.metrics)}, not a mapping"
     if not (_is_number(reply.loss) and math.isfinite(reply.loss)):
@@ -117,11 +136,18 @@ def _find_faults(reply: Any, expected: ReplySchema) -> Iterator[Fault]:
     yield from _compare_tensors("update", reply.update, expected.update)
     yield from _compare_tensors("buffer", reply.buffers, expected.buffers)
     yield from _compare_tensors("momentum", reply.momentum, expected.momentum, complete=False)
-    yield from _check_statistics(reply.stats, expected)
+    yield from _check_statistics(reply.stats, expected, claim)
     floats = {n: t for n, t in reply.buffers.items() if t.is_floating_point()}
     for part in (reply.update, reply.momentum, floats):
         if (name := _check_finite(part)) is not None:
             yield name, f"the update of {name!r} is not finite"
+
+
+def _check_examples(examples: Any, most: int) -> Iterator[Fault]:
+    if not (_is_whole(examples) and 0 < examples <= LARGEST):
+        yield "", f"it reports {examples!r} examples"
+    if examples > most:
+        yield "", f"it reports {examples} examples, but can have {most} at most"
 
 
 def _compare_tensors(
@@ -151,13 +177,14 @@ def _compare_tensor(what: str, where: str, tensor: Any, like: Tensor) -> Iterato
         yield where, f"{what} is on {tensor.device} ({tensor.layout}) instead of {like.device}"
 
 
-def _check_statistics(stats: Any, expected: ReplySchema) -> Iterator[Fault]:
+def _check_statistics(stats: Any, expected: ReplySchema, claim: Claim) -> Iterator[Fault]:
     if not isinstance(stats, Mapping):
         yield "", f"its statistics are {_name_type(stats)}, not a mapping"
     for path, report in stats.items():
         if path not in expected.running:
             yield str(path), f"layer {path!r} has nothing to report in this round"
-        yield from _check_report(path, report, expected)
+        yield from _check_report(path, report, expected.running[path])
+        yield from _check_claim(path, report, expected, claim)
     yield from _check_moments({path: report.moments for path, report in stats.items()})
     for path, report in stats.items():
         for moments in report.more:
@@ -175,16 +202,11 @@ def _check_moments(stats: Mapping[str, Moments]) -> Iterator[Fault]:
         yield layer, f"the variance of layer {layer!r} is negative"
 
 
-def _check_report(path: str, report: Any, expected: ReplySchema) -> Iterator[Fault]:
-    before = expected.running[path]
+def _check_report(path: str, report: Any, before: RunningStats) -> Iterator[Fault]:
     if not (isinstance(report, LayerStats) and isinstance(report.more, tuple)):
         yield path, f"the report of layer {path!r} is {_name_type(report)}, not moments"
-    lowest, highest = before.num_batches + expected.steps, before.num_batches + _STEPS
-    if not (_is_whole(report.num_batches) and lowest <= report.num_batches <= highest):
-        yield (
-            path,
-            f"the counter of layer {path!r} is {report.num_batches!r} after {before.num_batches}",
-        )
+    if not (_is_whole(report.num_batches) and report.num_batches > before.num_batches):
+        yield path, _describe_counter(path, report, before)
     if not (_is_number(report.samples) and 1 <= report.samples <= LARGEST):
         yield path, f"the samples of layer {path!r} are {report.samples!r}"
     if report.more and len(report.calls) > report.num_batches - before.num_batches:
@@ -196,6 +218,26 @@ def _check_report(path: str, report: Any, expected: ReplySchema) -> Iterator[Fau
             yield path, f"the count of layer {path!r} is {moments.count!r}"
         yield from _compare_tensor(f"the mean of layer {path!r}", path, moments.mean, before.mean)
         yield from _compare_tensor(f"the variance of layer {path!r}", path, moments.var, before.var)
+
+
+def _describe_counter(path: str, report: LayerStats, before: RunningStats) -> str:
+    return f"the counter of layer {path!r} is {report.num_batches!r} after {before.num_batches}"
+
+
+def _check_claim(
+    path: str, report: LayerStats, expected: ReplySchema, claim: Claim
+) -> Iterator[Fault]:
+    """Compare what a report counts with what the client can have counted."""
+    before = expected.running[path]
+    if report.num_batches > (most := claim.limit_counter(path, before.num_batches)):
+        yield path, f"{_describe_counter(path, report, before)}, but can be {most} at most"
+    samples = report.samples if expected.counts_values else None
+    if samples is not None and samples > claim.samples * _ROUNDING:
+        yield path, f"the samples of layer {path!r} are {samples}, but {claim.samples} at most"
+    most_values = claim.limit_count(path, samples)
+    for moments in report.calls:
+        if moments.count > most_values * _ROUNDING:
+            yield path, f"the count of layer {path!r} is {moments.count}, but {most_values} at most"
 
 
 def _check_finite(tensors: Tensors) -> str | None:
@@ -223,6 +265,17 @@ def _check_size(tensors: Tensors) -> str | None:
         if not largest <= math.sqrt(torch.finfo(present[name].dtype).max) / 4:
             return name
     return None
+
+
+def find_state_fault(state: ServerState) -> Fault | None:
+    """Return what of a merged state is not finite, or None; each reply may be and the sum not."""
+    floats = {name: t for name, t in state.buffers.items() if t.is_floating_point()}
+    for part in (state.weights, state.momentum, floats, state.strategy_state):
+        if (name := _check_finite(part)) is not None:
+            return name, f"with it {name!r} would not be finite at the server"
+    merged = {path: Moments(1.0, r.mean, r.var) for path, r in state.running.items()}
+    fault = next(_check_moments(merged), None)
+    return fault and (fault[0], f"with it {fault[1]} at the server")
 
 
 def _is_whole(value: Any) -> bool:

@@ -1,0 +1,1 @@
+"""What the server does with replies before it uses them."""
