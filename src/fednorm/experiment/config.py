@@ -23,8 +23,11 @@ from fednorm.experiment.specs import (
     OWN_SETTINGS,
     Spec,
     StrategySpec,
+    check_rates,
     create_entry,
+    parse_choice,
     parse_seeds,
+    split_list,
 )
 from fednorm.models import MODELS
 from fednorm.registry import RENAMED, unknown
@@ -41,24 +44,8 @@ if TYPE_CHECKING:  # torch is imported when an experiment is checked, not when i
     from fednorm.data.sampling import Plan
 
 
-_MOST = 10**9  # of anything that is counted
-_LARGEST_SEED = 2**63 - 1
-_MOST_THREADS = 1024
-_LARGEST_RATE = 1e30  # beyond, products are no numbers of float32
-_MOST_TIME = 1e9  # seconds
-_MOST_MEMORY = 1e9  # gigabytes
-
-
-def _split_list(value: Any) -> Any:
-    """Read "a,b" as a list."""
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return value
-
-
-def _parse_choice(value: Any) -> Any:
-    """Read "none" as no choice."""
-    return None if value == "none" else value
+_MOST = 10**9  # of anything that is counted, of seconds and of gigabytes
+_SEEDS, _MOST_THREADS = 2**63, 1024
 
 
 class Experiment(BaseModel):
@@ -66,7 +53,7 @@ class Experiment(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    strategies: Annotated[list[StrategySpec], BeforeValidator(_split_list)] = Field(
+    strategies: Annotated[list[StrategySpec], BeforeValidator(split_list)] = Field(
         default=["centralized", "naive", "fixbn", "fbn", "gn"],
         validate_default=True,
         min_length=1,
@@ -132,7 +119,7 @@ class Experiment(BaseModel):
         description="personal layers of clients that never trained: the average of the trained "
         "ones, or the initial ones",
     )
-    attack: Annotated[Spec | None, BeforeValidator(_parse_choice)] = Field(
+    attack: Annotated[Spec | None, BeforeValidator(parse_choice)] = Field(
         default=None, description="attack of the Byzantine clients; none if not given"
     )
     attack_target: Literal["updates", "statistics", "both"] = Field(
@@ -177,7 +164,7 @@ class Experiment(BaseModel):
     client_state_memory: float = Field(
         default=4.0,
         ge=0,
-        le=_MOST_MEMORY,
+        le=_MOST,
         description="GB of memory for client states; those beyond it are kept in files, in the "
         "folder that TMPDIR names",
     )
@@ -191,7 +178,7 @@ class Experiment(BaseModel):
     timeout: float = Field(
         default=600.0,
         gt=0,
-        le=_MOST_TIME,
+        le=_MOST,
         description="seconds that engine 'flower' waits for a client's answer, and after which a "
         "worker process that computes nothing is replaced",
     )
@@ -216,7 +203,7 @@ class Experiment(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        self._check_rates()
+        check_rates(self._plain_algorithm, self.dtype)
         self.plan  # noqa: B018 (each of these raises an error that says what is wrong)
         self.make_algorithm()
         self.partition_rule  # noqa: B018 (as above)
@@ -239,19 +226,9 @@ class Experiment(BaseModel):
             raise ValueError("precision 'bf16' needs dtype 'float32'; leave one of them out.")
         if min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds must be different and not negative, but are {self.seeds}.")
-        if max(self.seeds) > _LARGEST_SEED:
-            raise ValueError(f"a seed is at most {_LARGEST_SEED}, not {max(self.seeds)}.")
+        if max(self.seeds) >= _SEEDS:
+            raise ValueError(f"a seed is below 2^63, unlike {max(self.seeds)}.")
         return self
-
-    def _check_rates(self) -> None:
-        made = self._plain_algorithm
-        largest = _LARGEST_RATE if self.dtype == "float32" else _LARGEST_RATE**8
-        for key in ("lr", "weight_decay"):
-            if getattr(made, key) > largest:
-                raise ValueError(
-                    f"{key} is at most {largest:g} with dtype {self.dtype!r}, not "
-                    f"{getattr(made, key)}."
-                )
 
     def _check_threats(self) -> None:
         """Raise ValueError if clients, aggregators and attack do not fit together."""

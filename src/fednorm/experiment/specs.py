@@ -12,7 +12,7 @@ from fednorm.registry import RENAMED, Registry, unknown
 
 T = TypeVar("T")
 
-_MOST_SEEDS = 10_000
+_MOST_SEEDS, _LARGEST_RATE = 10_000, 1e30
 _LONGEST = 200  # characters of a label: it names a folder
 
 # Keys of the experiment that an entry may set for itself.
@@ -137,3 +137,25 @@ def parse_seeds(value: Any) -> Any:
     if isinstance(value, int) and value > _MOST_SEEDS:
         raise ValueError(f"seeds are at most {_MOST_SEEDS}, not {value}; a list names the seeds.")
     return list(range(value)) if isinstance(value, int) else value
+
+
+def check_rates(algorithm: Any, dtype: str) -> None:
+    """Refuse rates of an algorithm with which products are no numbers of `dtype`."""
+    largest = _LARGEST_RATE if dtype == "float32" else _LARGEST_RATE**8
+    for key in ("lr", "weight_decay"):
+        if getattr(algorithm, key) > largest:
+            raise ValueError(
+                f"{key} is at most {largest:g} with dtype {dtype!r}, not {getattr(algorithm, key)}."
+            )
+
+
+def split_list(value: Any) -> Any:
+    """Read "a,b" as a list."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+def parse_choice(value: Any) -> Any:
+    """Read "none" as no choice."""
+    return None if value == "none" else value
