@@ -138,7 +138,7 @@ class TemporaryFolder:
         _lock(lock)
         # Only with this name it can be a leftover.
         self.path = new.rename(new.with_name(new.name.removeprefix(".")))
-        weakref.finalize(self, _remove_folder, self.path, lock)
+        self.remove = weakref.finalize(self, _remove_folder, self.path, lock)
 
     @property
     def token(self) -> str:

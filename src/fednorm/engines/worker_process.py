@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
-from multiprocessing import forkserver, reduction, resource_tracker
+from multiprocessing import forkserver, reduction, resource_tracker, util
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from torch import multiprocessing
 from fednorm.system import TemporaryFolder, keep_memory
 
 _MODULES = ["torch", "fednorm.engines.processes", "fednorm.experiment.process_pool"]
+_LAST = -100  # as multiprocessing has it for its own folder
 _OUTPUTS = (1, 2)  # file descriptors of stdout and stderr
 
 
@@ -49,6 +50,8 @@ def prepare_context() -> Any:
 def _own_folder() -> TemporaryFolder:
     """Let multiprocessing name its files so that they can be removed if this process is killed."""
     folder = TemporaryFolder()
+    folder.remove.atexit = False  # but after multiprocessing has removed its own files
+    util.Finalize(None, folder.remove, exitpriority=_LAST)
     config: dict[str, Any] = vars(multiprocessing.current_process())["_config"]
     config.setdefault("tempdir", str(folder.path))
     config["semprefix"] = f"/{folder.path.name}"
