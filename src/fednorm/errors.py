@@ -79,7 +79,7 @@ class MissingFlowerError(ConfigError, ImportError):
 
 
 class DiskError(FednormError):
-    """A checkpoint that could not be written; the message says what is left."""
+    """A file of a run that could not be written; the message says what is left, or what to do."""
 
 
 class SimulationError(FednormError):

@@ -1,11 +1,15 @@
 """The machine: versions, cores, threads, memory, and files written whole or not at all."""
 
+import contextlib
 import ctypes
 import os
 import platform
 import secrets
+import shutil
 import stat
 import subprocess
+import tempfile
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +19,11 @@ from pathlib import Path
 from typing import IO
 
 from fednorm.errors import ConfigError, DamagedDataError
+
+try:
+    import fcntl
+except ImportError:  # on Windows, where an open file cannot be removed anyway
+    fcntl = None  # type: ignore[assignment]
 
 _PACKAGES = ("fednorm", "torch", "numpy")
 
@@ -106,6 +115,81 @@ def open_regular(path: Path) -> Iterator[BufferedReader]:
         if not stat.S_ISREG(os.fstat(number).st_mode):
             raise DamagedDataError(f"{path} is not a regular file; remove it.")
         yield file
+
+
+OURS = "fednorm-"
+_LOCK, _SEMAPHORES = ".lock", Path("/dev/shm")  # noqa: S108 (Linux keeps semaphores there)
+
+
+class TemporaryFolder:
+    """A temporary folder, removed with its last reference, or after the death of its process.
+
+    Its lock ends with the process, however that ends: a folder that can be locked is a leftover.
+
+    >>> folder = TemporaryFolder()
+    >>> folder.path.name.startswith("fednorm-")
+    True
+    """
+
+    def __init__(self) -> None:
+        remove_leftovers()
+        new = Path(tempfile.mkdtemp(prefix=f".{OURS}"))
+        lock = os.open(new / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        _lock(lock)
+        # Only with this name it can be a leftover.
+        self.path = new.rename(new.with_name(new.name.removeprefix(".")))
+        self.remove = weakref.finalize(self, _remove_folder, self.path, lock)
+
+    @property
+    def token(self) -> str:
+        """The part of its name that no other folder has."""
+        return self.path.name.removeprefix(OURS)
+
+
+def remove_leftovers() -> None:
+    """Remove temporary folders and semaphores of this user's runs that were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{OURS}*") if fcntl else ():
+        with contextlib.suppress(OSError):  # not ours, in use, or gone in the meantime
+            if path.is_symlink() or path.stat().st_uid != os.getuid():
+                continue
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                _lock(lock)
+            except OSError:
+                os.close(lock)
+                continue
+            for semaphore in _SEMAPHORES.glob(f"sem.{path.name}-*"):
+                semaphore.unlink(missing_ok=True)
+            _remove_folder(path, lock)
+
+
+def _lock(number: int) -> None:
+    if fcntl:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _remove_folder(path: Path, lock: int) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    os.close(lock)
+
+
+def read_cpu_seconds(process: int) -> float | None:
+    """Return the time that a process has computed, or None where the system does not tell."""
+    facts = _read_process(process)
+    return (int(facts[11]) + int(facts[12])) / os.sysconf("SC_CLK_TCK") if facts else None
+
+
+def is_stopped(process: int) -> bool:
+    """Return whether a process was stopped by a signal; False where the system does not tell."""
+    return _read_process(process)[:1] == ["T"]
+
+
+def _read_process(number: int) -> list[str]:
+    try:
+        text = Path(f"/proc/{number}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()  # from its state on
 
 
 _STATUS, _REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")

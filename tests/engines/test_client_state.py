@@ -27,7 +27,7 @@ def same(one, other):
 
 
 def files(kept):
-    return [] if kept.folder is None else list(kept.folder.path.iterdir())
+    return [] if kept.folder is None else list(kept.folder.path.glob("*.safetensors"))
 
 
 def test_those_that_have_waited_longest_go_to_disk():
@@ -71,7 +71,7 @@ def test_one_that_comes_back_is_in_memory_and_its_file_goes():
 def test_nothing_is_left_behind():
     kept = ClientStateStore(limit=0).with_states({0: client_state(1), 1: client_state(2)})
     folder = kept.folder.path
-    assert len(list(folder.iterdir())) == 2
+    assert len(list(folder.glob("*.safetensors"))) == 2
     same(kept[1], client_state(2))
     del kept
     gc.collect()

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from fednorm.registry import param
 
-_LARGEST = 1e30  # beyond, a product is no number of float32
 Schedule: TypeAlias = Literal["constant", "step", "inverse"]
 
 
@@ -40,18 +39,17 @@ class SGD:
             raise ValueError(f"clip_norm must be 0 or more and finite, not {self.clip_norm}.")
         if self.warmup is not None and self.warmup < 0:
             raise ValueError(f"warmup must not be negative, but is {self.warmup}.")
-        if not 0 < self.lr <= _LARGEST:
-            raise ValueError(f"lr must be positive and at most {_LARGEST:g}, not {self.lr}.")
+        if not 0 < self.lr < float("inf"):
+            raise ValueError(f"lr must be positive and finite, not {self.lr}.")
         if not all(0 <= share <= 1 for share in self.milestones):
             raise ValueError(f"milestones must be shares from 0 to 1, not {self.milestones}.")
         if self.decay_every < 1:
             raise ValueError(f"decay_every must be at least 1 round, not {self.decay_every}.")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), not {self.momentum}.")
-        if not 0 <= self.weight_decay <= _LARGEST:
+        if not 0 <= self.weight_decay < float("inf"):
             raise ValueError(
-                f"weight_decay must not be negative, and at most {_LARGEST:g}, but is "
-                f"{self.weight_decay}."
+                f"weight_decay must be finite and not negative, but is {self.weight_decay}."
             )
         if self.schedule not in ("constant", "step", "inverse"):
             raise ValueError(

@@ -179,6 +179,7 @@ class EngineRun:
     threads: int = 1  # of each process
     processes: int = 1  # that may train clients at the same time
     step_seconds: float = 0.0  # of one step of one client
+    timeout: float = float("inf")  # seconds after which a process that does nothing is replaced
     remote: "Engine | None" = None  # reaches clients on other machines
 
     @property

@@ -5,10 +5,11 @@ never changed, and removed with their last reference. They are in the folder for
 which TMPDIR names.
 """
 
-import shutil
+import secrets
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -17,17 +18,11 @@ import safetensors.torch
 from torch import Tensor
 
 from fednorm.core.messages import ClientState
-from fednorm.core.types import ClientId, nbytes
+from fednorm.core.types import ClientId, Tensors, nbytes
+from fednorm.errors import DiskError
+from fednorm.system import TemporaryFolder
 
 LIMIT = 4_000_000_000  # bytes
-
-
-class TemporaryFolder:
-    """A temporary folder, removed with its last reference."""
-
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="fednorm-"))
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 class _OnDisk:
@@ -38,18 +33,28 @@ class _OnDisk:
         tensors = {f"tensors {name}": t for name, t in client_state.tensors.items()}
         tensors |= {f"optimizer {name}": t for name, t in client_state.optimizer.items()}
         self.devices = {name: t.device for name, t in tensors.items()}
-        with tempfile.NamedTemporaryFile(dir=folder.path, delete=False) as file:
-            self.path = Path(file.name)
-        plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-        safetensors.torch.save_file(plain, self.path)
+        self.path = folder.path / f"{secrets.token_hex(8)}.safetensors"
+        write_state(self.path, tensors)
         weakref.finalize(self, self.path.unlink, missing_ok=True)
 
     def read(self) -> ClientState:
         found: dict[str, dict[str, Tensor]] = {"tensors": {}, "optimizer": {}}
-        for name, tensor in safetensors.torch.load_file(self.path).items():
+        # From bytes: to map a file costs half a kilobyte that is never given back.
+        read = safetensors.torch.load(self.path.read_bytes())
+        for name, device in self.devices.items():  # in the order in which they came
             part, _, key = name.partition(" ")
-            found[part][key] = tensor.to(self.devices[name])
+            found[part][key] = read[name].to(device, copy=True)
         return ClientState(**found)
+
+
+def write_state(path: Path, tensors: Tensors) -> None:
+    """Write the tensors of a client state, or nothing."""
+    plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    try:
+        path.write_bytes(safetensors.torch.save(plain))
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 _Entry: TypeAlias = ClientState | _OnDisk
@@ -91,7 +96,19 @@ class ClientStateStore(Mapping[ClientId, ClientState]):
         entries: dict[ClientId, _Entry] = {**old, **new}
         for client, entry in list(entries.items()) if held > self.limit else ():
             if held > self.limit and isinstance(entry, ClientState) and count_bytes(entry):
-                folder = folder or TemporaryFolder()
-                entries[client] = _OnDisk(entry, folder)
+                with _explain_errors():
+                    folder = folder or TemporaryFolder()
+                    entries[client] = _OnDisk(entry, folder)
                 held -= count_bytes(entry)
         return ClientStateStore(self.limit, entries, held, folder)
+
+
+@contextmanager
+def _explain_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(
+            f"client states cannot be written to {tempfile.gettempdir()!r}: {error.strerror}; make "
+            "room, let TMPDIR name another folder, or raise client_state_memory."
+        ) from error

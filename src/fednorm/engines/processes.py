@@ -12,6 +12,7 @@ import dataclasses
 import io
 import math
 import pickle
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -34,7 +35,9 @@ from fednorm.engines.worker_process import (
 )
 from fednorm.errors import WorkerError
 from fednorm.nn.copies import refuse_uncopyable
+from fednorm.system import read_cpu_seconds
 
+_BUSY = 0.01  # share of its time for which a process that works computes at least
 _ALIGNED = 64  # bytes; suits every number format
 
 
@@ -153,6 +156,7 @@ class ProcessEngine:
             min(run.processes, len(first)),
             stack=size,
             byzantine=run.faults.byzantine,
+            timeout=run.timeout,
         )
         try:
             yield from loop.rounds(
@@ -181,6 +185,14 @@ class Worker:
     group: _Group | None = None  # clients that it is training
     informed: int = -1  # number of the broadcast that it has
     seen: Tensor | None = None  # the block of broadcasts that it knows
+    looked: float = 0.0  # when it was looked at whether it computes
+    spent: float | None = None  # seconds that it had computed then
+
+    def look(self) -> float | None:
+        """Return how long it has computed since the last look, if the system tells."""
+        before, self.spent = self.spent, read_cpu_seconds(self.process.pid)
+        self.looked = time.monotonic()
+        return None if before is None or self.spent is None else self.spent - before
 
 
 class WorkerPool:
@@ -194,8 +206,10 @@ class WorkerPool:
         *,
         stack: int = 1,
         byzantine: Collection[ClientId] = (),
+        timeout: float = math.inf,
     ) -> None:
         refuse_uncopyable(task.model)
+        self.timeout = timeout  # seconds without any computation after which a process is replaced
         self.context = prepare_context()
         # Tensors go to other processes as shared memory. That is meant for the data, not for the
         # model, which is a workspace: each process makes its own copy.
@@ -286,6 +300,7 @@ class WorkerPool:
         client_states: Mapping[ClientId, ClientState],
     ) -> None:
         worker.group = group
+        worker.look()
         news, block = None, self.broadcasts.bytes
         if worker.informed != self.number:
             news = plan, block if worker.seen is not block else None
@@ -295,9 +310,19 @@ class WorkerPool:
             worker.wire.send((news, group, kept))
 
     def _wait(self) -> list[Worker]:
-        """Wait for an answer; return the workers that sent one."""
+        """Wait for an answer, or the end of a process; return the workers with one."""
         busy = {worker.wire: worker for worker in self.workers if worker.group is not None}
-        return [busy[wire] for wire in wait(list(busy)) if wire in busy]
+        while True:
+            next_look = min(worker.looked for worker in busy.values()) + self.timeout
+            patience = None if math.isinf(next_look) else max(0.0, next_look - time.monotonic())
+            if ready := wait(list(busy), patience):
+                return [busy[wire] for wire in ready if isinstance(wire, Connection)]
+            for worker in busy.values():
+                if time.monotonic() >= worker.looked + self.timeout:
+                    computed = worker.look()
+                    # A client may take long; a process that hangs computes nothing.
+                    if computed is not None and computed < _BUSY * self.timeout:
+                        worker.process.kill()
 
     def _receive(self, worker: Worker) -> ClientResults:
         kind, content, block = worker.wire.recv()

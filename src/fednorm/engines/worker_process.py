@@ -12,15 +12,17 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from multiprocessing import forkserver, reduction, resource_tracker
+from functools import cache
+from multiprocessing import forkserver, reduction, resource_tracker, util
 from typing import Any
 
 import numpy as np
 from torch import multiprocessing
 
-from fednorm.system import keep_memory
+from fednorm.system import TemporaryFolder, keep_memory
 
 _MODULES = ["torch", "fednorm.engines.processes", "fednorm.experiment.process_pool"]
+_LAST = -100  # as multiprocessing has it for its own folder
 _OUTPUTS = (1, 2)  # file descriptors of stdout and stderr
 
 
@@ -30,6 +32,7 @@ def prepare_context() -> Any:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_MODULES)
+    _own_folder()
     resource_tracker.ensure_running()  # when it starts, it unblocks interrupts
     # The server imports from where this process does, not from the working folder.
     path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
@@ -41,6 +44,18 @@ def prepare_context() -> Any:
         finally:
             _set_environment(before)
     return context
+
+
+@cache
+def _own_folder() -> TemporaryFolder:
+    """Let multiprocessing name its files so that they can be removed if this process is killed."""
+    folder = TemporaryFolder()
+    folder.remove.atexit = False  # but after multiprocessing has removed its own files
+    util.Finalize(None, folder.remove, exitpriority=_LAST)
+    config: dict[str, Any] = vars(multiprocessing.current_process())["_config"]
+    config.setdefault("tempdir", str(folder.path))
+    config["semprefix"] = f"/{folder.path.name}"
+    return folder
 
 
 @contextlib.contextmanager

@@ -134,6 +134,7 @@ def build_run(
         participation=experiment.participation,
         segmentation=data.segmentation,
         threads=experiment.threads,
+        timeout=experiment.timeout,
     )
     return PreparedRun(experiment, entry, seed, setup, clients, data, data_info)
 

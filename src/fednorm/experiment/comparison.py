@@ -15,7 +15,13 @@ from fednorm.experiment.process_pool import run_in_processes
 from fednorm.experiment.results import Comparison, Event, RunResult
 from fednorm.experiment.run import UNWATCHED, Monitor
 from fednorm.experiment.run_folder import open_folder
-from fednorm.system import MemoryEstimate, describe_environment, limit_threads, measure_peak
+from fednorm.system import (
+    MemoryEstimate,
+    describe_environment,
+    limit_threads,
+    measure_peak,
+    remove_leftovers,
+)
 
 log = logging.getLogger("fednorm.conversion")
 
@@ -43,6 +49,7 @@ def run_comparison(
     Up to `workers` processes share the work: several runs at once or, if fewer are left than there
     are processes, several clients of a run.
     """
+    remove_leftovers()
     prepared = _check_runs(experiment, model, workers)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,16 @@ from fednorm.algorithms import ALGORITHMS
 from fednorm.attacks import ATTACKS
 from fednorm.data import DATASETS
 from fednorm.data.partition import create_partition
-from fednorm.experiment.specs import OWN_SETTINGS, Spec, StrategySpec, create_entry
+from fednorm.experiment.specs import (
+    OWN_SETTINGS,
+    Spec,
+    StrategySpec,
+    check_rates,
+    create_entry,
+    parse_choice,
+    parse_seeds,
+    split_list,
+)
 from fednorm.models import MODELS
 from fednorm.registry import RENAMED, unknown
 from fednorm.strategies import STRATEGIES
@@ -36,8 +45,7 @@ if TYPE_CHECKING:  # torch is imported when an experiment is checked, not when i
 
 
 _MOST = 10**9  # of clients, rounds, samples, seconds, gigabytes
-_MOST_SEEDS, _LARGEST_SEED = 10_000, 2**63 - 1
-_MOST_THREADS = 1024
+_SEEDS, _MOST_THREADS = 2**63, 1024
 
 
 def _count(default: int | None, description: str) -> Any:
@@ -45,36 +53,12 @@ def _count(default: int | None, description: str) -> Any:
     return Field(default=default, ge=1, le=_MOST, description=description)
 
 
-def _split_list(value: Any) -> Any:
-    """Read "a,b" as a list."""
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return value
-
-
-def _parse_choice(value: Any) -> Any:
-    """Read "none" as no choice."""
-    return None if value == "none" else value
-
-
-def _parse_seeds(value: Any) -> Any:
-    """Read a number n of seeds as the seeds 0 to n-1."""
-    try:
-        if isinstance(value, str):
-            value = [int(part) for part in value.split(",")] if "," in value else int(value)
-    except ValueError:
-        raise ValueError(f"seeds are a number or a list such as 0,7, not {value!r}.") from None
-    if isinstance(value, int) and value > _MOST_SEEDS:
-        raise ValueError(f"seeds are at most {_MOST_SEEDS}, not {value}; a list names the seeds.")
-    return list(range(value)) if isinstance(value, int) else value
-
-
 class Experiment(BaseModel):
     """An experiment. The defaults are the demonstration: 8×8 digits, one digit per client."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    strategies: Annotated[list[StrategySpec], BeforeValidator(_split_list)] = Field(
+    strategies: Annotated[list[StrategySpec], BeforeValidator(split_list)] = Field(
         default=["centralized", "naive", "fixbn", "fbn", "gn"],
         validate_default=True,
         min_length=1,
@@ -103,7 +87,7 @@ class Experiment(BaseModel):
     batch_size: int = _count(20, "samples in a mini-batch")
     local_steps: int | None = _count(None, "local steps per round")
     local_epochs: int | None = _count(None, "local epochs per round")
-    seeds: Annotated[list[int], BeforeValidator(_parse_seeds)] = Field(
+    seeds: Annotated[list[int], BeforeValidator(parse_seeds)] = Field(
         default=[0, 1, 2], min_length=1, description="one run per strategy and seed"
     )
     eval_every: int | None = _count(
@@ -130,7 +114,7 @@ class Experiment(BaseModel):
         description="personal layers of clients that never trained: the average of the trained "
         "ones, or the initial ones",
     )
-    attack: Annotated[Spec | None, BeforeValidator(_parse_choice)] = Field(
+    attack: Annotated[Spec | None, BeforeValidator(parse_choice)] = Field(
         default=None, description="attack of the Byzantine clients; none if not given"
     )
     attack_target: Literal["updates", "statistics", "both"] = Field(
@@ -186,7 +170,11 @@ class Experiment(BaseModel):
         "that is exact, and an engine that would not be exact is refused",
     )
     timeout: float = Field(
-        default=600.0, gt=0, le=_MOST, description="seconds that engine 'flower' waits for a client"
+        default=600.0,
+        gt=0,
+        le=_MOST,
+        description="seconds that engine 'flower' waits for a client's answer, and after which a "
+        "worker process that computes nothing is replaced",
     )
     diagnose: bool = Field(
         default=False,
@@ -209,6 +197,7 @@ class Experiment(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        check_rates(self._plain_algorithm, self.dtype)
         self.plan  # noqa: B018 (each of these raises an error that says what is wrong)
         self.make_algorithm()
         self.partition_rule  # noqa: B018 (as above)
@@ -231,8 +220,8 @@ class Experiment(BaseModel):
             raise ValueError("precision 'bf16' needs dtype 'float32'; leave one of them out.")
         if min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds must be different and not negative, but are {self.seeds}.")
-        if max(self.seeds) > _LARGEST_SEED:
-            raise ValueError(f"a seed is at most {_LARGEST_SEED}, not {max(self.seeds)}.")
+        if max(self.seeds) >= _SEEDS:
+            raise ValueError(f"a seed is below 2^63, unlike {max(self.seeds)}.")
         return self
 
     def _check_threats(self) -> None:

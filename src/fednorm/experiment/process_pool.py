@@ -8,9 +8,11 @@ share what is alike: the limit of deaths, the error, and that Ctrl-C is for the 
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event as Flag
 from typing import Any
@@ -27,6 +29,7 @@ from fednorm.experiment.job import Job, execute_job, log
 from fednorm.experiment.results import Event, RunResult
 from fednorm.experiment.run import Monitor
 from fednorm.experiment.run_folder import run_folder
+from fednorm.system import is_stopped
 
 _POLL = 0.2  # seconds between looks at the workers
 
@@ -63,11 +66,14 @@ def _run_once(
     events: SimpleQueue[Event] = context.SimpleQueue()
     stop = context.Event()
     died, shared = False, (events, stop, Surroundings())
+    others = set(multiprocessing.active_children())
     with ProcessPoolExecutor(workers, context, _start_worker, shared) as pool:
         with block_interrupts():
             futures = {pool.submit(_work, job): number for number, job in jobs.items()}
+        timeout = max(job.experiment.timeout for job in jobs.values())
+        guard = _StopGuard(set(multiprocessing.active_children()) - others, timeout)
         try:
-            _watch(set(futures), events, monitor)
+            _watch(set(futures), events, monitor, guard)
         except BrokenProcessPool:
             died = True
         except BaseException as error:
@@ -112,9 +118,30 @@ def _work(job: Job) -> RunResult:
     return result.keep_model(job.folder and run_folder(job.folder, job.entry, job.seed))
 
 
-def _watch(futures: set[Future[RunResult]], events: "SimpleQueue[Event]", monitor: Monitor) -> None:
+class _StopGuard:
+    """Ends workers that have been stopped (SIGSTOP) for `timeout` seconds: they are replaced."""
+
+    def __init__(self, workers: Iterable[BaseProcess], timeout: float) -> None:
+        self.workers, self.timeout = list(workers), timeout
+        self.since: dict[BaseProcess, float] = {}
+
+    def look(self) -> None:
+        for worker in self.workers:
+            if not is_stopped(worker.pid or 0):
+                self.since.pop(worker, None)
+            elif time.monotonic() - self.since.setdefault(worker, time.monotonic()) > self.timeout:
+                worker.kill()
+
+
+def _watch(
+    futures: set[Future[RunResult]],
+    events: "SimpleQueue[Event]",
+    monitor: Monitor,
+    guard: _StopGuard,
+) -> None:
     """Report events until all runs are done; raise what went wrong in one of them."""
     while futures:
+        guard.look()
         finished, futures = wait(futures, timeout=_POLL, return_when=FIRST_COMPLETED)
         while not events.empty():
             monitor.report(events.get())

@@ -13,6 +13,7 @@ from fednorm.strategies import STRATEGIES
 
 T = TypeVar("T")
 
+_MOST_SEEDS, _LARGEST_RATE = 10_000, 1e30
 _LONGEST = 200  # characters of a label: it names a folder
 
 # Keys of the experiment that an entry may set for itself.
@@ -130,3 +131,37 @@ def create_entry(registry: Registry[T], name: str, fields: Mapping[str, Any]) ->
                 f"{registry.kind} {name!r}: {key} = {value!r} is not valid: {reason}."
             ) from None
     return registry.create(name, checked)
+
+
+def parse_seeds(value: Any) -> Any:
+    """Read a number n of seeds as the seeds 0 to n-1."""
+    try:
+        if isinstance(value, str):
+            value = [int(part) for part in value.split(",")] if "," in value else int(value)
+    except ValueError:
+        raise ValueError(f"seeds are a number or a list such as 0,7, not {value!r}.") from None
+    if isinstance(value, int) and value > _MOST_SEEDS:
+        raise ValueError(f"seeds are at most {_MOST_SEEDS}, not {value}; a list names the seeds.")
+    return list(range(value)) if isinstance(value, int) else value
+
+
+def check_rates(algorithm: Any, dtype: str) -> None:
+    """Refuse rates of an algorithm with which products are no numbers of `dtype`."""
+    largest = _LARGEST_RATE if dtype == "float32" else _LARGEST_RATE**8
+    for key in ("lr", "weight_decay"):
+        if getattr(algorithm, key) > largest:
+            raise ValueError(
+                f"{key} is at most {largest:g} with dtype {dtype!r}, not {getattr(algorithm, key)}."
+            )
+
+
+def split_list(value: Any) -> Any:
+    """Read "a,b" as a list."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+def parse_choice(value: Any) -> Any:
+    """Read "none" as no choice."""
+    return None if value == "none" else value
