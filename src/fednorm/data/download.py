@@ -127,7 +127,7 @@ def read_compressed(path: Path) -> bytes:
     """Return the content of a gzip file, if it is not too large."""
     with gzip.open(path) as file:
         content = file.read(MOST_UNPACKED + 1)
-    check_unpacked(path.name, len(content))
+    check_unpacked(path.name, len(content), MOST_UNPACKED)
     return content
 
 
