@@ -143,7 +143,7 @@ def test_the_schedule_reaches_the_steps(name):
     [
         ({"lr": 0}, "lr must be positive"),
         ({"momentum": 1.0}, "momentum must be in"),
-        ({"weight_decay": -1}, "weight_decay must not be negative"),
+        ({"weight_decay": -1}, "weight_decay must be finite and not negative"),
         ({"schedule": "cosine"}, "schedule must be"),
     ],
 )

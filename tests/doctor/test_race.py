@@ -383,7 +383,7 @@ def test_an_interrupted_race_is_reported(by_flag, raced):
 
 @pytest.mark.slow
 def test_divergence_is_noticed(raced):
-    race = hold_race(algorithm={"name": "dsgd", "lr": 1e30})
+    race = hold_race(algorithm={"name": "dsgd", "lr": 1e29})
     found = {e.strategy: e for e in race.entrants}
     assert found["gn"].status == "diverged"
     assert "diverged in round" in print_page(replace(raced, race=race))
