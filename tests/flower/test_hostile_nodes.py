@@ -1,13 +1,15 @@
 """One hostile node of several: whatever it answers, it loses its own reply and nothing else."""
 
+import json
 import math
 import struct
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fednorm.core.messages import LayerUse
 from fednorm.engines.base import Faults, Limits
@@ -15,6 +17,14 @@ from fednorm.engines.evaluation import Transport, calibrate_for_test
 from fednorm.engines.flower import wire
 from fednorm.engines.loop import rounds
 from fednorm.errors import NonFiniteLossError
+from fednorm.experiment.flower.nodes import client
+from fednorm.experiment.flower.server_app import server
+from fednorm.experiment.flower.signed_lines import LineReader
+from fednorm.experiment.load import build_experiment
+from fednorm.experiment.prepare import prepare
+from fednorm.experiment.run import Monitor, run
+from fednorm.experiment.run_folder import MetricsFile
+from flower.federation import Nodes
 from flower.test_parity import LOCAL, STEP, linked, nodes
 from support import ToyClients, task_of
 
@@ -386,3 +396,57 @@ def test_the_superlink_that_cannot_be_reached_is_no_fault_of_nodes(monkeypatch):
     monkeypatch.setattr(grid, "pull_messages", unreachable)
     with pytest.raises(ConnectionError):
         next(rounds(task, CLIENTS, 1, train=link.train, faults=REMOTE))
+
+
+def test_rejected_and_lost_replies_are_in_events_results_and_metrics(tmp_path, monkeypatch, capsys):
+    """A run as a SuperLink makes it, with personal layers, which are tested on the nodes."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+    values = {"strategies": ["fedbn"], "seeds": 1, "rounds": 2, "clients": 3, "eval_every": 1}
+    experiment = build_experiment(values | {"engine": "flower", "timeout": 1})
+    config = {"experiment": experiment.model_dump_json()}
+    grid = Nodes(client, 3, None, config)
+
+    def forge(asked, answer):
+        kind = asked.metadata.message_type
+        if kind == "evaluate":
+            return SCORES["an accuracy of 1e9"](asked, answer)
+        return FORGED["metric is a list"](asked, answer) if kind == "train" else answer
+
+    def lose(messages):
+        grid.lost = {999} if any(m.metadata.message_type == "train" for m in messages) else set()
+        return ask(messages)
+
+    ask, grid.push_messages = grid.push_messages, lose
+    grid.forge[NODE] = forge
+    server(grid, Context(7, 1, {}, RecordDict(), config))
+    reader = LineReader()
+    found = [m for m in map(reader.read, capsys.readouterr().out.splitlines()) if m]
+    events, (result,) = [m.event for m in found if m.event], [m.result for m in found if m.result]
+    reasons = [[one.reason for one in event.rejected] for event in events]
+    assert all("must be one number" in one and "accuracy is 1000000000.0" in two
+               for one, two in reasons)  # fmt: skip
+    assert (result.status, result.rejected, result.dropped_out) == ("finished", 4, 2)
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.write(events[0])
+    metrics.file.close()
+    line = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert [one["client"] for one in line["rejected"]] == [HOSTILE, HOSTILE]
+    assert line["dropped_out"] == 1
+    assert len(line["per_client"]) == 1  # a node that never trained is not tested
+
+
+def test_a_run_that_loses_all_nodes_is_stopped_and_not_called_diverged(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+    values = {"strategies": ["fbn"], "seeds": 1, "rounds": 2, "clients": 2, "engine": "flower"}
+    experiment = build_experiment(values | {"timeout": 1})
+    config = {"experiment": experiment.model_dump_json()}
+    grid = Nodes(client, 2, None, config)
+    prepared = prepare(experiment, experiment.strategies[0], 0)
+    prepared.remote.open = lambda: nullcontext(grid)
+
+    def lose(_event):
+        grid.lost = set(grid.contexts)
+
+    result = run(prepared, Monitor([lose]))
+    assert (result.status, result.rounds) == ("stopped", 1)
+    assert "none arrived" in result.error

@@ -58,6 +58,7 @@ class FlowerNodes:
     seed: int
     timeout: float  # seconds for an answer
     refusal: str | None = None  # why these nodes cannot make the run
+    exact: bool = True  # a run is not resumed without the momentum that nodes kept
     link: "RemoteClients | None" = None
     name: ClassVar[str] = "flower"
 
@@ -68,11 +69,14 @@ class FlowerNodes:
 
     def rounds(self, run: EngineRun, start: Progress | None = None) -> Iterator[RoundResult]:
         """Run the rounds of `run`, or those after `start`, on the nodes."""
-        if start and (run.task.layout.personal or run.task.algorithm.keeps_state):
+        kept = run.task.algorithm.keeps_state
+        if start and (run.task.layout.personal or (kept and self.exact)):
             raise ConfigError(
                 "what this strategy or its momentum keeps on the nodes is in no checkpoint, so the "
                 "run cannot be resumed; start it again with --no-resume."
             )
+        if start and kept:
+            log.warning("the run is resumed without the momentum that nodes kept for it.")
         with self.open() as grid:
             uses = run.faults.limits.layers
             self.link = RemoteClients(grid, run.task, self.entry, self.seed, self.timeout, uses)
