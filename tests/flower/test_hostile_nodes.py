@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -386,11 +387,40 @@ def test_statistics_that_cannot_be_used_are_rejected_by_name(kind):
     assert [one.client for one in after.rejected] == [HOSTILE]
 
 
+def test_a_node_that_is_the_last_one_to_answer_is_one_reply_as_well(monkeypatch, expected):
+    """When its bytes are unpacked, no other answer is waited for."""
+    task, grid = task_of("fbn", LOCAL, count=2), nodes("fbn", clients=CLIENTS, count=2)
+    link = linked(grid, task, CLIENTS)
+    grid.forge[NODE], grid.pull_interval = fail, 0.0
+    pull, looks = grid.pull_messages, Counter()
+
+    def wait(ids):
+        looks.update(ids)
+        late = isinstance(grid.waiting.get(ids[0]), Exception) and looks[ids[0]] < 3
+        return [] if late else pull(ids)
+
+    monkeypatch.setattr(grid, "pull_messages", wait)
+    found = list(rounds(task, CLIENTS, 2, train=link.train, faults=REMOTE))
+    assert [[one.client for one in result.rejected] for result in found] == [[HOSTILE]] * 2
+    assert_equal_states(found[-1].state, expected[-1].state)
+
+
+def test_a_node_that_joins_later_cannot_end_the_run(caplog):
+    grid = nodes("fbn", clients=CLIENTS, count=20)
+    late = grid.contexts.pop(NODE)
+    link = linked(grid, task_of("fbn", LOCAL), CLIENTS, timeout=0.1)
+    grid.contexts[NODE], grid.forge[NODE] = late, fail
+    link._look(CLIENTS.all())  # it is the only one that is asked
+    assert HOSTILE not in link.nodes
+    assert f"node {NODE} cannot be used" in caplog.text
+
+
 def test_the_superlink_that_cannot_be_reached_is_no_fault_of_nodes(monkeypatch):
     task, grid = task_of("fbn", LOCAL), nodes("fbn", clients=CLIENTS, count=20)
     link = linked(grid, task, CLIENTS)
 
-    def unreachable(_ids):
+    def unreachable(*_):
+        monkeypatch.setattr(grid, "get_node_ids", unreachable)
         raise ConnectionError("it is gone")
 
     monkeypatch.setattr(grid, "pull_messages", unreachable)
