@@ -61,7 +61,15 @@ NARROW = "--set model.widths=[4,8]"  # for the small residual network
 QUICK = {r"\brounds=\d+": "rounds=2", r"\bseeds=\d+": "seeds=1"}
 ONLY_CHECKED = {"reproduce", "make", "pip", "python", "export"}  # long, or about this environment
 ADDRESS = {"HOST": "127.0.0.1", "PORT": "9400"}
-FOREIGN = {"--isolation", "--node-config", "--port", "--run-config"}  # options of Flower's commands
+FOREIGN = {  # options of Flower's commands
+    "--database",
+    "--disable-runtime-dependency-installation",
+    "--enable-supernode-auth",
+    "--isolation",
+    "--node-config",
+    "--port",
+    "--run-config",
+}
 MODULE = """
 from torch import nn
 

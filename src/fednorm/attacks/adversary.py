@@ -68,8 +68,9 @@ def apply_attack(
     """
     if adversary is None or adversary.attack.on_data:
         return list(answers)
-    honest = [answer for answer in answers if answer.client not in adversary.clients]
-    byzantine = len(answers) - len(honest)
+    readable = [answer for answer in answers if not answer.fault]
+    honest = [answer for answer in readable if answer.client not in adversary.clients]
+    byzantine = len(readable) - len(honest)
     if adversary.attack.omniscient and not honest:
         return list(answers)
     translations = _find_translations(answers, tracked)
@@ -79,7 +80,10 @@ def apply_attack(
         corruption = _Corruption(adversary.attack, byzantine, rng, translations)
         return corruption.corrupt_answer(answer, honest, adversary.target)
 
-    return [corrupt(answer) if answer.client in adversary.clients else answer for answer in answers]
+    return [
+        corrupt(answer) if answer.client in adversary.clients and not answer.fault else answer
+        for answer in answers
+    ]
 
 
 def _find_translations(

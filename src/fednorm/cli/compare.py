@@ -1,5 +1,6 @@
 """`fednorm compare` and `fednorm run`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -141,8 +142,12 @@ def run(  # noqa: PLR0913, PLR0917 (each option is one choice)
         _run(values, folder, workers, saving, fresh=fresh)
         return
     from fednorm.experiment.flower.submit import SuperLink
+    from fednorm.experiment.run_folder import clear_folder
 
-    _submit(build_experiment(values), SuperLink(superlink, root_certificates), folder, fresh=fresh)
+    if fresh:
+        clear_folder(folder)
+        saving = replace(saving, resume=False)
+    _submit(build_experiment(values), SuperLink(superlink, root_certificates), folder, saving)
 
 
 def _make_policy(every: int | None, *, resume: bool) -> "CheckpointPolicy":
@@ -151,18 +156,17 @@ def _make_policy(every: int | None, *, resume: bool) -> "CheckpointPolicy":
     return CheckpointPolicy(every, resume)
 
 
-def _submit(experiment: Experiment, superlink: "SuperLink", out: Path, *, fresh: bool) -> None:
+def _submit(
+    experiment: Experiment, superlink: "SuperLink", out: Path, saving: "CheckpointPolicy"
+) -> None:
     from fednorm.cli.run_progress import show_progress
     from fednorm.experiment.flower.submit import submit
     from fednorm.experiment.run import Monitor
-    from fednorm.experiment.run_folder import clear_folder
 
-    if fresh:
-        clear_folder(out)
     if experiment.engine != "flower":
         raise ConfigError("--superlink needs --engine flower.")
     with show_progress(experiment, console) as show_round:
-        comparison = submit(experiment, superlink, out, Monitor([show_round]))
+        comparison = submit(experiment, superlink, out, Monitor([show_round]), saving)
     _show(comparison, out)
 
 

@@ -164,6 +164,7 @@ class Reply:
     loss: float = 0.0  # mean over the client's steps
     metrics: Mapping[str, float] = field(default_factory=dict)  # a user's own
     round: int | None = None  # that it answers, if it says
+    fault: str = ""  # why the engine could not read it, if so; the rest is empty then
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,16 @@ def rounds(
 
 
 @dataclass(frozen=True, slots=True)
+class _Trained:
+    """What the clients of a round sent, and keep."""
+
+    batches: Sequence[Batches]
+    replies: list[Reply]
+    kept: Mapping[ClientId, ClientState]
+    answers: Mapping[str, Tensor]  # of their exchanges
+
+
+@dataclass(frozen=True, slots=True)
 class _RoundRunner:
     task: Task
     clients: ClientSource
@@ -113,9 +123,10 @@ class _RoundRunner:
             number = state.round + 1
             asked = self.faults.sample_clients(self.clients, number, attempt, tried)
             answering = self.faults.surviving(asked, number, attempt)
-            dropped_out += len(asked) - len(answering)
+            trained = self._train(broadcast(self.task, state), client_states, answering)
+            dropped_out += len(asked) - len(list_clients(trained.replies))
             try:
-                result = self._attempt(state, client_states, answering)
+                result = self._merge(state, client_states, trained)
             except NoUsableReplyError as error:
                 tried |= set(asked)
                 if not self.faults.can_retry(self.clients, attempt, tried):
@@ -127,40 +138,43 @@ class _RoundRunner:
             rejected += result.rejected
             return replace(result, rejected=rejected, dropped_out=dropped_out, retries=attempt)
 
-    def _attempt(
-        self, state: ServerState, client_states: ClientStateStore, answering: list[ClientId]
-    ) -> RoundResult:
-        task, adversary = self.task, self.faults.adversary
-        if not answering:
-            raise NoUsableReplyError(state.round + 1, ())
-        received = broadcast(task, state)
+    def _train(
+        self, received: Broadcast, client_states: ClientStateStore, answering: list[ClientId]
+    ) -> "_Trained":
         batches = [self.clients.batches(client, received.round) for client in answering]
-        results, answers = self.train(received, client_states, batches)
+        results, answers = self.train(received, client_states, batches) if batches else ([], {})
         own = sorted((reply for reply, _ in results), key=lambda reply: reply.client)
-        kept = {reply.client: client_state for reply, client_state in results}
-        replies = apply_attack(
-            own, adversary, received.round, tracked=find_tracked_layers(task, received)
+        tracked = find_tracked_layers(self.task, received)
+        return _Trained(
+            batches,
+            replies=apply_attack(own, self.faults.adversary, received.round, tracked=tracked),
+            kept={reply.client: client_state for reply, client_state in results},
+            answers=answers,
         )
+
+    def _merge(
+        self, before: ServerState, client_states: ClientStateStore, trained: "_Trained"
+    ) -> RoundResult:
+        task, replies, batches = self.task, trained.replies, trained.batches
         claims = {own.client: self._find_claim(own) for own in batches}
-        merge = partial(server_round, task, state, asked=claims, minimum=self.faults.min_replies)
-        merged = merge(replies)
+        merge = partial(server_round, task, before, asked=claims, minimum=self.faults.min_replies)
+        state = merge(replies)
         if self.faults.rollback:
-            self.kept.append(state)
-            look = partial(find_median_loss, task, client_states=kept, batches=batches)
-            merged = _Rollback(merge, look, task.initial_state, self.kept).check(merged, replies)
-        state = merged
+            self.kept.append(before)
+            look = partial(find_median_loss, task, client_states=trained.kept, batches=batches)
+            state = _Rollback(merge, look, task.initial_state, self.kept).check(state, replies)
         gone = list_clients(state.rejected)
         for reply in replies:
             if reply.client not in gone:
                 self.registered.setdefault(reply.client, reply.examples)
-        exchanged = nbytes(answers.values())
+        exchanged = nbytes(trained.answers.values())
         return RoundResult(
             state=state,
-            client_states=client_states.with_states(kept),
+            client_states=client_states.with_states(trained.kept),
             train_loss=_mean_loss(replies, state.rejected),
-            exchanges=1 + len(answers),
-            bytes_up=fmean(upload_bytes(reply) for reply in replies) + exchanged,
-            bytes_down=download_bytes(received) + exchanged,
+            exchanges=1 + len(trained.answers),
+            bytes_up=fmean(upload_bytes(reply) for reply in replies if not reply.fault) + exchanged,
+            bytes_down=download_bytes(broadcast(task, before)) + exchanged,
             replies=replies,
             rejected=state.rejected,
         )

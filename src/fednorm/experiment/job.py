@@ -110,7 +110,7 @@ def _run_recorded(job: Job, prepared: PreparedRun, monitor: Monitor, target: Pat
         checkpoint.clear_checkpoints(target)
     try:
         device = prepared.data.transform.device
-        start, messages = saves.start(device, partial(_check_start, prepared))
+        start, messages = saves.start(device, partial(check_start, prepared))
         for message in messages:
             log.warning(message)
         recorded = replace(monitor, callbacks=(metrics.write, *monitor.callbacks))
@@ -120,7 +120,7 @@ def _run_recorded(job: Job, prepared: PreparedRun, monitor: Monitor, target: Pat
         metrics.file.close()
 
 
-def _check_start(prepared: PreparedRun, found: Checkpoint) -> None:
+def check_start(prepared: PreparedRun, found: Checkpoint) -> None:
     """Raise an error unless the run can resume from a checkpoint."""
     experiment = prepared.experiment
     checkpoint.check_fit(found, prepared.task, experiment.clients, experiment.rounds)
@@ -139,7 +139,7 @@ def _keep_model(
     """Keep the trained model of a run that came to its end, in its folder if it has one."""
     if result.status not in {"finished", "stopped"} or reached is None:
         return result
-    state = _find_state(prepared, reached)
+    state = find_state(prepared, reached)
     trained = fold_run(prepared, state)
     own = fold_clients(prepared, state, _list_states(prepared, reached), trained.header.personal)
     if target and prepared.setup.ours:
@@ -161,7 +161,7 @@ def _list_states(
             yield client, reached.client_states.get(client, new)
 
 
-def _find_state(prepared: PreparedRun, reached: RoundResult | Checkpoint) -> ServerState:
+def find_state(prepared: PreparedRun, reached: RoundResult | Checkpoint) -> ServerState:
     """Return the state whose model is saved: the one that was tested, or would be now."""
     if isinstance(reached, RoundResult) and reached.tested:
         return reached.tested

@@ -98,9 +98,9 @@ def run(
     """Run all rounds, or those after `start`.
 
     The monitor's flag, Ctrl-C, a loss that is not finite and too few usable replies end the run and
-    keep what is done. With Byzantine clients or dropouts, too few replies say nothing about the
-    training: the run is stopped and its state saved. Otherwise the replies are not finite any more:
-    it has diverged.
+    keep what is done. With Byzantine clients, dropouts or nodes, too few replies say nothing about
+    the training: the run is stopped and its state saved. Otherwise the replies are not finite any
+    more: it has diverged.
     """
     recorder = RunRecorder.read(start.record) if start else RunRecorder()
     done: RoundResult | None = None
@@ -119,7 +119,7 @@ def run(
             if saves:
                 saves.after(done, recorder)
     except NoUsableReplyError as error:
-        if not prepared.faults.faultless:
+        if prepared.remote or not prepared.faults.faultless:
             return finish("stopped", str(error))
         return finish("diverged", f"{error}{_advise(prepared, done or start)}")
     except NonFiniteLossError as error:
@@ -150,8 +150,10 @@ def _run_rounds(
         number = result.state.round
         due = number % experiment.evaluation_rounds == 0 or number == experiment.rounds
         tested = find_tested_state(prepared, result) if due else None
-        # Answers to a calibration may have been rejected as well.
+        tests = evaluate(prepared, replace(result, tested=tested)) if due else None
+        # Answers to a calibration or an evaluation may have been rejected as well.
         rejected = tested.rejected if tested and tested is not result.state else ()
+        rejected += prepared.remote.get_link().take_rejections() if prepared.remote else ()
         event = Event(
             strategy=prepared.entry.title,
             seed=prepared.seed,
@@ -163,7 +165,7 @@ def _run_rounds(
             rejected=(*result.rejected, *rejected),
             dropped_out=result.dropped_out,
             retries=result.retries,
-            evaluation=evaluate(prepared, replace(result, tested=tested)) if due else None,
+            evaluation=tests,
             diagnostics=diagnosis.measure_round(result, gradient=due) if diagnosis else None,
         )
         recorder.add(event)
@@ -205,8 +207,11 @@ def find_tested_state(prepared: PreparedRun, reached: Progress) -> ServerState:
     )
 
 
-def evaluate(prepared: PreparedRun, result: RoundResult) -> Evaluation:
-    """Test the global model if there is one, else every client's model."""
+def evaluate(prepared: PreparedRun, result: RoundResult) -> Evaluation | None:
+    """Test the global model if there is one, else every client's model.
+
+    Return None if no client could be tested, because all nodes are gone.
+    """
     task, experiment, states = prepared.task, prepared.experiment, result.client_states
     state = result.tested or find_tested_state(prepared, result)
     initial = make_initial_state(prepared, states)
@@ -215,6 +220,9 @@ def evaluate(prepared: PreparedRun, result: RoundResult) -> Evaluation:
     if has_personal_models(prepared):
         trained, untrained = _score_personal(prepared, state, states, initial)
         own = [found for _, found in sorted({**trained, **untrained}.items())]
+        if not own:
+            log.warning("no client could be tested after round %d.", state.round)
+            return None
         accuracy, loss = fmean(s.accuracy for s in own), fmean(s.loss for s in own)
     else:
         found = score_global(task, state, prepared.data.test_batches())

@@ -125,6 +125,8 @@ def _find_faults(reply: Any, expected: ReplySchema) -> Iterator[Fault]:
         yield "", f"its client is {reply.client!r}, which is no number of a client"
     if expected.clients is not None and reply.client not in expected.clients:
         yield "", "it was not asked in this round"
+    if reply.fault:
+        yield "", reply.fault
     if reply.round not in {None, expected.round}:
         yield "", f"it answers round {reply.round!r} instead of {expected.round}"
     claim = expected.claims.get(reply.client, _UNBOUNDED)

@@ -1,21 +1,35 @@
 """The server's side of a run on nodes, which train, calibrate and evaluate.
 
-A node that fails, is gone or is too late is missing from a round; the run continues without it.
+A node that fails, is gone or is too late is missing from a round; the run continues without it. An
+answer that cannot be read is a faulty reply, which the server rejects by name.
 """
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import ClassVar, TypeAlias
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from fednorm.core.aggregation import has_quorum
 from fednorm.core.exchange import PendingError, answer_exchange
-from fednorm.core.messages import Batches, Broadcast, ClientState, Reply, ServerState
+from fednorm.core.messages import (
+    LARGEST,
+    Batches,
+    Broadcast,
+    Claim,
+    ClientState,
+    LayerUse,
+    RejectedReply,
+    Reply,
+    ServerState,
+)
 from fednorm.core.round import broadcast
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
@@ -23,11 +37,13 @@ from fednorm.engines import loop
 from fednorm.engines.base import EngineRun, Progress, RoundResult
 from fednorm.engines.evaluation import Score
 from fednorm.engines.flower import wire
+from fednorm.engines.flower.node_answers import CheckedGrid, is_unreadable
 from fednorm.engines.flower.node_app import ANSWERS, NO_CLIENT, PENDING
 from fednorm.errors import ConfigError, NonFiniteLossError, NoNodesError, WireError
 
 _ASKED = 60.0  # seconds for a node to say which partition it has
 _LOOK = 0.5  # seconds between looks for nodes
+_PER_CALL = 3  # exchanges of a layer: mean, variance and their gradients
 log = logging.getLogger("fednorm")
 
 OpenGrid: TypeAlias = Callable[[], AbstractContextManager[Grid]]
@@ -42,6 +58,7 @@ class FlowerNodes:
     seed: int
     timeout: float  # seconds for an answer
     refusal: str | None = None  # why these nodes cannot make the run
+    exact: bool = True  # a run is not resumed without the momentum that nodes kept
     link: "RemoteClients | None" = None
     name: ClassVar[str] = "flower"
 
@@ -52,13 +69,17 @@ class FlowerNodes:
 
     def rounds(self, run: EngineRun, start: Progress | None = None) -> Iterator[RoundResult]:
         """Run the rounds of `run`, or those after `start`, on the nodes."""
-        if start and (run.task.layout.personal or run.task.algorithm.keeps_state):
+        kept = run.task.algorithm.keeps_state
+        if start and (run.task.layout.personal or (kept and self.exact)):
             raise ConfigError(
                 "what this strategy or its momentum keeps on the nodes is in no checkpoint, so the "
                 "run cannot be resumed; start it again with --no-resume."
             )
+        if start and kept:
+            log.warning("the run is resumed without the momentum that nodes kept for it.")
         with self.open() as grid:
-            self.link = RemoteClients(grid, run.task, self.entry, self.seed, self.timeout)
+            uses = run.faults.limits.layers
+            self.link = RemoteClients(grid, run.task, self.entry, self.seed, self.timeout, uses)
             self.link.connect(run.clients.all())
             yield from loop.rounds(
                 run.task, run.clients, run.rounds, start, train=self.link.train, faults=run.faults
@@ -80,9 +101,25 @@ class RemoteClients:
     entry: int
     seed: int
     timeout: float
-    nodes: dict[ClientId, int] = field(default_factory=dict)
+    uses: Mapping[str, LayerUse] = field(default_factory=dict)  # of layers, as far as it is known
+    # Nodes that say they hold a client, the first one first: others wait until it is gone.
+    claims: dict[ClientId, list[int]] = field(default_factory=dict)
+    unassigned: list[int] = field(default_factory=list)  # nodes that hold no client yet
     asked: set[int] = field(default_factory=set)  # nodes that were asked for their partition
     answered: set[int] = field(default_factory=set)
+    rejected: list[RejectedReply] = field(default_factory=list)  # of evaluations, until taken
+
+    def __post_init__(self) -> None:
+        self.grid = CheckedGrid(self.grid)
+
+    @property
+    def nodes(self) -> dict[ClientId, int]:
+        """The node of each client: of those that claim it, the first that is connected."""
+        there = set(self.grid.get_node_ids())
+        return {
+            client: next((node for node in nodes if node in there), nodes[0])
+            for client, nodes in sorted(self.claims.items())
+        }
 
     def connect(self, clients: Sequence[ClientId]) -> None:
         """Wait until each client has a node, or until `timeout` is over."""
@@ -91,13 +128,13 @@ class RemoteClients:
             # A node may still be starting: ask it again until it answers.
             self.asked &= self.answered
             self._look(clients)
-            missing = [client for client in clients if client not in self.nodes]
+            missing = [client for client in clients if client not in self.claims]
             if not missing:
                 return
             if time.monotonic() > until:
                 break
             time.sleep(_LOOK)
-        if not self.nodes:
+        if len(missing) == len(clients):
             raise NoNodesError(f"no node has appeared within {self.timeout:g} seconds.")
         log.warning("there is no node for clients %s; the run continues without them.", missing)
 
@@ -108,18 +145,24 @@ class RemoteClients:
         found: dict[int, int] = {}
         messages = [Message(content, node, "query.partition") for node in new]
         for reply in self.grid.send_and_receive(messages, timeout=_ASKED) if new else ():
-            self.answered.add(reply.metadata.src_node_id)
+            node = reply.metadata.src_node_id
+            self.answered.add(node)
             try:
-                said = wire.header(wire.content(reply))
-                found[reply.metadata.src_node_id] = int(str(said["partition"]))
+                with wire.guard_reading():
+                    found[node] = wire.integer(wire.header(wire.content(reply)), "partition")
             except WireError as error:
-                log.warning("node %d cannot be used: %s", reply.metadata.src_node_id, error)
+                log.warning("node %d cannot be used: %s", node, error)
         self.asked |= set(new)
-        wanted = set(clients)
-        self.nodes |= {client: node for node, client in found.items() if client in wanted}
-        free = sorted(wanted - self.nodes.keys())
-        unassigned = sorted(node for node, client in found.items() if client == NO_CLIENT)
-        self.nodes |= dict(zip(free, unassigned, strict=False))
+        for node, client in sorted(found.items()):
+            if client == NO_CLIENT:
+                self.unassigned.append(node)
+                continue
+            if holders := self.claims.setdefault(client, []):
+                text = "node %d says that it holds client %d, which node %d has; it must wait."
+                log.warning(text, node, client, holders[0])
+            holders.append(node)
+        for client in sorted(set(clients) - self.claims.keys())[: len(self.unassigned)]:
+            self.claims[client] = [self.unassigned.pop(0)]
 
     def train(
         self,
@@ -127,43 +170,94 @@ class RemoteClients:
         client_states: Mapping[ClientId, ClientState],
         batches: Sequence[Batches],
     ) -> tuple[list[tuple[Reply, ClientState]], dict[str, Tensor]]:
-        """Let nodes train, anew after each exchange; return results and answers."""
+        """Let nodes train, anew after each exchange; return results and answers.
+
+        The reply of a node that says its loss is not finite is a faulty one; if most say so, the
+        training has diverged.
+        """
         del client_states  # they stay on the nodes
         clients, answers = [own.client for own in batches], dict[str, Tensor]()
-        while True:
+        replies: dict[ClientId, Reply] = {}
+        asked = clients
+        while asked:
             content = wire.broadcast_records(received)
             if answers:
                 content[ANSWERS] = wire.to_array_record(answers)
-            results: list[tuple[Reply, ClientState]] = []
             waiting: dict[ClientId, PendingError] = {}
-            for client, found in self._call("train", content, clients).items():
-                reply = self._read(found, client, received)
+            for client, found in self._call("train", content, asked).items():
+                try:
+                    with wire.guard_reading():
+                        reply = self._read(found, client, received)
+                except WireError as error:
+                    reply = make_faulty(client, str(error))
                 if isinstance(reply, PendingError):
                     waiting[client] = reply
-                elif reply is not None:
-                    results.append((reply, ClientState()))
-            if not waiting:
-                return results, answers
-            clients = list(waiting)  # one that was lost in mid-round stays out of it
-            answers[waiting[clients[0]].site] = answer_exchange(
-                list(waiting.values()), self.task.statistics_aggregator
-            )
+                else:
+                    replies[client] = reply
+            asked = self._answer(waiting, replies, answers)
+        lost = [reply for reply in replies.values() if not isfinite(reply.loss)]
+        if 2 * len(lost) > len(clients):
+            raise NonFiniteLossError(lost[0].client, received.round, lost[0].loss)
+        return [(reply, ClientState()) for reply in replies.values()], answers
 
-    @staticmethod
     def _read(
-        found: RecordDict, client: ClientId, received: Broadcast
-    ) -> Reply | PendingError | None:
-        try:
-            said = wire.header(found)
-            if PENDING in found:
-                value = wire.optional(found, PENDING)["value"]
-                return PendingError(str(said["site"]), value, float(str(said["weight"])))
-            if "loss" in said.values:
-                raise NonFiniteLossError(client, received.round, float(str(said["loss"])))
-            return wire.read_reply(found, client, received.state)
-        except (WireError, KeyError) as error:
-            log.warning("round %d continues without client %d: %s", received.round, client, error)
-            return None
+        self, found: RecordDict | Error, client: ClientId, received: Broadcast
+    ) -> Reply | PendingError:
+        content = _read_content(found)
+        said = wire.header(content)
+        if PENDING in content:
+            return self._read_pending(content, said)
+        if "loss" in said.values:
+            loss = float(str(said["loss"]))
+            if isfinite(loss):
+                raise WireError("it sends a loss without an update.")
+            return replace(make_faulty(client, f"its loss is {loss}"), loss=loss)
+        return wire.read_reply(content, client, received.state)
+
+    def _read_pending(self, content: RecordDict, said: wire.Header) -> PendingError:
+        if not self.task.strategy.exchanges:
+            raise WireError("it waits for an exchange, which this strategy does not make.")
+        value = wire.optional(content, PENDING)["value"]
+        weight = float(str(said["weight"]))
+        if not value.is_floating_point() or not value.isfinite().all():
+            raise WireError("it exchanges what are no finite numbers.")
+        if not 0 < weight <= LARGEST:
+            raise WireError(f"it exchanges with the weight {weight}.")
+        return PendingError(str(said["site"]), value, weight)
+
+    def _answer(
+        self,
+        waiting: Mapping[ClientId, PendingError],
+        replies: dict[ClientId, Reply],
+        answers: dict[str, Tensor],
+    ) -> list[ClientId]:
+        """Answer the exchange at which most clients wait; return those that continue.
+
+        All clients pass through the same exchanges. Who waits elsewhere, after most have finished,
+        or more often than the model has places to exchange gets a faulty reply.
+        """
+        if not waiting:
+            return []
+        places = {c: (p.site, p.value.shape, p.value.dtype) for c, p in waiting.items()}
+        ((place, count),) = Counter(places.values()).most_common(1)
+        agreed = [client for client in waiting if places[client] == place]
+        finished = sum(not reply.fault for reply in replies.values())
+        over = place[0] in answers or len(answers) >= self._count_exchanges()
+        late = over or count < finished
+        for client, pending in waiting.items():
+            if late or client not in agreed:
+                said = f"it waits at {pending.site!r}, where others do not"
+                replies[client] = make_faulty(client, wire.clean_text(said))
+        rule = self.task.statistics_aggregator
+        if late or not has_quorum(rule, len(agreed)):
+            return []
+        answers[waiting[agreed[0]].site] = answer_exchange([waiting[c] for c in agreed], rule)
+        return agreed  # one that was lost in mid-round stays out of it
+
+    def _count_exchanges(self) -> int:
+        """Return how many exchanges a round can have: up to three for each call of a layer."""
+        step = Claim(batches=1, layers=self.uses)
+        return _PER_CALL * sum(step.limit_counter(path, 0) for path in self.task.layout.norms)
 
     def ask(self, received: Broadcast, clients: Sequence[ClientId]) -> list[Reply]:
         """Let clients measure the statistics of their data."""
@@ -171,11 +265,13 @@ class RemoteClients:
         measured = []
         for client, found in answers.items():
             try:
-                layers = wire.header(found).layers()
-                stats = wire.read_stats(found, layers, self.task.initial_state.running)
-                measured.append(Reply(client, wire.examples_of(found), {}, {}, stats))
+                with wire.guard_reading():
+                    content = _read_content(found)
+                    layers = wire.header(content).layers()
+                    stats = wire.read_stats(content, layers, self.task.initial_state.running)
+                    measured.append(Reply(client, wire.examples_of(content), {}, {}, stats))
             except WireError as error:
-                log.warning("no statistics of client %d: %s", client, error)
+                measured.append(make_faulty(client, str(error)))
         return measured
 
     def score_clients(
@@ -183,33 +279,69 @@ class RemoteClients:
     ) -> dict[ClientId, Score]:
         """Let clients test their models on their own data."""
         content = wire.broadcast_records(broadcast(self.task, state), adapt=adapt)
-        scores = {}
+        scores: dict[ClientId, Score] = {}
         for client, found in self._call("evaluate", content, list(clients)).items():
-            values = {key: float(str(v)) for key, v in found[wire.METRICS].items()}
-            if values:
-                examples = int(values["examples"])
-                scores[client] = Score(values["accuracy"], values["loss"], examples)
+            try:
+                with wire.guard_reading():
+                    score = _read_score(_read_content(found))
+            except WireError as error:
+                log.warning("the evaluation of client %d is rejected: %s", client, error)
+                self.rejected.append(RejectedReply(client, str(error)))
+            else:
+                scores |= {client: score} if score else {}
         return scores
+
+    def take_rejections(self) -> tuple[RejectedReply, ...]:
+        """Return the answers to evaluations that were rejected since the last call."""
+        found, self.rejected = tuple(self.rejected), []
+        return found
 
     def _call(
         self, kind: str, content: RecordDict, clients: Sequence[ClientId]
-    ) -> dict[ClientId, RecordDict]:
-        """Send `content` to the nodes of `clients`; return the answers by client."""
+    ) -> dict[ClientId, RecordDict | Error]:
+        """Send `content` to the nodes of `clients`; return the answers by client.
+
+        An error is an answer that cannot be read.
+        """
         self._look(clients)
-        there = set(self.grid.get_node_ids())
-        nodes = {self.nodes[c]: c for c in clients if self.nodes.get(c) in there}
+        there, holders = set(self.grid.get_node_ids()), self.nodes
+        nodes = {holders[c]: c for c in clients if holders.get(c) in there}
         messages = []
         for node, client in nodes.items():
             said = {"entry": self.entry, "seed": self.seed, "client": client}
             head = ConfigRecord({**wire.header(content).values, **said})
             messages.append(Message(RecordDict({**content, wire.HEADER: head}), node, kind))
-        found: dict[ClientId, RecordDict] = {}
+        found: dict[ClientId, RecordDict | Error] = {}
         for reply in self.grid.send_and_receive(messages, timeout=self.timeout) if nodes else ():
-            node = reply.metadata.src_node_id
-            if reply.has_error():
-                log.warning("client %d could not: %s", nodes[node], reply.error.reason)
+            client = nodes[reply.metadata.src_node_id]
+            if not reply.has_error():
+                found[client] = reply.content
+            elif is_unreadable(reply):
+                found[client] = reply.error
             else:
-                found[nodes[node]] = reply.content
+                log.warning("client %d could not: %s", client, reply.error.reason)
         if missing := sorted(set(clients) - set(found)):
             log.warning("no answer of clients %s to %r.", missing, kind)
         return dict(sorted(found.items()))
+
+
+def make_faulty(client: ClientId, reason: str) -> Reply:
+    """Return what stands for a reply that cannot be read; the server rejects it by name."""
+    return Reply(client, 0, {}, {}, {}, fault=reason)
+
+
+def _read_content(found: RecordDict | Error) -> RecordDict:
+    if isinstance(found, Error):
+        raise WireError(str(found.reason))
+    return found
+
+
+def _read_score(content: RecordDict) -> Score | None:
+    """Return the score of a client; None if it has no test samples."""
+    values = wire.read_metrics(content)
+    if not values:
+        return None
+    score = Score(values["accuracy"], values["loss"], int(values["examples"]))
+    if not 0 <= score.accuracy <= 1 or not 0 < score.examples <= LARGEST:
+        raise WireError(f"its accuracy is {score.accuracy} on {score.examples} samples.")
+    return score

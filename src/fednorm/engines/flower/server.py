@@ -6,7 +6,6 @@ FedAdam, or a wrapper for differential privacy around it, sees messages that hol
 nothing else: neither counters nor statistics.
 """
 
-import copy
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -19,8 +18,8 @@ from torch import Tensor, nn
 
 from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import create_algorithm
-from fednorm.core.messages import Reply, ServerState
-from fednorm.core.replies.validation import ReplySchema, find_fault
+from fednorm.core.messages import RejectedReply, Reply, ServerState
+from fednorm.core.replies.validation import find_state_fault, list_clients
 from fednorm.core.round import broadcast, reply_schema, server_calibration, server_round
 from fednorm.core.strategy import Strategy as Norm
 from fednorm.core.task import Task, export, read_state
@@ -28,6 +27,14 @@ from fednorm.core.types import Tensors
 from fednorm.engines.evaluation import is_personal
 from fednorm.engines.flower import app_faults, global_model, wire
 from fednorm.engines.flower.client import describe_strategy
+from fednorm.engines.flower.node_answers import (
+    CheckedGrid,
+    NodeNumbers,
+    find_odd,
+    read_calibration,
+    read_reply,
+    strip_message,
+)
 from fednorm.engines.flower.wire import expect, to_array_record, to_tensors
 from fednorm.errors import ConfigError, NoUsableReplyError, WireError
 from fednorm.nn.copies import copy_model
@@ -91,6 +98,8 @@ class NormStrategy(Strategy):
         self.timeout = 3600.0
         self.started = False
         self.worked: set[str] = set()  # what nodes have done without an error
+        self.numbers = NodeNumbers()
+        self.rejected: dict[int, list[RejectedReply]] = {}  # by round; clients are nodes' ids
 
     @property
     def model(self) -> nn.Module:
@@ -125,8 +134,9 @@ class NormStrategy(Strategy):
         self.timeout, self.started = timeout, True
         self._begin(initial_arrays, num_rounds)
         test = self._guard(evaluate_fn) if evaluate_fn else None
+        around = CheckedGrid(grid)
         return super().start(
-            grid, self._arrays(), num_rounds, timeout, train_config, evaluate_config, test
+            around, self._arrays(), num_rounds, timeout, train_config, evaluate_config, test
         )
 
     def _begin(self, initial: ArrayRecord | None, rounds: int) -> None:
@@ -231,7 +241,11 @@ class NormStrategy(Strategy):
         except NoUsableReplyError as error:
             log.warning("%s; the model stays as it is.", error)
             return None, None
-        bare = [_strip_message(message) for _, message in usable]
+        senders = {reply.client: m.metadata.src_node_id for reply, m in usable}
+        for one in after.rejected:
+            self._reject(server_round, senders[one.client], one.reason)
+        gone = list_clients(after.rejected)
+        bare = [strip_message(message) for reply, message in usable if reply.client not in gone]
         if self.server is None:
             metrics = _average_metrics(self.around, bare)
         else:
@@ -239,6 +253,9 @@ class NormStrategy(Strategy):
             if chosen is None:
                 return None, metrics
             after = replace(after, weights=_read_weights(chosen, self.state.weights))
+            if fault := find_state_fault(after):
+                log.warning("round %d: %s; the model stays as it is.", server_round, fault[1])
+                return None, metrics
         before, self.state, self.tested = self.tested, after, after
         if self.norm.calibration == "evaluation" and self.grid is not None:
             nodes = list(self.grid.get_node_ids())
@@ -254,24 +271,45 @@ class NormStrategy(Strategy):
             self.worked.add("evaluate")
         elif "evaluate" not in self.worked and not self._fits_plain(self._arrays()):
             app_faults.refuse_evaluation(self._name, app_faults.list_failures(found))
-        return self.around.aggregate_evaluate(server_round, found)
+        return self.around.aggregate_evaluate(server_round, self._drop_odd(found, server_round))
+
+    def _drop_odd(self, replies: list[Message], server_round: int) -> list[Message]:
+        """Leave out, by name, replies that Flower's strategies cannot average with the others."""
+        tested = [message for message in replies if not message.has_error()]
+        places = find_odd([message.content for message in tested], _find_weight_key(self.around))
+        odd = [tested[place].metadata.src_node_id for place in places]
+        for node in odd:
+            self._reject(server_round, node, "its metrics are not those of the others")
+        return [message for message in replies if message.metadata.src_node_id not in odd]
+
+    def _reject(self, server_round: int, node: int, reason: str) -> None:
+        self.rejected.setdefault(server_round, []).append(RejectedReply(node, reason))
+        log.warning("round %d continues without node %d: %s", server_round, node, reason)
 
     def _select_usable(
         self, replies: list[Message], server_round: int
     ) -> list[tuple[Reply, Message]]:
         usable, wanted = [], reply_schema(self.task, self.state)
-        faults: list[str] = []
-        for message in replies:
+        faults: dict[int, str] = {}
+        for message in sorted(replies, key=lambda one: one.metadata.src_node_id):
+            node = message.metadata.src_node_id
             try:
-                usable.append((_read_reply(self.state, wire.content(message), wanted), message))
+                with wire.guard_reading():
+                    reply = read_reply(self.state, wire.content(message), wanted)
+                number = self.numbers.find(node, reply.client)
+                usable.append((replace(reply, client=number), message))
             except WireError as error:
-                faults.append(f"node {message.metadata.src_node_id}: {error}")
+                faults[node] = str(error)
         if usable:
             self.worked.add("train")
         elif "train" not in self.worked and not all(map(app_faults.is_unreached, replies)):
-            app_faults.refuse_training(faults)
-        for fault in faults:
-            log.warning("round %d continues without %s", server_round, fault)
+            app_faults.refuse_training([f"node {node}: {text}" for node, text in faults.items()])
+        for node, fault in faults.items():
+            self._reject(server_round, node, fault)
+        if self.server is not None:
+            kept = self._drop_odd([strip_message(message) for _, message in usable], server_round)
+            nodes = {message.metadata.src_node_id for message in kept}
+            usable = [pair for pair in usable if pair[1].metadata.src_node_id in nodes]
         return sorted(usable, key=lambda pair: pair[0].client)
 
     def _calibrate(self, nodes: list[int]) -> ServerState | None:
@@ -286,8 +324,11 @@ class NormStrategy(Strategy):
         found, faults = [], []
         replies = list(self.grid.send_and_receive(messages, timeout=self.timeout))
         for message in replies:
+            node = message.metadata.src_node_id
             try:
-                found.append(read_calibration(wire.content(message), self.state))
+                with wire.guard_reading():
+                    read = read_calibration(wire.content(message), self.state)
+                found.append(replace(read, client=self.numbers.find(node, read.client)))
             except WireError as error:
                 faults.append(f"node {message.metadata.src_node_id}: {error}")
         if not found and not all(map(app_faults.is_unreached, replies)):
@@ -305,7 +346,7 @@ def calibrate_model(grid: Grid, model: nn.Module, *, timeout: float = 3600.0) ->
     by `@app.query("fednorm")` with `fednorm.flower.calibrate`, as for `heterofl`.
     """
     asking = NormStrategy(by_name("heterofl", statistics="pool"), model=model)
-    asking.grid, asking.timeout = grid, timeout
+    asking.grid, asking.timeout = CheckedGrid(grid), timeout
     found = asking._calibrate(list(grid.get_node_ids()))  # noqa: SLF001 (of this file)
     if found is None:
         raise ConfigError(
@@ -317,44 +358,6 @@ def calibrate_model(grid: Grid, model: nn.Module, *, timeout: float = 3600.0) ->
 
 
 _server_round = server_round  # Flower calls a number by this name
-
-
-def read_calibration(content: RecordDict, state: ServerState) -> Reply:
-    """Return a client's answer to a query for its statistics."""
-    said = wire.header(content)
-    stats = wire.read_stats(content, said.layers(), state.running)
-    return Reply(wire.integer(said, "client"), wire.examples_of(content), {}, {}, stats)
-
-
-def _read_reply(state: ServerState, content: RecordDict, wanted: ReplySchema) -> Reply:
-    said = wire.header(content)
-    (weights,) = _select_weights(content).array_records.values()
-    new = expect("the reply", to_tensors(weights), state.weights)
-    reply = Reply(
-        client=wire.integer(said, "client"),
-        examples=wire.examples_of(content),
-        update={name: new[name] - state.weights[name] for name in wanted.update},
-        buffers=expect("the reply", wire.optional(content, wire.BUFFERS), state.buffers),
-        stats=wire.read_stats(content, said.layers(), state.running),
-    )
-    if found := find_fault(reply, wanted):
-        raise WireError(" ".join(found).strip())
-    return reply
-
-
-def _select_weights(content: RecordDict) -> RecordDict:
-    """Return weights and metrics, as plain FedAvg would have them."""
-    plain = {key: value for key, value in content.items() if not key.startswith(wire.HEADER)}
-    found = RecordDict(plain)
-    if len(found.array_records) != 1 or len(found.metric_records) != 1:
-        raise WireError(f"a reply has one record of weights, but this one has {sorted(plain)}")
-    return found
-
-
-def _strip_message(message: Message) -> Message:
-    bare = copy.copy(message)
-    bare.content = _select_weights(message.content)
-    return bare
 
 
 def _add_records(messages: list[Message], make: Callable[[str], RecordDict]) -> list[Message]:
@@ -377,7 +380,17 @@ def _read_weights(found: ArrayRecord, like: Tensors) -> dict[str, Tensor]:
     return expect("the server", new, like)
 
 
+def _find_weight_key(around: Strategy) -> str:
+    """Return the metric by which a strategy weighs replies; a wrapper has that of what it wraps."""
+    inner = getattr(around, "strategy", around)
+    return str(getattr(inner, "weighted_by_key", wire.EXAMPLES))
+
+
 def _average_metrics(around: Strategy, replies: list[Message]) -> MetricRecord | None:
+    """Average the metrics that most replies have; other ones would make Flower refuse all."""
     if not isinstance(around, FedAvg):
         return None
-    return around.train_metrics_aggr_fn([r.content for r in replies], around.weighted_by_key)
+    contents = [reply.content for reply in replies]
+    odd = find_odd(contents, around.weighted_by_key)
+    usual = [content for place, content in enumerate(contents) if place not in odd]
+    return around.train_metrics_aggr_fn(usual, around.weighted_by_key) if usual else None

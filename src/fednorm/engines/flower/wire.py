@@ -8,7 +8,8 @@ counts of samples. A layer that is called more than once in a step has one entry
 Anything unexpected is refused by name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,6 +35,25 @@ BUFFERS, STATISTICS = "fednorm.buffers", "fednorm.statistics"
 MOMENTUM, STRATEGY_STATE = "fednorm.momentum", "fednorm.strategy_state"
 _PERSONAL, _OPTIMIZER = "fednorm.personal", "fednorm.optimizer"
 VERSION = 4
+_LONGEST = 300  # letters of a text that another machine sent
+
+
+@contextmanager
+def guard_reading() -> Iterator[None]:
+    """Turn whatever goes wrong in reading a message into WireError, which rejects it alone."""
+    try:
+        yield
+    except WireError as error:
+        raise WireError(clean_text(str(error))) from error
+    except Exception as error:  # a message that cannot be read is a bad message
+        said = clean_text(f"it cannot be read: {type(error).__name__}: {error}")
+        raise WireError(said) from error
+
+
+def clean_text(text: object) -> str:
+    """Return text of another machine: not too long, and without what would steer a terminal."""
+    shown = str(text)[:_LONGEST]
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in shown)
 
 
 def to_array_record(tensors: Tensors) -> ArrayRecord:
@@ -62,7 +82,7 @@ def _tensor(name: str, array: Array) -> Tensor:
         raise WireError(f"array {name!r} must be of type 'numpy.ndarray', but is {array.stype!r}.")
     try:
         return torch.from_numpy(array.numpy())
-    except (ValueError, TypeError, EOFError, MemoryError, SyntaxError) as error:
+    except Exception as error:  # numpy has many ways to fail at bytes that it did not write
         raise WireError(f"array {name!r} cannot be read as numbers: {error}") from error
 
 
@@ -105,6 +125,12 @@ def _split(
     wanted = {"mean", "var", "sizes", *columns}
     if record.keys() != wanted:
         raise WireError(f"statistics must have {sorted(wanted)}, but have {sorted(record)}.")
+    for name in ("mean", "var"):
+        if record[name].dim() != 1 or not record[name].is_floating_point():
+            raise WireError(
+                f"{name!r} of the statistics must be a row of real numbers, but is "
+                f"{tuple(record[name].shape)} of {record[name].dtype}."
+            )
     sizes, count = record["sizes"], len(layers)
     lengths = (record["mean"].numel(), record["var"].numel())
     fits = sizes.dtype == torch.int64 and sizes.shape == (count, 2) and bool((sizes >= 0).all())
@@ -242,7 +268,10 @@ def reply_records(reply: Reply, **more: float | str) -> RecordDict:
 def read_reply(record: RecordDict, client: ClientId, state: ServerState) -> Reply:
     """Return the reply of a client to the broadcast of a state."""
     update, momentum = to_tensors(read_arrays(record, WEIGHTS)), optional(record, MOMENTUM)
-    metrics = {key: float(str(v)) for key, v in record[METRICS].items() if key != EXAMPLES}
+    metrics = read_metrics(record)
+    metrics.pop(EXAMPLES, None)
+    if LOSS not in metrics:
+        raise WireError(f"a reply must say its {LOSS!r}, but says {sorted(metrics)}.")
     return Reply(
         client=client,
         examples=examples_of(record),
@@ -250,7 +279,7 @@ def read_reply(record: RecordDict, client: ClientId, state: ServerState) -> Repl
         buffers=expect("the reply", optional(record, BUFFERS), state.buffers),
         stats=read_stats(record, header(record).layers(), state.running),
         momentum=expect("the momentum", momentum, _name_parts(state.weights, momentum)),
-        loss=metrics.pop(LOSS, 0.0),
+        loss=metrics.pop(LOSS),
         metrics=metrics,
     )
 
@@ -332,11 +361,24 @@ def content(message: Message) -> RecordDict:
     return message.content
 
 
+def read_metrics(record: RecordDict) -> dict[str, float]:
+    """Return the metrics of a message, each of which is one number."""
+    found = record.get(METRICS)
+    if not isinstance(found, MetricRecord):
+        raise WireError(f"a message must have metrics, but has {sorted(record)}.")
+    metrics: dict[str, float] = {}
+    for key, value in found.items():
+        if isinstance(value, list):
+            raise WireError(f"metric {key!r} must be one number, but is a list.")
+        metrics[key] = float(value)
+    return metrics
+
+
 def examples_of(record: RecordDict) -> int:
     """Return how many examples a client reports."""
     metrics = record.get(METRICS)
     found = metrics.get(EXAMPLES) if isinstance(metrics, MetricRecord) else None
-    if not isinstance(found, int):
+    if not isinstance(found, int) or isinstance(found, bool):
         raise WireError(f"a reply must say {EXAMPLES!r} as an integer, but says {found!r}.")
     return found
 

@@ -20,7 +20,7 @@ import tomli_w
 from fednorm.engines.flower import require_flower
 from fednorm.errors import ConfigError, MissingFlowerError
 from fednorm.experiment.config import Experiment
-from fednorm.experiment.job import lock_folder, log
+from fednorm.experiment.job import CheckpointPolicy, lock_folder, log
 from fednorm.experiment.results import Comparison, Event, RunResult
 from fednorm.experiment.run import UNWATCHED, Monitor
 from fednorm.experiment.run_folder import MetricsFile, open_folder, run_folder, save_run
@@ -33,6 +33,7 @@ with require_flower("engine 'flower'"):
 _SERVER = "from fednorm.experiment.flower.server_app import server as app\n\n__all__ = ['app']\n"
 _CLIENT = "from fednorm.experiment.flower.nodes import client as app\n\n__all__ = ['app']\n"
 _STARTED = re.compile(r"started run (\d+)")
+_SAVING = CheckpointPolicy()
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,13 @@ class SuperLink:
 
 
 def submit(
-    experiment: Experiment, superlink: SuperLink, folder: Path, monitor: Monitor = UNWATCHED
+    experiment: Experiment,
+    superlink: SuperLink,
+    folder: Path,
+    monitor: Monitor = UNWATCHED,
+    saving: CheckpointPolicy = _SAVING,
 ) -> Comparison:
-    """Run an experiment on a SuperLink and record its results in a folder."""
+    """Run an experiment on a SuperLink, or the rest of it, and record its results in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     results: list[RunResult] = []
     with lock_folder(folder):
@@ -64,7 +69,7 @@ def submit(
             for seed in experiment.seeds:
                 before = run_folder(folder, entry, seed) / "metrics.jsonl"
                 before.unlink(missing_ok=True)
-        for message in _read_messages(experiment, superlink):
+        for message in _read_messages(experiment, superlink, saving):
             if message.error is not None:
                 raise ConfigError(f"the SuperLink's side says: {_clean(message.error)}")
             if message.event is not None:
@@ -79,7 +84,8 @@ def submit(
     if len(results) < expected:
         raise ConfigError(
             f"the SuperLink made {len(results)} of {expected} runs; its log says why. Is fednorm "
-            "installed where it and its SuperNodes run?"
+            "installed where it and its SuperNodes run? If it was stopped, start it and give the "
+            "same command again: the experiment continues."
         )
     content = experiment.model_dump(mode="json", exclude_none=True)
     return Comparison(content, describe_environment(), tuple(results))
@@ -120,11 +126,13 @@ def _record_result(result: RunResult, experiment: Experiment, folder: Path) -> R
     return result
 
 
-def _read_messages(experiment: Experiment, superlink: SuperLink) -> Iterator[AppMessage]:
+def _read_messages(
+    experiment: Experiment, superlink: SuperLink, saving: CheckpointPolicy
+) -> Iterator[AppMessage]:
     """Yield the messages of the ServerApp while it runs."""
     with tempfile.TemporaryDirectory(prefix="fednorm-") as place:
         home, app = Path(place, "home"), Path(place, "app")
-        _write_app(app, experiment)
+        _write_app(app, experiment, saving)
         home.mkdir()
         found = {"superlink": {"default": "chosen", "chosen": superlink.settings()}}
         (home / "config.toml").write_text(tomli_w.dumps(found), encoding="utf-8")
@@ -175,7 +183,7 @@ def _stream(command: list[str], env: dict[str, str]) -> Iterator[AppMessage]:
         )
 
 
-def _write_app(folder: Path, experiment: Experiment) -> None:
+def _write_app(folder: Path, experiment: Experiment, saving: CheckpointPolicy) -> None:
     """Write the app: its configuration is the experiment, its code an import."""
     package = folder / "fednorm_run"
     package.mkdir(parents=True)
@@ -184,13 +192,9 @@ def _write_app(folder: Path, experiment: Experiment) -> None:
     (package / "client.py").write_text(_CLIENT, encoding="utf-8")
     chosen = experiment.model_copy(update={"engine": "flower"})
     parts = {"serverapp": "fednorm_run.server:app", "clientapp": "fednorm_run.client:app"}
-    flwr = {
-        "app": {
-            "publisher": "fednorm",
-            "components": parts,
-            "config": {"experiment": chosen.model_dump_json()},
-        }
-    }
+    config = {"experiment": chosen.model_dump_json(), "resume": saving.resume}
+    config |= {} if saving.every is None else {"checkpoint-every": saving.every}
+    flwr = {"app": {"publisher": "fednorm", "components": parts, "config": config}}
     project = {
         "name": "fednorm-run",
         "version": "1.0.0",
