@@ -268,6 +268,7 @@ class Level(nn.Module):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["naive", "fbn"])
 def test_means_cannot_be_raised_step_by_step(name):
     """Each round 500 times as large as what the server has, which it follows."""

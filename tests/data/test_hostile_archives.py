@@ -125,12 +125,14 @@ CRAFTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CRAFTED)
 def test_crafted_pickles_are_refused(kind):
     with pytest.raises(DamagedDataError):
         read_pickle(CRAFTED[kind])
 
 
+@pytest.mark.slow
 def test_odd_pickles_that_are_read_do_no_harm():
     assert read_pickle(b"\x80\x02}r\xff\xff\xff\x7f.") == {}  # asks for 2 ** 31 places
     assert list(read_pickle(b"\x80\x02}K\x01)" + b"\x85" * 1_000_000 + b"s.")) == [1]

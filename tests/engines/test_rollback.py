@@ -49,6 +49,7 @@ def assert_equal(one, other):
         assert torch.equal(running.var, other.running[path].var)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["naive", "fbn", "gn", "hbn"])
 @pytest.mark.parametrize("liars", [(2,), (1, 4)])
 def test_the_round_is_that_of_the_others(name, liars):
@@ -61,6 +62,7 @@ def test_the_round_is_that_of_the_others(name, liars):
     assert_equal(results[BAD - 1].state, honest.state)
 
 
+@pytest.mark.slow
 def test_without_it_the_run_is_lost():
     task = make_task()
     lost, kept = (run(task, (2,), faults=faults)[-1] for faults in (Faults(), UNDO))
@@ -68,6 +70,7 @@ def test_without_it_the_run_is_lost():
     assert lost.train_loss > 10 * kept.train_loss
 
 
+@pytest.mark.slow
 def test_honest_rounds_stay_as_they_are():
     task = make_task("fbn")
     plain, watched = (run(task, (), faults=faults)[-1] for faults in (Faults(), UNDO))
@@ -75,6 +78,7 @@ def test_honest_rounds_stay_as_they_are():
     assert not watched.rejected
 
 
+@pytest.mark.slow
 def test_a_round_that_no_minority_spoils_is_undone(caplog):
     task = make_task()
     results = run(task, (0, 1, 2), faults=UNDO)

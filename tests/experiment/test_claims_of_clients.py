@@ -29,6 +29,7 @@ def lie(monkeypatch):
     return start
 
 
+@pytest.mark.slow
 def test_a_run_names_the_client(lie, tmp_path):
     lie(lambda reply: replace(reply, examples=2**53))
     result = fednorm.simulate("fbn", **SMALL, **LOCAL, out=tmp_path)
@@ -41,6 +42,7 @@ def test_a_run_names_the_client(lie, tmp_path):
     assert [line for line in lines if "rejected" in line] == [lines[1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fbn", "naive", "hbn", "dualbn"])
 def test_counts_and_counters_are_known_of_our_models(strategy, lie):
     """One value more, or one batch more, than a model of the library can have had."""
@@ -67,6 +69,7 @@ def test_counts_and_counters_are_known_of_our_models(strategy, lie):
         assert f"the {what} of layer" in found.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["hbn", "heterofl"])
 def test_answers_to_a_calibration_are_counted(strategy, monkeypatch, tmp_path):
     def corrupt(answers, *_, **__):

@@ -65,6 +65,7 @@ def test_deep_values_of_options_are_text():
     assert parse_value("1" + "0" * 5000) == "1" + "0" * 5000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["[/x]", "[bold]", "\x1b[2J", "../../up", ".", "ü" * 60])
 def test_a_label_is_text(label, tmp_path):
     config = tmp_path / "a.toml"

@@ -83,6 +83,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OTHERS)
 def test_a_checkpoint_with_other_content_is_not_used(stopped, kind, caplog):
     folder, path = stopped
@@ -140,6 +141,7 @@ MADE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MADE)
 def test_a_model_with_another_header_is_refused(model, kind):
     with safetensors.safe_open(model, "pt") as file:
