@@ -98,6 +98,14 @@ def test_nothing_of_a_killed_run_stays(place, engine, seeds, workers):
     assert [path for name in folders for path in SHARED.glob(f"sem.{name}*")] == []
 
 
+@pytest.mark.slow
+def test_nothing_of_a_finished_process_stays(tmp_path):
+    code = "from fednorm.engines.worker_process import prepare_context; prepare_context()"
+    env = os.environ | {"TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_only_folders_of_dead_processes_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "fednorm-mine").mkdir()  # another program's

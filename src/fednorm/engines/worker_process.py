@@ -50,8 +50,9 @@ def prepare_context() -> Any:
 def _own_folder() -> TemporaryFolder:
     """Let multiprocessing name its files so that they can be removed if this process is killed."""
     folder = TemporaryFolder()
-    folder.remove.atexit = False  # but after multiprocessing has removed its own files
-    util.Finalize(None, folder.remove, exitpriority=_LAST)
+    # Not at the end of weak references, but after multiprocessing has removed its own files.
+    removal: Any = folder.remove.detach()
+    util.Finalize(None, removal[1], removal[2], exitpriority=_LAST)
     config: dict[str, Any] = vars(multiprocessing.current_process())["_config"]
     config.setdefault("tempdir", str(folder.path))
     config["semprefix"] = f"/{folder.path.name}"
