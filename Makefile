@@ -5,21 +5,27 @@
 PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= results/demo
+comma := ,
 
-.PHONY: demo test test-fast lint peers clean
+.PHONY: demo test test-fast pytest lint peers clean
 .DEFAULT_GOAL := demo
 
-# Made anew when the project's requirements change; otherwise a second call does nothing.
+# Made anew when the project's requirements change; otherwise a second call does nothing. Modules are
+# compiled by all cores: pip uses one.
+define install
+$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fednorm needs Python 3.11 or newer; call make with PYTHON=/path/to/python3.11")'
+test -x $(BIN)/python || $(PYTHON) -m venv .venv
+$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable $(1)
+$(BIN)/python -m compileall -qq -j 0 .venv/lib || true  # some packages hold files for other Pythons
+touch $(2)
+endef
+
 .venv/installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fednorm needs Python 3.11 or newer; call make with PYTHON=/path/to/python3.11")'
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	$(call install,'.[dev]',$@)
 
 # Flower, which the types and tests of its engine need and the demonstration does not.
-.venv/flower: .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,flower]'
-	touch $@
+.venv/flower: pyproject.toml constraints.txt
+	$(call install,'.[dev$(comma)flower]',.venv/installed $@)
 
 demo: .venv/installed
 	$(BIN)/fednorm compare --out $(OUT)
@@ -35,8 +41,12 @@ lint: .venv/flower
 CORES := $(shell nproc 2>/dev/null || echo 2)
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --maxschedchunk 1
 
-test: lint
+pytest: .venv/flower
 	$(PYTEST) --numprocesses $(shell expr $(CORES) + 1)
+
+# The checks of types and imports keep one core busy for a minute; the tests use the others.
+test: .venv/flower
+	$(MAKE) --no-print-directory --jobs 2 lint pytest
 
 test-fast: .venv/installed
 	$(PYTEST) --numprocesses $(CORES) -m "not slow and not flower and not browser"

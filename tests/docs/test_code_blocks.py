@@ -91,6 +91,10 @@ def folder(tmp_path, monkeypatch, narrow_networks):
     del narrow_networks
     monkeypatch.setattr("fednorm.doctor.race.RATES", (1.0,))
     monkeypatch.setattr("fednorm.doctor.race.CANDIDATES", ("naive", "fbn"))
+    # Plots take a third of the time, and have tests of their own.
+    monkeypatch.setattr("fednorm.report.write.write_png", lambda *_: None)
+    for place in ("curves", "heatmaps"):
+        monkeypatch.setattr(f"fednorm.report.{place}.render_svg", lambda *_: "")
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "models.py").write_text(MODULE)
