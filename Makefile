@@ -36,10 +36,10 @@ lint: .venv/flower
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Tests are given out one by one. They start many processes, which must not compile the package again
-# and again. One test process more than cores, as some wait for others; fast ones do not.
+# Tests start many processes, which must not compile the package again and again. One test process
+# more than cores, as some wait for others; fast ones do not.
 CORES := $(shell nproc 2>/dev/null || echo 2)
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --maxschedchunk 1
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadgroup
 
 pytest: .venv/flower
 	$(PYTEST) --numprocesses $(shell expr $(CORES) + 1)

@@ -48,7 +48,7 @@ def test_cities_as_clients(streets, tmp_path):
     command = shlex.split(
         "compare --data cityscapes --model deeplabv3plus --partition natural --clients 3 "
         "--algorithm fedavg --lr 0.05 --local-epochs 2 --rounds 4 --batch-size 4 --seeds 1 "
-        "--workers 1 --strategies centralized,fixbn,gn"
+        "--workers 1 --strategies centralized,fixbn"
     )
     data = ["--set", f'data.root="{streets}"', "--set", "data.size=[48, 64]"]
     augmented = ["--set", "data.crop=[32, 48]", "--set", "data.augment=flip"]
@@ -58,7 +58,7 @@ def test_cities_as_clients(streets, tmp_path):
     assert result.exit_code == 0, result.output
     record = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert {run["metric"] for run in record["runs"]} == {"mean IoU"}
-    assert [run["status"] for run in record["runs"]] == ["finished"] * 3
+    assert [run["status"] for run in record["runs"]] == ["finished"] * 2
     best = {run["strategy"]: run["best_accuracy"] for run in record["runs"]}
     assert best["centralized"] > 0.1  # some of sky and road is learnt; by chance it is below 0.05
     assert "Mean IoU by round" in (out / "report.html").read_text(encoding="utf-8")

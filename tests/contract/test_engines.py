@@ -18,6 +18,7 @@ from fednorm.errors import ConfigError
 from fednorm.experiment.config import Experiment
 from fednorm.strategies import STRATEGIES
 
+pytestmark = pytest.mark.xdist_group("engines")  # each run in the loop once
 ENGINES = [n for n in typing.get_args(Experiment.model_fields["engine"].annotation) if n != "auto"]
 LOOP, MERGED, STACKED, BARRIER, PROCESSES, _FLOWER = ENGINES
 LOCAL = (MERGED, STACKED, BARRIER)  # in this process
