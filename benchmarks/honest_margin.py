@@ -22,6 +22,7 @@ from unittest import mock
 from fednorm.core.messages import Reply
 from fednorm.core.replies import plausibility
 from fednorm.core.replies.plausibility import Quantity, find_median
+from fednorm.core.task import OUTLIER_FACTOR
 from fednorm.engines import loop
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
@@ -37,7 +38,7 @@ PARTITIONS = (
     "dirichlet_unbalanced=0.3",
     "gamma=0 + feature_shift=brightness",
 )
-STRATEGIES = ("naive", "fbn", "dualbn", "hbn", "feddna", "gn")
+STRATEGIES = ("naive", "heterofl", "fbn", "dualbn", "alignbn", "hbn", "feddna", "gn")
 ONE_STEP = {"algorithm": {"name": "dsgd", "lr": 0.05, "momentum": 0.9}}
 EPOCHS = {"algorithm": {"name": "fedavg", "lr": 0.05}, "local_epochs": 2, "rounds": 5}
 MOMENTUM = {
@@ -122,11 +123,11 @@ def claim_examples(factor: float, reply: Reply) -> Reply:
 
 
 ATTACKS = {
-    "opposite update, times": (scale_update, (1.0, 10.0, 100.0, 1e4, 1e30)),
-    "means shifted by, times the layer's root mean square": (shift_means, (10.0, 900.0, 1e4, 1e15)),
+    "opposite update, times": (scale_update, (1.0, 10.0, 100.0, 1e3, 1e5, 1e30)),
+    "means shifted by, times the layer's root mean square": (shift_means, (10.0, 9e3, 1e5, 1e15)),
     "opposite update, and examples times": (claim_examples, (2.0**49,)),
 }
-GUARDED = 1e3  # larger attacks are also made without the guard
+GUARDED = 1e4  # larger attacks are also made without the guard
 ROUNDS, FALSE = 100, 3  # the number of the false client
 Change = Callable[[Reply], Reply]
 
@@ -152,9 +153,9 @@ def measure_damage() -> None:
     columns = [(strategy, first) for strategy in ("naive", "fbn") for first in (ROUNDS // 2, 0)]
     titles = [f"{strategy}, {'once' if first else 'always'}" for strategy, first in columns]
     print(" | ".join(["attack", "size", "guard", *titles]), flush=True)
-    attacks = [("none", 0.0, None, 1000.0)]
+    attacks = [("none", 0.0, None, OUTLIER_FACTOR)]
     for name, (attack, sizes) in ATTACKS.items():
-        for size, guard in itertools.product(sizes, (1000.0, 0.0)):
+        for size, guard in itertools.product(sizes, (OUTLIER_FACTOR, 0.0)):
             if guard or size > GUARDED:
                 attacks.append((name, size, partial(attack, size), guard))
     for name, size, change, guard in attacks:

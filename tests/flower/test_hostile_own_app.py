@@ -62,9 +62,9 @@ TESTED = {
 }
 
 
-def run(forge, kind, server=None, app=None):
+def run(forge, kind, server=None, app=None, **limits):
     torch.manual_seed(0)
-    around = {"server": server} if server else settings()
+    around = ({"server": server} if server else settings()) | limits
     ours = fednorm.flower.NormStrategy("fbn", model=Net(), **around)
     grid = Nodes(app or with_fednorm(), NODES)
 
@@ -92,6 +92,18 @@ def test_a_reply_that_cannot_be_used_is_rejected_by_name(kind, server):
     assert ours.state.round == 2
     assert len(result.train_metrics_clientapp) == len(result.evaluate_metrics_clientapp) == 2
     assert all(weight.isfinite().all() for weight in ours.state.weights.values())
+
+
+@pytest.mark.parametrize("server", [None, adam], ids=["alone", "FedAdam"])
+def test_more_examples_than_a_node_can_have_are_rejected(server):
+    many = put(wire.METRICS, **{wire.EXAMPLES: 2**40})
+    ours, _ = run(many, "train", server and server(), max_examples=1000)
+    assert [one.client for one in ours.rejected[2]] == [HOSTILE]
+    assert ours.rejected[2][0].reason == (
+        "it reports 1099511627776 examples, but can have 1000 at most"
+    )
+    honest, _ = run(None, "train", server and server(), max_examples=1000)
+    assert not honest.rejected
 
 
 @pytest.mark.parametrize("kind", sorted(METRICS))

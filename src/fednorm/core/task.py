@@ -26,7 +26,7 @@ from fednorm.core.strategy import Replacement, Strategy
 from fednorm.core.types import Clip, Tensors
 
 # More than honest clients ever differ by: benchmarks/honest_margin.py prints by how much they do.
-OUTLIER_FACTOR = 1000.0
+OUTLIER_FACTOR = 10_000.0
 Precision: TypeAlias = Literal["full", "bf16"]
 _MODAL = (_NormBase, _DropoutNd)  # torch's modules that do something else in evaluation mode
 _Value = TypeVar("_Value")

@@ -63,7 +63,7 @@ class _PartByPart(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: else torch imports its compiler, which takes two seconds, at the first use."""
+        """Return False, or torch imports its compiler at the first use: two seconds."""
         return False
 
     def __torch_dispatch__(

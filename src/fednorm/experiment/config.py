@@ -145,7 +145,7 @@ class Experiment(BaseModel):
         "with engine 'flower' those of its first reply",
     )
     outlier_factor: float = Field(
-        default=1000.0,
+        default=10_000.0,
         ge=0,
         description="how many times the median over clients a reply's update or statistics may be, "
         "where they are averaged; 0 accepts everything",

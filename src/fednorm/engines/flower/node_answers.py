@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Strategy
 
 from fednorm.core.messages import LARGEST, Reply, ServerState
 from fednorm.core.replies.validation import ReplySchema, find_fault
@@ -141,6 +142,22 @@ def find_odd(contents: Sequence[RecordDict], weight: str) -> list[int]:
     known = Counter(kind for kind in kinds if kind is not None)
     usual = known.most_common(1)[0][0] if known else None
     return [place for place, kind in enumerate(kinds) if kind is None or kind != usual]
+
+
+def find_weight_key(around: Strategy) -> str:
+    """Return the metric by which a strategy weighs replies; a wrapper has that of what it wraps."""
+    inner = getattr(around, "strategy", around)
+    return str(getattr(inner, "weighted_by_key", wire.EXAMPLES))
+
+
+def average_metrics(around: Strategy, replies: list[Message]) -> MetricRecord | None:
+    """Average the metrics that most replies have; other ones would make Flower refuse all."""
+    if not isinstance(around, FedAvg):
+        return None
+    contents = [reply.content for reply in replies]
+    odd = find_odd(contents, around.weighted_by_key)
+    usual = [content for place, content in enumerate(contents) if place not in odd]
+    return around.train_metrics_aggr_fn(usual, around.weighted_by_key) if usual else None
 
 
 def _describe_records(content: RecordDict, weight: str) -> tuple[object, ...] | None:

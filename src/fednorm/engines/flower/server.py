@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import create_algorithm
-from fednorm.core.messages import RejectedReply, Reply, ServerState
+from fednorm.core.messages import Claim, RejectedReply, Reply, ServerState
 from fednorm.core.replies.validation import find_state_fault, list_clients
 from fednorm.core.round import broadcast, reply_schema, server_calibration, server_round
 from fednorm.core.strategy import Strategy as Norm
@@ -30,7 +30,9 @@ from fednorm.engines.flower.client import describe_strategy
 from fednorm.engines.flower.node_answers import (
     CheckedGrid,
     NodeNumbers,
+    average_metrics,
     find_odd,
+    find_weight_key,
     read_calibration,
     read_reply,
     strip_message,
@@ -58,10 +60,11 @@ class NormStrategy(Strategy):
         aggregator: how weights are combined: "mean", or a robust rule such as "nnm > median".
         statistics_aggregator: how statistics are combined, in the same words.
         byzantine: number of Byzantine clients that the robust rules withstand.
+        max_examples: most examples that a node may report; a reply with more is rejected.
         arguments: FedAvg's usual ones (`fraction_train`, `min_available_nodes`, …).
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what a strategy of Flower's is made of, by keywords)
         self,
         strategy: str | Norm,
         *,
@@ -70,6 +73,7 @@ class NormStrategy(Strategy):
         aggregator: str = "mean",
         statistics_aggregator: str = "mean",
         byzantine: int = 0,
+        max_examples: int | None = None,
         **arguments: Any,
     ) -> None:
         app_faults.refuse_server(server)
@@ -91,6 +95,7 @@ class NormStrategy(Strategy):
             create_aggregator(aggregator, byzantine),
             create_aggregator(statistics_aggregator, byzantine),
         )
+        self.claim = Claim() if max_examples is None else Claim(examples=max_examples)
         self.task = self._build_task(self.given, None)
         self.state = self.task.initial_state
         self.tested = self.state  # its statistics may be measured anew for an evaluation
@@ -237,7 +242,10 @@ class NormStrategy(Strategy):
         usable = self._select_usable(list(replies), server_round)
         metrics: MetricRecord | None = None
         try:
-            after = _server_round(self.task, self.state, [reply for reply, _ in usable])
+            asked = {reply.client: self.claim for reply, _ in usable}
+            after = _server_round(
+                self.task, self.state, [reply for reply, _ in usable], asked=asked
+            )
         except NoUsableReplyError as error:
             log.warning("%s; the model stays as it is.", error)
             return None, None
@@ -247,7 +255,7 @@ class NormStrategy(Strategy):
         gone = list_clients(after.rejected)
         bare = [strip_message(message) for reply, message in usable if reply.client not in gone]
         if self.server is None:
-            metrics = _average_metrics(self.around, bare)
+            metrics = average_metrics(self.around, bare)
         else:
             chosen, metrics = self.server.aggregate_train(server_round, bare)
             if chosen is None:
@@ -276,7 +284,7 @@ class NormStrategy(Strategy):
     def _drop_odd(self, replies: list[Message], server_round: int) -> list[Message]:
         """Leave out, by name, replies that Flower's strategies cannot average with the others."""
         tested = [message for message in replies if not message.has_error()]
-        places = find_odd([message.content for message in tested], _find_weight_key(self.around))
+        places = find_odd([message.content for message in tested], find_weight_key(self.around))
         odd = [tested[place].metadata.src_node_id for place in places]
         for node in odd:
             self._reject(server_round, node, "its metrics are not those of the others")
@@ -378,19 +386,3 @@ def _read_weights(found: ArrayRecord, like: Tensors) -> dict[str, Tensor]:
     """
     new = {k: v.to(like[k].dtype) if k in like else v for k, v in to_tensors(found).items()}
     return expect("the server", new, like)
-
-
-def _find_weight_key(around: Strategy) -> str:
-    """Return the metric by which a strategy weighs replies; a wrapper has that of what it wraps."""
-    inner = getattr(around, "strategy", around)
-    return str(getattr(inner, "weighted_by_key", wire.EXAMPLES))
-
-
-def _average_metrics(around: Strategy, replies: list[Message]) -> MetricRecord | None:
-    """Average the metrics that most replies have; other ones would make Flower refuse all."""
-    if not isinstance(around, FedAvg):
-        return None
-    contents = [reply.content for reply in replies]
-    odd = find_odd(contents, around.weighted_by_key)
-    usual = [content for place, content in enumerate(contents) if place not in odd]
-    return around.train_metrics_aggr_fn(usual, around.weighted_by_key) if usual else None
