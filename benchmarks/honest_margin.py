@@ -1,6 +1,7 @@
 """How far honest clients are from being outliers, and what a client can do that is none.
 
     python benchmarks/honest_margin.py            # the largest ratio in honest federations
+    python benchmarks/honest_margin.py --figures  # in the published settings, two rounds
     python benchmarks/honest_margin.py --damage   # accuracy with one false client of ten
 
 A reply is rejected if something of it is more than `outlier_factor` times the median over clients,
@@ -14,7 +15,7 @@ import argparse
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from unittest import mock
@@ -24,9 +25,13 @@ from fednorm.core.replies import plausibility
 from fednorm.core.replies.plausibility import Quantity, find_median
 from fednorm.core.task import OUTLIER_FACTOR
 from fednorm.engines import loop
+from fednorm.experiment.config import Experiment
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.run import run
+from fednorm.experiment.specs import StrategySpec
+from fednorm.reproduce.figure import list_figures
+from fednorm.reproduce.scale import scale_figure
 
 Largest = dict[str, tuple[float, str]]
 SMALL = {"name": "resnet", "widths": [4, 6]}
@@ -84,17 +89,32 @@ def note_ratios(
     return {}
 
 
-def measure_margin() -> None:
+def list_experiments() -> Iterator[tuple[str, Experiment, StrategySpec]]:
+    """Yield every honest federation of `list_settings`."""
+    for name, settings in list_settings():
+        experiment = build_experiment({**COMMON, **settings})
+        yield name, experiment, experiment.strategies[0]
+
+
+def list_figures_runs() -> Iterator[tuple[str, Experiment, StrategySpec]]:
+    """Yield every run without Byzantine clients of the published figures, two rounds of each."""
+    for name, figure in list_figures().items():
+        for panel, experiment in scale_figure(figure, "smoke") if figure.ring is None else ():
+            for entry in experiment.strategies:
+                if not entry.settings.get("byzantine", experiment.byzantine):
+                    yield f"{name}, {panel.title}, {entry.title}", experiment, entry
+
+
+def measure_margin(found: Iterable[tuple[str, Experiment, StrategySpec]]) -> None:
     """Print the largest ratio of each kind in honest federations, and where it is."""
     largest: Largest = defaultdict(lambda: (0.0, ""))
     failing: Largest = defaultdict(lambda: (0.0, ""))
     count, begun = 0, time.perf_counter()
-    for name, settings in list_settings():
-        experiment = build_experiment({**COMMON, **settings})
+    for name, experiment, entry in found:
         noted = failing if "rate" in name else largest
         note = partial(note_ratios, noted, name)
         with mock.patch.object(plausibility, "find_outliers", note):
-            run(prepare(experiment, experiment.strategies[0], 0))
+            run(prepare(experiment, entry, 0))
         count += 1
     print(f"{count} federations, {time.perf_counter() - begun:.0f} s")
     for title, noted in (("", largest), (" (learning rate too large)", failing)):
@@ -166,4 +186,9 @@ def measure_damage() -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--damage", action="store_true", help="run attacks of growing size")
-    (measure_damage if parser.parse_args().damage else measure_margin)()
+    parser.add_argument("--figures", action="store_true", help="measure the published settings")
+    asked = parser.parse_args()
+    if asked.damage:
+        measure_damage()
+    else:
+        measure_margin(list_figures_runs() if asked.figures else list_experiments())
