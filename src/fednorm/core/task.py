@@ -63,6 +63,7 @@ class Task:
     frozen: frozenset[str] = frozenset()  # modules that never are in training mode, by path
     # A reply of which something is this many times the median over clients is rejected; 0: none.
     outlier_factor: float = OUTLIER_FACTOR
+    secure: bool = False  # the server sees sums over clients alone
 
     @classmethod
     def build(  # noqa: PLR0913 (one argument for each independent axis)
@@ -77,6 +78,7 @@ class Task:
         statistics_aggregator: Aggregator = weighted_mean,
         precision: Precision = "full",
         outlier_factor: float = OUTLIER_FACTOR,
+        secure: bool = False,
     ) -> "Task":
         """Convert a copy of `model` for `strategy` and read the initial state off it.
 
@@ -102,6 +104,7 @@ class Task:
             clips=_by_name(conversion.model, strategy.clips(conversion.model)),
             frozen=_find_frozen(model, conversion.model),
             outlier_factor=outlier_factor,
+            secure=secure,
         )
 
 

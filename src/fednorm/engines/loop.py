@@ -25,6 +25,7 @@ from fednorm.core.messages import (
     upload_bytes,
 )
 from fednorm.core.replies.plausibility import measure_length
+from fednorm.core.replies.secure_sum import sum_replies
 from fednorm.core.replies.validation import list_clients, sort_by_client
 from fednorm.core.round import broadcast, server_round
 from fednorm.core.task import Task
@@ -156,6 +157,8 @@ class _RoundRunner:
         self, before: ServerState, client_states: ClientStateStore, trained: "_Trained"
     ) -> RoundResult:
         task, replies, batches = self.task, trained.replies, trained.batches
+        if task.secure:
+            return self._merge_sum(before, client_states, trained)
         claims = {own.client: self._find_claim(own) for own in batches}
         merge = partial(server_round, task, before, asked=claims, minimum=self.faults.min_replies)
         state = merge(replies)
@@ -177,6 +180,25 @@ class _RoundRunner:
             bytes_down=download_bytes(broadcast(task, before)) + exchanged,
             replies=replies,
             rejected=state.rejected,
+        )
+
+    def _merge_sum(
+        self, before: ServerState, client_states: ClientStateStore, trained: "_Trained"
+    ) -> RoundResult:
+        """Merge the sum of the replies; nothing here depends on a single one."""
+        asked = [own.client for own in trained.batches]
+        minimum = self.faults.min_replies
+        summed = sum_replies(self.task, before, trained.replies, asked=asked, minimum=minimum)
+        state = server_round(self.task, before, [summed.reply])
+        return RoundResult(
+            state=replace(state, rejected=summed.rejected),
+            client_states=client_states.with_states(trained.kept),
+            train_loss=summed.reply.loss,
+            exchanges=1,
+            bytes_up=summed.bytes_up,
+            bytes_down=download_bytes(broadcast(self.task, before)),
+            replies=[summed.reply],
+            rejected=summed.rejected,
         )
 
     def _find_claim(self, own: Batches) -> Claim:

@@ -108,6 +108,7 @@ def _list_needs(run: EngineRun) -> Iterator[tuple[str, bool]]:
     yield "one step per round (dsgd)", task.algorithm.single_step
     yield "the mean as aggregator", all(rule.uses_weights for rule in aggregators)
     yield "clients that all are honest and answer", run.faults.faultless
+    yield "secure = false, as each client encodes its reply", not task.secure
     yield "no personal tensors", not task.layout.personal
     # The mean of clipped gradients is not the clipped mean.
     yield "no clipped gradients", not (task.clips or task.algorithm.clips_gradients)

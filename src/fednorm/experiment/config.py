@@ -24,6 +24,7 @@ from fednorm.experiment.specs import (
     Spec,
     StrategySpec,
     check_rates,
+    check_sums,
     create_entry,
     parse_choice,
     parse_seeds,
@@ -155,6 +156,11 @@ class Experiment(BaseModel):
         description="undo a round after which the median of the clients' losses explodes, and "
         "repeat it without the replies that cause it",
     )
+    secure: bool = Field(
+        default=False,
+        description="clients' replies are added up as integers, as under secure aggregation: the "
+        "server uses sums alone",
+    )
     client_state_memory: float = Field(
         default=4.0,
         ge=0,
@@ -207,8 +213,9 @@ class Experiment(BaseModel):
             create_entry(MODELS, self.model.name, self.model.fields)
         self._check_threats()
         for entry in self.strategies:
-            self.make_strategy(entry)
-            self.for_entry(entry)
+            strategy, own = self.make_strategy(entry), self.for_entry(entry)
+            if own.secure:
+                check_sums(own, entry.title, strategy)
         self._check_strategy_fields()
         names = [entry.folder.casefold() for entry in self.strategies]
         if repeated := [e.title for e in self.strategies if names.count(e.folder.casefold()) > 1]:

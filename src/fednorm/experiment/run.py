@@ -229,14 +229,15 @@ def evaluate(prepared: PreparedRun, result: RoundResult) -> Evaluation | None:
         accuracy, loss = found.accuracy, found.loss
         tested = list_honest(prepared) if experiment.evaluate == "clients" else []
         own = list(_score_clients(prepared, state, {}, tested).values())
+    single = [] if task.secure else [found.accuracy for found in own]
     unseen = range(len(prepared.federation.all()), experiment.clients)
     return Evaluation(
         round=state.round,
         accuracy=accuracy,
         loss=loss,
         train_loss=result.train_loss,
-        per_client=tuple(s.accuracy for s in own) or None,
-        worst=min((s.accuracy for s in own), default=None),
+        per_client=tuple(single) or None,
+        worst=min(single, default=None),
         weighted=_weigh_by_examples(own),
         trained=_mean_accuracy(trained) if untrained else None,
         untrained=_mean_accuracy(untrained),

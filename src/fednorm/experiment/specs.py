@@ -2,14 +2,18 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
-from typing import Any, Self, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
 from fednorm.errors import ConfigError
 from fednorm.registry import RENAMED, Registry, unknown
 from fednorm.strategies import STRATEGIES
+
+if TYPE_CHECKING:  # which imports this module, and torch
+    from fednorm.core.strategy import Strategy
+    from fednorm.experiment.config import Experiment
 
 T = TypeVar("T")
 
@@ -28,6 +32,7 @@ OWN_SETTINGS = (
     "max_examples",
     "outlier_factor",
     "rollback",
+    "secure",
 )
 
 
@@ -153,6 +158,47 @@ def check_rates(algorithm: Any, dtype: str) -> None:
             raise ValueError(
                 f"{key} is at most {largest:g} with dtype {dtype!r}, not {getattr(algorithm, key)}."
             )
+
+
+def check_sums(experiment: "Experiment", title: str, strategy: "Strategy") -> None:
+    """Refuse what needs more of the clients than sums, which are all that `secure` leaves."""
+    for needed, reason, remedy in (*_list_rules(experiment, strategy), *_list_keys(experiment)):
+        if needed:
+            raise ValueError(
+                f"secure = true, with which the server of {title!r} uses sums over clients alone, "
+                f"does not go with {reason}; {remedy}."
+            )
+
+
+def _list_rules(experiment: "Experiment", strategy: "Strategy") -> Iterator[tuple[bool, str, str]]:
+    """Yield rules that may need single replies: whether they do, why, and what to do."""
+    from fednorm.attacks.non_finite import NonFinite  # noqa: PLC0415 (needs torch)
+
+    other = "choose another strategy, or secure = false"
+    yield strategy.exchanges, "exchanges of batches' statistics within a round", other
+    yield not strategy.additive, "weights that depend on each client's statistics", other
+    keys = ("aggregator", "statistics_aggregator")
+    for key, rule in zip(keys, experiment.aggregators, strict=True):
+        said = f"{key} = {getattr(experiment, key)!r}, which compares replies"
+        yield not rule.uses_weights, said, "choose 'mean'"
+    broken = isinstance(experiment.attack_rule, NonFinite)
+    yield broken, "attack 'non_finite': integers are finite", "choose another attack"
+
+
+def _list_keys(experiment: "Experiment") -> Iterator[tuple[bool, str, str]]:
+    """Yield keys that may need single replies, as above."""
+    from fednorm.data.sampling import count_participants  # noqa: PLC0415 (needs torch)
+
+    for key in ("rollback", "max_examples", "diagnose"):
+        text = f"{key} = {str(getattr(experiment, key)).lower()}, which looks at single replies"
+        yield bool(getattr(experiment, key)), text, "leave one of them out"
+    single = experiment.evaluate == "clients"
+    yield single, "evaluate = 'clients', which shows a result of each", "choose 'auto'"
+    nodes = "engine 'flower', whose secure aggregation is for apps of an older interface"
+    yield experiment.engine == "flower", nodes, "choose another engine"
+    trained = experiment.clients - experiment.unseen_clients
+    alone = count_participants(trained, experiment.participation) == 1
+    yield alone, "one client in a round, whose reply the sum would be", "let more take part"
 
 
 def split_list(value: Any) -> Any:

@@ -46,6 +46,7 @@ class FedDNA(RunningStatisticsStrategy):
     """Ordinary BatchNorm on clients; statistics pooled with importance weights."""
 
     needs_tracking: ClassVar[bool] = True
+    additive: ClassVar[bool] = False  # a client's importance depends on its own report
     statistics = "pool"
 
     strength: float = param(

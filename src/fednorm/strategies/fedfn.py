@@ -89,6 +89,7 @@ class FedFN(Strategy):
     exchanges = _delegate("exchanges")
     calibration = _delegate("calibration")
     measures = _delegate("measures")
+    additive = _delegate("additive")
     warmup = _delegate("warmup")
     remedy = _delegate("remedy")
     role = _delegate("role")
