@@ -9,7 +9,6 @@ import fednorm
 from fednorm.attacks import list_attacks
 from fednorm.engines import loop
 from fednorm.errors import ConfigError
-from fednorm.experiment import build
 from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.strategies import STRATEGIES
@@ -88,13 +87,10 @@ def test_reference_and_entries_of_their_own():
 
 
 def test_what_is_off_is_logged_once(caplog):
-    build._tell_secure.cache_clear()
-    experiment = build_experiment({"strategies": ["gn"], "seeds": [0], **SMALL})
-    with caplog.at_level(logging.WARNING, logger="fednorm"):
-        for _ in range(2):
-            prepare(experiment, experiment.strategies[0], 0)
-    (line,) = (record.message for record in caplog.records)
-    assert "outlier_factor is off" in line
+    with caplog.at_level(logging.INFO, logger="fednorm"):
+        fednorm.compare(["gn", "none"], **{**SMALL, "rounds": 1}, seeds=2)
+    (line,) = (r.message for r in caplog.records if "secure" in r.message)
+    assert "off: outlier_factor, limits of claims, and results of single clients" in line
 
 
 @pytest.mark.parametrize(

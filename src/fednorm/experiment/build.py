@@ -158,8 +158,6 @@ def _build_task(experiment: Experiment, entry: StrategySpec, network: nn.Module)
     on_cpu = experiment.device.startswith("cpu")
     if experiment.precision == "bf16" and on_cpu and not has_bfloat16():
         _warn_of_slow_bfloat16()
-    if experiment.secure:
-        _tell_secure()
     task = Task.build(
         network,
         strategy,
@@ -230,14 +228,6 @@ def _describe_data(faults: Faults, data: Dataset) -> DataInfo | None:
 @lru_cache(maxsize=1)
 def _warn_of_slow_bfloat16() -> None:  # once, not for every run
     log.warning("this processor has no products in bfloat16; precision 'full' will be faster.")
-
-
-@lru_cache(maxsize=1)
-def _tell_secure() -> None:  # as above
-    log.warning(
-        "secure = true: the server uses sums over clients alone; outliers and false claims of "
-        "single clients are not seen (outlier_factor is off), nor results of single clients."
-    )
 
 
 def channels_may_come_last(network: nn.Module) -> bool:

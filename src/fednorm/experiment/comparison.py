@@ -70,6 +70,12 @@ def run_comparison(
     )
 
 
+_SUMS_ALONE = (
+    "secure = true: the server uses sums over clients alone. What looks at single replies is off: "
+    "outlier_factor, limits of claims, and results of single clients."
+)
+
+
 def _check_runs(
     experiment: Experiment, model: ModelSource | None, workers: int
 ) -> dict[str, PreparedRun]:
@@ -79,7 +85,7 @@ def _check_runs(
     """
     needs = MemoryEstimate(limit=round(experiment.client_state_memory * 1e9))
     at_once = min(workers, len(experiment.strategies) * len(experiment.seeds))
-    most, held, kept = 1, 0, dict[str, PreparedRun]()
+    most, held, secure, kept = 1, 0, False, dict[str, PreparedRun]()
     for entry in experiment.strategies:
         with measure_peak() as found, limit_threads(experiment.threads):
             prepared = prepare(experiment, entry, experiment.seeds[0], model)
@@ -88,10 +94,13 @@ def _check_runs(
         most = max(most, prepared.count_workers(workers // at_once))
         if notes := prepared.task.conversion_notes:
             log.info("%s: %s", entry.title, "; ".join(notes))
+        secure = secure or prepared.task.secure
         held += _count_bytes(prepared)
         if at_once == 1 and held <= _HELD:
             kept[Job(experiment, entry, prepared.seed).name] = prepared
         del prepared
+    if secure:
+        log.info(_SUMS_ALONE)
     needs.check(at_once * most)
     return kept
 
