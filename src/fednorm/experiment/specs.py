@@ -11,9 +11,8 @@ from fednorm.errors import ConfigError
 from fednorm.registry import RENAMED, Registry, unknown
 from fednorm.strategies import STRATEGIES
 
-if TYPE_CHECKING:  # which imports this module, and torch
+if TYPE_CHECKING:  # which needs torch
     from fednorm.core.strategy import Strategy
-    from fednorm.experiment.config import Experiment
 
 T = TypeVar("T")
 
@@ -160,8 +159,8 @@ def check_rates(algorithm: Any, dtype: str) -> None:
             )
 
 
-def check_sums(experiment: "Experiment", title: str, strategy: "Strategy") -> None:
-    """Refuse what needs more of the clients than sums, which are all that `secure` leaves."""
+def check_sums(experiment: Any, title: str, strategy: "Strategy") -> None:
+    """Refuse what an experiment needs of clients beyond sums, as `secure` leaves nothing else."""
     for needed, reason, remedy in (*_list_rules(experiment, strategy), *_list_keys(experiment)):
         if needed:
             raise ValueError(
@@ -170,7 +169,7 @@ def check_sums(experiment: "Experiment", title: str, strategy: "Strategy") -> No
             )
 
 
-def _list_rules(experiment: "Experiment", strategy: "Strategy") -> Iterator[tuple[bool, str, str]]:
+def _list_rules(experiment: Any, strategy: "Strategy") -> Iterator[tuple[bool, str, str]]:
     """Yield rules that may need single replies: whether they do, why, and what to do."""
     from fednorm.attacks.non_finite import NonFinite  # noqa: PLC0415 (needs torch)
 
@@ -185,7 +184,7 @@ def _list_rules(experiment: "Experiment", strategy: "Strategy") -> Iterator[tupl
     yield broken, "attack 'non_finite': integers are finite", "choose another attack"
 
 
-def _list_keys(experiment: "Experiment") -> Iterator[tuple[bool, str, str]]:
+def _list_keys(experiment: Any) -> Iterator[tuple[bool, str, str]]:
     """Yield keys that may need single replies, as above."""
     from fednorm.data.sampling import count_participants  # noqa: PLC0415 (needs torch)
 

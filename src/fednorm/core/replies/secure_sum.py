@@ -268,7 +268,7 @@ def sum_replies(
     averages = task.strategy.statistics == "average" and not task.strategy.measures
     clients = None if asked is None else frozenset(asked)
     expected = reply_schema(task, state, clients)
-    return _sum_encoded(expected, "examples" if averages else "values", replies, minimum)
+    return _encode_and_sum(expected, "examples" if averages else "values", replies, minimum)
 
 
 def sum_calibration(
@@ -282,10 +282,10 @@ def sum_calibration(
     averages = task.strategy.calibration_rule().reports == "averages"
     clients = None if asked is None else frozenset(asked)
     expected = ReplySchema({}, running=select_reporting(task, state), clients=clients)
-    return _sum_encoded(expected, "batches" if averages else "values", replies, FEWEST)
+    return _encode_and_sum(expected, "batches" if averages else "values", replies, FEWEST)
 
 
-def _sum_encoded(
+def _encode_and_sum(
     expected: ReplySchema, weights: Weights, replies: Sequence[Reply], minimum: int
 ) -> SecureSum:
     good, rejected = validate_replies(replies, expected)
