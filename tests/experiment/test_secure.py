@@ -141,8 +141,7 @@ def test_merged_batches_are_refused():
 @pytest.mark.parametrize("attack", sorted(set(list_attacks()) - {"non_finite"}))
 def test_attacks_are_summed_like_any_reply(attack):
     run = fednorm.simulate("fbn", **SMALL, attack=attack, byzantine=1)
-    assert run.status in {"finished", "diverged", "stopped"}
-    assert run.rounds == 3 or run.error
+    assert (run.status, run.rejected) == ("finished", 0)
 
 
 @pytest.mark.slow
