@@ -29,7 +29,7 @@ UNEQUAL = ToyClients(sizes=(2, 7, 4), steps=2)
 DSGD = create_algorithm("dsgd", lr=0.05, momentum=0.9)
 FEDAVG = create_algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="global")
 ADDITIVE = sorted(
-    name for name, cls in STRATEGIES.items() if cls.additive is not False and name != "fedtan"
+    name for name, cls in STRATEGIES.items() if cls.merges_sums is not False and name != "fedtan"
 )
 ULP = 2.0**-52
 

@@ -32,7 +32,7 @@ def describe(name):
         sum(t.numel() for t in reply.update.values()),
         sum(m.mean.numel() + m.var.numel() for m in moments),
     )
-    if task.strategy.exchanges or not task.strategy.additive:
+    if task.strategy.exchanges or not task.strategy.merges_sums:
         return *numbers, "refused", "refused"
     expected = reply_schema(task, task.initial_state)
     encoding = Encoding(expected, 2, "values", count_calls([reply], expected.running))

@@ -175,7 +175,7 @@ def _list_rules(experiment: Any, strategy: "Strategy") -> Iterator[tuple[bool, s
 
     other = "choose another strategy, or secure = false"
     yield strategy.exchanges, "exchanges of batches' statistics within a round", other
-    yield not strategy.additive, "weights that depend on each client's statistics", other
+    yield not strategy.merges_sums, "weights that depend on each client's statistics", other
     keys = ("aggregator", "statistics_aggregator")
     for key, rule in zip(keys, experiment.aggregators, strict=True):
         said = f"{key} = {getattr(experiment, key)!r}, which compares replies"

@@ -46,7 +46,7 @@ class FedDNA(RunningStatisticsStrategy):
     """Ordinary BatchNorm on clients; statistics pooled with importance weights."""
 
     needs_tracking: ClassVar[bool] = True
-    additive: ClassVar[bool] = False  # a client's importance depends on its own report
+    merges_sums: ClassVar[bool] = False
     statistics = "pool"
 
     strength: float = param(
