@@ -150,7 +150,7 @@ def _limit_claims(prepared: PreparedRun, reply: Reply) -> EngineRun:
 def _try_one_step(prepared: PreparedRun) -> tuple[Reply | None, int]:
     """Train on one batch; return the client's reply, and how many bytes it would keep."""
     task = prepared.task
-    first = prepared.clients.participants(1)[0]
+    first = (prepared.clients.participants(1) or prepared.clients.all())[0]
     batches = prepared.clients.batches(first, 1)
     one = replace(batches, steps=[next(iter(batches.steps))])
     try:

@@ -2,10 +2,10 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from fednorm.errors import ConfigError
 from fednorm.registry import RENAMED, Registry, unknown
@@ -28,6 +28,7 @@ OWN_SETTINGS = (
     "max_examples",
     "outlier_factor",
     "rollback",
+    "privacy",
 )
 
 
@@ -111,6 +112,63 @@ class StrategySpec(Spec):
     def folder(self) -> str:
         """The name of its runs on disk."""
         return re.sub(r"[^\w.=-]+", "_", self.title)
+
+
+class PrivacySpec(BaseModel):
+    """`{clip = 1.0, noise = 1.0}`: differential privacy at client level."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
+
+    clip: float = Field(gt=0, description="largest L2 norm of a client's update")
+    noise: float = Field(
+        ge=0, description="standard deviation of the noise on the sum of updates, times clip"
+    )
+    clip_statistics: float = Field(
+        default=1.0, gt=0, description="largest L2 norm of a client's statistics, in shared units"
+    )
+    noise_statistics: float | None = Field(
+        default=None, ge=0, description="as noise, of statistics; the same if not given"
+    )
+    delta: float = Field(default=1e-5, gt=0, lt=1, description="δ of the guarantee")
+
+    def check(self, experiment: Any) -> None:
+        """Raise ValueError if something of the experiment would void the guarantee."""
+        if reason := next(self._list_leaks(experiment), None):
+            raise ValueError(f"with privacy, {reason}.")
+
+    def _list_leaks(self, experiment: Any) -> Iterator[str]:
+        trained = experiment.clients - experiment.unseen_clients
+        if self.delta >= 1 / trained:
+            yield f"delta must be below 1/{trained}, one over the clients, unlike {self.delta:g}"
+        if experiment.participation * trained < 1:
+            yield "at least one client must be expected in a round; raise participation or clients"
+        if experiment.engine == "flower":
+            yield (
+                "engine 'flower' is refused: nodes get the seed of the run, of which the noise is "
+                "made, and could subtract it; choose another engine"
+            )
+        keys = ("aggregator", "statistics_aggregator")
+        for key, rule in zip(keys, experiment.aggregators, strict=True):
+            if not rule.uses_weights:
+                yield f"{key} must be 'mean': robust rules depend on every client"
+        told = {
+            "attack": "Byzantine clients would send what they know of the others' replies",
+            "rollback": "which rounds are undone tells the clients' losses",
+            "diagnose": "it publishes statistics and gradients without noise",
+            "adapt_statistics": "it tests on the clients' data",
+            "unseen_clients": "test splits have the mix of classes of the clients' data",
+        }
+        for key, reason in told.items():
+            if value := getattr(experiment, key):
+                name = value.name if isinstance(value, Spec) else value
+                yield f"{key} = {name!r} is refused: {reason}; leave it out"
+        if experiment.evaluate == "clients":
+            yield (
+                "evaluate = 'clients' is refused: test splits have the mix of classes of the "
+                "clients' data; choose 'auto'"
+            )
+        if experiment.min_replies > 1:
+            yield "min_replies must be 1: which rounds are repeated tells who answered"
 
 
 def create_entry(registry: Registry[T], name: str, fields: Mapping[str, Any]) -> T:
