@@ -185,14 +185,14 @@ def clipped_sums(privacy, state, replies, expected, *, pools):
     """The two sums before noise, read off the release: the same noise comes each time."""
     with pytest.MonkeyPatch.context() as patch:
         seen = []
-        plain = private.sum_clipped
+        plain = private.sum_clipped_vectors
 
         def watch(vectors, bound):
             total = plain(vectors, bound)
             seen.append(0.0 if total is None else total.numpy())
             return total
 
-        patch.setattr(private, "sum_clipped", watch)
+        patch.setattr(private, "sum_clipped_vectors", watch)
         release_mean(privacy, state, replies, expected, pools=pools)
     return seen
 

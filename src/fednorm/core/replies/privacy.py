@@ -209,7 +209,7 @@ def release_mean(
     for one in rejected:
         log.info("round %d: the reply of client %d is rejected: %s", number, one.client, one.reason)
     released = make_neutral_reply(state, expected)
-    update = sum_clipped((_flatten(r.update, expected.update) for r in good), privacy.clip)
+    update = sum_clipped_vectors((_flatten(r.update, expected.update) for r in good), privacy.clip)
     rng = np.random.default_rng([privacy.seed, number, Stream.UPDATE_NOISE])
     scale = privacy.noise * privacy.clip
     mean = _add_noise(update, _flatten(released.update, expected.update), scale, rng)
@@ -217,7 +217,7 @@ def release_mean(
     if not expected.running:
         return released
     told = (_measure_layers(r, expected, pools=pools) for r in good)
-    statistics = sum_clipped(told, privacy.clip_statistics)
+    statistics = sum_clipped_vectors(told, privacy.clip_statistics)
     rng = np.random.default_rng([privacy.seed, number, Stream.STATISTICS_NOISE])
     scale = privacy.statistics_multiplier * privacy.clip_statistics
     mean = _add_noise(statistics, _measure_layers(released, expected, pools=False), scale, rng)
@@ -225,10 +225,10 @@ def release_mean(
     return replace(released, stats=stats)
 
 
-def sum_clipped(vectors: Iterator[Tensor], bound: float) -> Tensor | None:
+def sum_clipped_vectors(vectors: Iterator[Tensor], bound: float) -> Tensor | None:
     """Return the sum of vectors, each scaled down to the norm `bound`; None if there are none.
 
-    >>> sum_clipped(iter([torch.tensor([3.0, 4.0]), torch.tensor([0.0, 0.5])]), 1.0)
+    >>> sum_clipped_vectors(iter([torch.tensor([3.0, 4.0]), torch.tensor([0.0, 0.5])]), 1.0)
     tensor([0.6000, 1.3000])
     """
     total: Tensor | None = None
