@@ -240,6 +240,26 @@ def test_a_faulty_reply_is_one_that_changes_nothing_and_is_not_told():
     assert_same(nothing, server_round(task, task.initial_state, [faulty]))
 
 
+def test_a_layer_that_a_client_did_not_use_stays_as_it_is():
+    """A report of no value counts as none at all, whatever its moments are."""
+    task = make_task("fbn")
+    replies = train(task, ToyClients(), task.initial_state)
+    path = next(iter(replies[1].stats))
+    without = {p: report for p, report in replies[1].stats.items() if p != path}
+    empty = replace(
+        replies[1].stats[path], moments=replace(replies[1].stats[path].moments, count=0.0)
+    )
+    one, other = (
+        server_round(
+            task, task.initial_state, [replies[0], replace(replies[1], stats=stats), replies[2]]
+        )
+        for stats in (without, {**replies[1].stats, path: empty})
+    )
+    assert_same(one, other)
+    used = server_round(task, task.initial_state, replies)
+    assert not torch.equal(used.running[path].mean, one.running[path].mean)
+
+
 def test_one_outlier_does_not_change_who_else_counts():
     """The guard against outliers, which compares clients, is off: clipping bounds each of them."""
     task = make_task("fbn", noise=0.0, noise_statistics=0.0, clip=1e-3)

@@ -184,6 +184,17 @@ def test_strategies_are_refused_by_name():
         fednorm.simulate("heterofl", **USUAL)
 
 
+def test_a_task_has_the_public_numbers_of_its_experiment():
+    experiment = build_experiment({**USUAL, "strategies": ["fbn"]})
+    task = prepare(experiment, experiment.strategies[0], 3).task
+    assert task.privacy == fednorm.Privacy(**PRIVATE, clients=6.0, rate=0.3, batches=2, seed=3)
+    other = experiment.model_copy(update={"local_epochs": None, "local_steps": 7})
+    assert prepare(other, other.strategies[0], 0).task.privacy.batches == 7
+    on_nodes = experiment.model_copy(update={"engine": "flower"})  # as a submission makes it
+    with pytest.raises(ConfigError, match="engine 'flower' is refused"):
+        prepare(on_nodes, on_nodes.strategies[0], 0)
+
+
 def test_an_entry_may_have_its_own_privacy():
     own = {"name": "fbn", "label": "more", "privacy": {**PRIVATE, "noise": 3.0}}
     experiment = build_experiment({**USUAL, "strategies": ["centralized", "fbn", own]})

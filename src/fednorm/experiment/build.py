@@ -189,6 +189,7 @@ def _make_privacy(experiment: Experiment, seed: int) -> Privacy | None:
     table = experiment.privacy
     if table is None:
         return None
+    table.check(experiment)  # its engine may have been changed since
     require_accountant()
     plan = experiment.plan
     return Privacy(
