@@ -107,6 +107,7 @@ def test_what_is_off_is_logged_once(caplog):
         ({"rollback": True}, "rollback = true, which looks at single replies"),
         ({"max_examples": 20}, "max_examples = 20, which looks at single replies"),
         ({"diagnose": True}, "diagnose = true, which looks at single replies"),
+        ({"privacy": {"clip": 1.0, "noise": 1.0}}, r"a table \[privacy\], as the server clips"),
         ({"evaluate": "clients"}, "evaluate = 'clients', which shows a result of each"),
         ({"attack": "non_finite", "byzantine": 1}, "attack 'non_finite': integers are finite"),
         ({"engine": "flower"}, "engine 'flower', whose secure aggregation"),

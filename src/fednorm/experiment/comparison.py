@@ -10,7 +10,7 @@ from fednorm.experiment.build import ModelSource, PreparedRun, clear_data_cache,
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.diagnostics import window_bytes
 from fednorm.experiment.job import CheckpointPolicy, Job, execute_job, lock_folder
-from fednorm.experiment.prepare import prepare
+from fednorm.experiment.prepare import find_exposure, prepare
 from fednorm.experiment.process_pool import run_in_processes
 from fednorm.experiment.results import Comparison, Event, RunResult
 from fednorm.experiment.run import UNWATCHED, Monitor
@@ -24,6 +24,7 @@ from fednorm.system import (
 )
 
 log = logging.getLogger("fednorm.conversion")
+warnings = logging.getLogger("fednorm")
 
 # Bytes of prepared runs that are held until they run. Every strategy is checked before the first
 # run; holding all of a large comparison would cost memory that the runs need, so those beyond this
@@ -85,7 +86,8 @@ def _check_runs(
     """
     needs = MemoryEstimate(limit=round(experiment.client_state_memory * 1e9))
     at_once = min(workers, len(experiment.strategies) * len(experiment.seeds))
-    most, held, secure, kept = 1, 0, False, dict[str, PreparedRun]()
+    most, held, kept = 1, 0, dict[str, PreparedRun]()
+    secure, exposed = False, ""
     for entry in experiment.strategies:
         with measure_peak() as found, limit_threads(experiment.threads):
             prepared = prepare(experiment, entry, experiment.seeds[0], model)
@@ -95,6 +97,8 @@ def _check_runs(
         if notes := prepared.task.conversion_notes:
             log.info("%s: %s", entry.title, "; ".join(notes))
         secure = secure or prepared.task.secure
+        if not exposed and (exposed := find_exposure(prepared) or ""):
+            warnings.warning("%s: %s", entry.title, exposed)
         held += _count_bytes(prepared)
         if at_once == 1 and held <= _HELD:
             kept[Job(experiment, entry, prepared.seed).name] = prepared

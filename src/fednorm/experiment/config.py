@@ -21,6 +21,7 @@ from fednorm.data import DATASETS
 from fednorm.data.partition import create_partition
 from fednorm.experiment.specs import (
     OWN_SETTINGS,
+    PrivacySpec,
     Spec,
     StrategySpec,
     check_rates,
@@ -161,6 +162,9 @@ class Experiment(BaseModel):
         description="clients' replies are added up as integers, as under secure aggregation: the "
         "server uses sums alone",
     )
+    privacy: PrivacySpec | None = Field(
+        default=None, description="differential privacy at client level: a table; see docs/privacy"
+    )
     client_state_memory: float = Field(
         default=4.0,
         ge=0,
@@ -253,6 +257,8 @@ class Experiment(BaseModel):
                 f"min_replies = {self.min_replies}, but only {taking_part} clients take part in a "
                 "round."
             )
+        if self.privacy:
+            self.privacy.check(self)
         if 0 < self.outlier_factor < 1:
             raise ValueError(
                 f"outlier_factor is 0 (all are accepted) or at least 1, not {self.outlier_factor}."

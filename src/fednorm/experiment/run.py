@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 from fednorm.attacks import Backdoor
 from fednorm.core.messages import Batches, ClientState, ServerState
 from fednorm.core.round import broadcast
-from fednorm.core.task import export
+from fednorm.core.task import export, select_reporting
 from fednorm.core.types import ClientId
 from fednorm.data import Dataset
 from fednorm.data.federation import Federation
@@ -195,7 +195,18 @@ def _make_result(
         conversion=prepared.task.conversion_notes,
         metric=prepared.data.metric,
         tested=len(prepared.data.y_test),
+        **_find_guarantee(prepared, len(recorder.exchanges)),
     )
+
+
+def _find_guarantee(prepared: PreparedRun, rounds: int) -> dict[str, float | None]:
+    """Return ε and δ of the rounds so far, if the run is private."""
+    task = prepared.task
+    if task.privacy is None:
+        return {}
+    statistics = bool(select_reporting(task, task.initial_state))
+    epsilon = task.privacy.find_epsilon(rounds, statistics=statistics)
+    return {"epsilon": epsilon, "delta": task.privacy.delta}
 
 
 def find_tested_state(prepared: PreparedRun, reached: Progress) -> ServerState:
