@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fednorm.attacks import create_attack, list_attacks
     from fednorm.core.messages import Batches, Broadcast, Claim, ClientState, Reply, ServerState
     from fednorm.core.moments import Moments, pool
+    from fednorm.core.replies.privacy import Privacy
     from fednorm.core.round import broadcast, client_round, server_round
     from fednorm.core.task import Task, export
     from fednorm.data import list_datasets, load_dataset
@@ -38,6 +39,7 @@ __all__ = [
     "ClientState",
     "FednormError",
     "Moments",
+    "Privacy",
     "Reply",
     "ServerState",
     "Task",
@@ -81,6 +83,7 @@ _find_export = export_lazily(
         "fednorm.attacks": "create_attack list_attacks",
         "fednorm.core.messages": "Batches Broadcast Claim ClientState Reply ServerState",
         "fednorm.core.moments": "Moments pool",
+        "fednorm.core.replies.privacy": "Privacy",
         "fednorm.core.round": "broadcast client_round server_round",
         "fednorm.core.task": "Task export",
         "fednorm.data": "list_datasets load_dataset",

@@ -57,8 +57,10 @@ class NonFiniteLossError(FednormError):
 class NoUsableReplyError(FednormError):
     """A round with fewer usable replies than it needs."""
 
-    def __init__(self, round_: int, rejected: Sequence[Any], *, good: int = 0) -> None:
-        reasons = "; ".join(f"client {r.client}: {r.reason}" for r in rejected)
+    def __init__(
+        self, round_: int, rejected: Sequence[Any], *, good: int = 0, reason: str = ""
+    ) -> None:
+        reasons = reason or "; ".join(f"client {r.client}: {r.reason}" for r in rejected)
         few = f"only {good} usable repl{'y' if good == 1 else 'ies'}, fewer than it needs"
         why = reasons or ("no other arrived" if good else "none arrived")
         super().__init__(f"round {round_} has {few if good else 'no usable reply'} ({why}).")

@@ -21,8 +21,8 @@ from fednorm.core.round import (
     server_round,
 )
 from fednorm.core.task import export
+from fednorm.doctor.client_shift import converge_statistics
 from fednorm.doctor.costs import FixedBatches
-from fednorm.doctor.gradients import converge_statistics
 from fednorm.engines import merged_batch
 from fednorm.engines.barrier import BarrierTrainer
 from fednorm.engines.evaluation import adapt_statistics

@@ -38,6 +38,8 @@ class Stream(IntEnum):
     ATTACK_NOISE = 602
     RETRY_CLIENTS = 701
     CLIENT_DROPOUT = 702
+    UPDATE_NOISE = 801
+    STATISTICS_NOISE = 802
 
 
 def make_rng(seed: int, stream: Stream) -> np.random.Generator:

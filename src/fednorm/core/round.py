@@ -28,6 +28,7 @@ from fednorm.core.messages import (
     ServerState,
 )
 from fednorm.core.replies.plausibility import reject_largest, reject_outliers
+from fednorm.core.replies.privacy import Privacy, release_mean
 from fednorm.core.replies.validation import (
     Rejected,
     ReplySchema,
@@ -205,7 +206,7 @@ def server_round(
     Clients that did not answer are simply absent, and a faulty reply is rejected by name: the
     statistics are exact for those that remain. With `asked`, no other client may answer; if it is a
     mapping, none may claim more than its claim. Raises NoUsableReplyError if fewer than `minimum`
-    good replies remain, or fewer than a robust rule needs.
+    good replies remain, or fewer than a robust rule needs. With privacy any number is enough.
 
     >>> import fednorm
     >>> task = Task.build(
@@ -218,6 +219,8 @@ def server_round(
     1
     """
     expected = reply_schema(task, state, asked)
+    if task.privacy:
+        return _merge_privately(task, task.privacy, state, replies, expected)
     good, rejected = _select_usable(task, state, replies, expected)
     while True:
         able = _count_rejected(task, good, rejected, expected)
@@ -243,6 +246,22 @@ def _merge_replies(task: Task, state: ServerState, good: Sequence[Reply]) -> Ser
         momentum=combine_tensors([r.momentum for r in good], examples, task.aggregator),
         strategy_state=task.strategy.remember(state, running),
     )
+
+
+def _merge_privately(
+    task: Task,
+    privacy: Privacy,
+    state: ServerState,
+    replies: Sequence[Reply],
+    expected: ReplySchema,
+) -> ServerState:
+    """Merge the noisy mean of the replies; what becomes of one of them is not told."""
+    pools = task.strategy.statistics == "pool"
+    mean = release_mean(privacy, state, replies, expected, pools=pools)
+    after = _merge_replies(task, state, [mean])
+    if fault := find_state_fault(after):
+        raise NoUsableReplyError(after.round, (), reason=fault[1])
+    return after
 
 
 def reply_schema(task: Task, state: ServerState, asked: Asked | None = None) -> ReplySchema:

@@ -100,6 +100,8 @@ class Strategy(ABC):
     calibration: ClassVar[Calibration] = "never"
     # Whether a client begins its round with such a pass, whose statistics it reports.
     measures: ClassVar[bool] = False
+    # Whether sums over the clients' moments are all that `merge` needs.
+    merges_sums: ClassVar[bool] = True
     # Rounds of learning-rate warm-up, unless the algorithm sets its own.
     warmup: ClassVar[int] = 0
     # What to try if training with fixed statistics diverges, as a sentence; empty if unknown.

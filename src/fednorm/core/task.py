@@ -22,6 +22,7 @@ from fednorm.core.algorithm import Algorithm, Loss
 from fednorm.core.layer import NormLayer
 from fednorm.core.layout import Layout, find_layout
 from fednorm.core.messages import ClientState, RunningStats, ServerState
+from fednorm.core.replies.privacy import Privacy, refuse_leaks
 from fednorm.core.strategy import Replacement, Strategy
 from fednorm.core.types import Clip, Tensors
 
@@ -63,6 +64,8 @@ class Task:
     frozen: frozenset[str] = frozenset()  # modules that never are in training mode, by path
     # A reply of which something is this many times the median over clients is rejected; 0: none.
     outlier_factor: float = OUTLIER_FACTOR
+    secure: bool = False  # the server sees sums over clients alone
+    privacy: Privacy | None = None  # with which outliers are clipped instead
 
     @classmethod
     def build(  # noqa: PLR0913 (one argument for each independent axis)
@@ -77,6 +80,8 @@ class Task:
         statistics_aggregator: Aggregator = weighted_mean,
         precision: Precision = "full",
         outlier_factor: float = OUTLIER_FACTOR,
+        secure: bool = False,
+        privacy: Privacy | None = None,
     ) -> "Task":
         """Convert a copy of `model` for `strategy` and read the initial state off it.
 
@@ -84,6 +89,8 @@ class Task:
         """
         conversion = strategy.convert(model)
         tensors = find_layout(conversion.model, strategy.role)
+        if privacy:
+            refuse_leaks(strategy, algorithm, tensors, (aggregator, statistics_aggregator))
         return cls(
             model=conversion.model,
             strategy=strategy,
@@ -102,6 +109,8 @@ class Task:
             clips=_by_name(conversion.model, strategy.clips(conversion.model)),
             frozen=_find_frozen(model, conversion.model),
             outlier_factor=outlier_factor,
+            secure=secure,
+            privacy=privacy,
         )
 
 

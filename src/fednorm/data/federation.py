@@ -38,6 +38,7 @@ class Federation:
     seed: int
     participation: float = 1.0
     unseen: int = 0  # number of clients, the last ones, that never train
+    independent: bool = False  # clients are drawn one by one, so that their number varies
 
     @property
     def clients(self) -> int:
@@ -51,7 +52,13 @@ class Federation:
     def participants(self, round_: int) -> list[ClientId]:
         """Return the clients that take part in a round."""
         trained = self.clients - self.unseen
-        return draw_participants(trained, self.participation, seed=self.seed, round_=round_)
+        return draw_participants(
+            trained,
+            self.participation,
+            seed=self.seed,
+            round_=round_,
+            independent=self.independent,
+        )
 
     def batches(self, client: ClientId, round_: int) -> Batches:
         """Return a client's batches of a round."""
@@ -137,6 +144,7 @@ def build_federation(  # noqa: PLR0913 (what a federation is)
     seed: int,
     participation: float = 1.0,
     unseen: int = 0,
+    independent: bool = False,
 ) -> Federation:
     """Divide a data set among clients; test splits follow the clients' class mix.
 
@@ -157,6 +165,7 @@ def build_federation(  # noqa: PLR0913 (what a federation is)
         seed=seed,
         participation=participation,
         unseen=unseen,
+        independent=independent,
     )
 
 

@@ -99,14 +99,21 @@ def count_participants(clients: int, share: float) -> int:
     return max(1, round(share * clients))
 
 
-def draw_participants(clients: int, share: float, *, seed: int, round_: int) -> list[int]:
+def draw_participants(
+    clients: int, share: float, *, seed: int, round_: int, independent: bool = False
+) -> list[int]:
     """Draw the clients that take part in a round, in ascending order.
+
+    Their number is the same in all rounds, unless draws are `independent`: then each client takes
+    part with the probability `share`, which is Poisson sampling.
 
     >>> draw_participants(10, 0.2, seed=0, round_=1) == draw_participants(10, 0.2, seed=0, round_=1)
     True
     """
     count = count_participants(clients, share)
-    if count == clients:
+    if share == 1 or (count == clients and not independent):
         return list(range(clients))
     rng = np.random.default_rng([seed, round_, Stream.PARTICIPANTS])
+    if independent:
+        return np.flatnonzero(rng.random(clients) < share).tolist()
     return sorted(rng.choice(clients, count, replace=False).tolist())

@@ -4,36 +4,68 @@ As in `naive`, the batches of every client pass through the model at its initial
 batch is normalised by itself. The moments of the layers' inputs are pooled by the law of total
 variance. The same measurement with samples dealt to clients at random shows how much of a distance
 is due to small batches.
+
+The effect on gradients: the mean gradient of a strategy is compared with that of one machine on the
+same batches. The machine has ordinary BatchNorm in the network as the strategy converts it: where
+convolutions are standardised, its are too. The gradient is the update of `dsgd` without momentum,
+at the initial weights; the deviation is ‖mean over clients - machine‖ / ‖machine‖, averaged over
+batches. Dropout layers are off; other random draws of a model are the same on both sides.
+
+Strategies that share statistics are measured twice: with the statistics of the first round, and
+with those to which they converge while the weights stay fixed.
 """
 
-from collections.abc import Sequence
+import copy
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.dropout import _DropoutNd
 
-from fednorm.core.messages import ClientState
+from fednorm.algorithms.dsgd import DSGD
+from fednorm.core.aggregation import weighted_mean
+from fednorm.core.layer import NormRule, RoundContext
+from fednorm.core.messages import ClientState, LayerStats, RunningStats
 from fednorm.core.moments import Moments, pool
 from fednorm.core.round import broadcast, client_calibration
-from fednorm.core.task import Task, isolated_rng
+from fednorm.core.task import Task, isolated_rng, load_state, start_training
+from fednorm.core.types import Tensors
 from fednorm.data import Dataset
 from fednorm.doctor.costs import (
     REFUSALS,
     ExaminedModel,
     FixedBatches,
+    build_task,
     deal_again,
     describe_error,
     draw,
 )
-from fednorm.doctor.findings import ClientShift, Distance
-from fednorm.doctor.gradients import GRADIENT, disable_dropout, measure_gradients
+from fednorm.doctor.findings import ClientShift, Distance, Gradient, Statistics
+from fednorm.engines.base import ClientSource
+from fednorm.engines.loop import rounds
+from fednorm.engines.masks import share_masks
+from fednorm.engines.merged_batch import MergedClients
 from fednorm.experiment.build import build_clients
 from fednorm.nn import rules
+from fednorm.nn.batch_norm import FedBatchNorm
+from fednorm.nn.dual_norm import BackwardMeans
 from fednorm.strategies.naive import Naive
 
 LEAST = 2  # clients needed for a distance
 # A channel is constant up to rounding if its standard deviation is below this share of its mean.
 ROUNDING = 1e-6
+# The measured strategies, all with a global model, and the sources of their statistics.
+MEASURED: Mapping[str, tuple[Statistics, ...]] = {
+    "naive": ("batch",),
+    "fbn": ("start", "calibrated"),
+    "dualbn": ("start", "calibrated"),
+    "fedtan": ("exchanged",),
+}
+GRADIENT = DSGD(lr=1.0, warmup=0)  # the update is the gradient itself
 
 
 def measure_clients(
@@ -151,3 +183,121 @@ def measure_bias(moments: Sequence[Moments]) -> float | None:
 
 def _find_varying(pooled: Moments) -> Tensor:
     return pooled.var > (ROUNDING * pooled.mean) ** 2
+
+
+def disable_dropout(model: nn.Module) -> nn.Module:
+    """Return a copy whose dropout layers drop nothing, since masks would blur small batches."""
+    quiet = copy.deepcopy(model)
+    for module in quiet.modules():
+        if isinstance(module, _DropoutNd):
+            module.p = 0.0
+    return quiet
+
+
+def measure_gradients(
+    examined: ExaminedModel, clients: FixedBatches, alike: FixedBatches
+) -> tuple[Gradient, ...]:
+    """Return the deviation of each measured strategy that is registered."""
+    names = [entry.name for entry in examined.experiment.strategies if entry.name in MEASURED]
+    return tuple(g for name in names for g in _measure_strategy(examined, name, clients, alike))
+
+
+def _measure_strategy(
+    examined: ExaminedModel, name: str, clients: FixedBatches, alike: FixedBatches
+) -> list[Gradient]:
+    found: list[Gradient] = []
+    try:
+        task = replace(build_task(examined, name), algorithm=GRADIENT)
+        reference = Task.build(task.strategy.convert(examined.model).model, Naive(), GRADIENT)
+        for statistics in MEASURED[name]:
+            started = converge_statistics(task, clients) if statistics == "calibrated" else task
+            measured = measure_deviation(started, reference, clients)
+            chance = measure_deviation(task, reference, alike) if statistics == "batch" else None
+            excess = None if measured is None or chance is None else measured - chance
+            found.append(Gradient(name, statistics, measured, chance, excess))
+    except REFUSALS as error:
+        missing = MEASURED[name][len(found) :]
+        found += [Gradient(name, s, refused=describe_error(error)) for s in missing]
+    return found
+
+
+def measure_deviation(task: Task, reference: Task, clients: FixedBatches) -> float | None:
+    """Return the relative distance of the mean gradients, averaged over the batches."""
+    relative = []
+    for step in clients.split_steps():
+        with share_masks([step.batches(c, 1) for c in step.all()], reference.model):
+            central = compute_gradient(reference, MergedClients(step))
+        mean = compute_gradient(task, step)
+        size = _measure_norm(central)
+        if not size:
+            return None
+        relative.append(_measure_norm({name: mean[name] - g for name, g in central.items()}) / size)
+    return fmean(relative)
+
+
+def compute_gradient(task: Task, clients: ClientSource) -> dict[str, Tensor]:
+    """Return the mean gradient of a round from the task's initial state."""
+    (result,) = rounds(task, clients, 1)
+    weights = torch.tensor([reply.examples for reply in result.replies], dtype=torch.float64)
+    updates = [reply.update for reply in result.replies]
+    return {
+        name: weighted_mean(torch.stack([update[name] for update in updates]).double(), weights)
+        for name in updates[0]
+    }
+
+
+def _measure_norm(tensors: Tensors) -> float:
+    return math.sqrt(sum(float(t.square().sum()) for t in tensors.values()))
+
+
+def converge_statistics(task: Task, clients: FixedBatches) -> Task:
+    """Return the task with the shared statistics that many rounds at fixed weights would give.
+
+    One machine with all clients' batches measures them: those of the forward pass, and the means
+    of the backward pass if the strategy shares these, too. They are
+    measured together, because the input of a layer depends on the layers before it.
+    """
+    state = task.initial_state
+    load_state(task, state, ClientState())
+    start_training(task)
+    rule = NormRule("batch", tracks=False, reports="moments", normalize=record_both_passes)
+    reports: dict[str, list[LayerStats]] = {path: [] for path in task.layout.sharing}
+    for x, y in MergedClients(clients).batches(0, 1).steps:
+        for path, layer in task.layout.norms.items():
+            layer.start_round(rule, RoundContext(), path)
+        loss = task.loss(task.model(x), y)
+        torch.autograd.grad(loss, list(task.layout.shared.values()), allow_unused=True)
+        for path, layer in task.layout.sharing.items():
+            if (report := layer.report("pool")) is not None:
+                reports[path].append(report)
+    running = {
+        path: _pool_reports(before, reports[path]) if reports[path] else before
+        for path, before in state.running.items()
+    }
+    return replace(task, initial_state=replace(state, running=running))
+
+
+def record_both_passes(layer: FedBatchNorm, x: Tensor) -> Tensor:
+    """Normalise with the batch's own statistics; record the moments, forward and backward."""
+    layer.record_batch(x)
+    y = layer.normalize_by_batch(x)
+    means = getattr(layer, "backward_means", None)
+    if isinstance(means, BackwardMeans) and y.requires_grad:
+        normalized = functional.batch_norm(x.detach(), None, None, training=True, eps=layer.eps)
+
+        def note(gradient: Tensor) -> None:
+            means.record_backward(gradient, normalized)
+
+        y.register_hook(note)  # type: ignore[no-untyped-call]  # torch's own
+    return y
+
+
+def _pool_reports(before: RunningStats, reports: Sequence[LayerStats]) -> RunningStats:
+    """Return the statistics of all batches together."""
+    moments = [report.moments for report in reports]
+    if before.var.numel():
+        pooled = pool(moments)
+        return replace(before, mean=pooled.mean, var=pooled.unbiased_var)
+    # Backward means have no variance to pool.
+    counts = torch.tensor([m.count for m in moments], dtype=torch.float64)
+    return replace(before, mean=weighted_mean(torch.stack([m.mean for m in moments]), counts))

@@ -189,7 +189,8 @@ class EngineRun:
 
     def list_first_batches(self) -> list[Batches]:
         """Return the batches of the first round, one value for each client that takes part."""
-        return [self.clients.batches(client, 1) for client in self.clients.participants(1)]
+        chosen = self.clients.participants(1) or self.clients.all()  # by chance there are none
+        return [self.clients.batches(client, 1) for client in chosen]
 
 
 class Engine(Protocol):
@@ -216,13 +217,14 @@ def train_client(
 ) -> tuple[Reply, ClientState]:
     """Train one client for one round.
 
-    An honest client that diverges ends the run. A Byzantine one replies with its loss, so that the
-    server rejects the reply.
+    An honest client that diverges ends the run. A Byzantine one, or one of a private run, replies
+    with its loss, so that the server rejects the reply.
     """
     try:
         return client_round(task, received, client_state, batches, exchange)
     except NonFiniteLossError as error:
-        if batches.client not in byzantine:
+        # In a private run no client can end it.
+        if batches.client not in byzantine and not task.privacy:
             raise
         return Reply(batches.client, batches.examples, {}, {}, {}, loss=error.loss), client_state
 

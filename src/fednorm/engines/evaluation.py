@@ -1,7 +1,7 @@
 """Evaluation: calibrate or adapt statistics, then test the global model or every client's."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from statistics import fmean, median_high
 from typing import Protocol, TypeAlias
@@ -24,6 +24,7 @@ from fednorm.core.messages import (
     download_bytes,
     report_bytes,
 )
+from fednorm.core.replies.secure_sum import sum_calibration
 from fednorm.core.round import broadcast, client_calibration, server_calibration, start_round
 from fednorm.core.task import Task, export, isolated_rng, start_training
 from fednorm.core.types import ClientId, Kind
@@ -219,6 +220,10 @@ def calibrate_clients(
             for c in asked
         ]
     answers = apply_attack(own, transport.adversary, received.round, calibration=True)
+    if task.secure:
+        summed = sum_calibration(task, state, answers, asked=asked)
+        after = replace(server_calibration(task, state, [summed.reply]), rejected=summed.rejected)
+        return after, CalibrationCost(1, summed.bytes_up, download_bytes(received), after.rejected)
     claims = {c: transport.limits.find_calibration_claim(clients.all_batches(c)) for c in asked}
     after = server_calibration(task, state, answers, asked=claims)
     size = fmean(report_bytes(answer.stats) for answer in answers) if answers else 0.0

@@ -25,8 +25,10 @@ from fednorm.core.messages import (
     upload_bytes,
 )
 from fednorm.core.replies.plausibility import measure_length
+from fednorm.core.replies.privacy import make_neutral_reply
+from fednorm.core.replies.secure_sum import sum_replies
 from fednorm.core.replies.validation import list_clients, sort_by_client
-from fednorm.core.round import broadcast, server_round
+from fednorm.core.round import broadcast, reply_schema, server_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId, nbytes
 from fednorm.engines.base import (
@@ -129,12 +131,14 @@ class _RoundRunner:
                 result = self._merge(state, client_states, trained)
             except NoUsableReplyError as error:
                 tried |= set(asked)
-                if not self.faults.can_retry(self.clients, attempt, tried):
+                if self.task.privacy or not self.faults.can_retry(self.clients, attempt, tried):
                     raise
                 log.warning("%s It is repeated with other clients.", error)
                 rejected += error.rejected
                 attempt += 1
                 continue
+            if self.task.privacy:
+                return _hide_clients(self.task, state, result)
             rejected += result.rejected
             return replace(result, rejected=rejected, dropped_out=dropped_out, retries=attempt)
 
@@ -156,6 +160,8 @@ class _RoundRunner:
         self, before: ServerState, client_states: ClientStateStore, trained: "_Trained"
     ) -> RoundResult:
         task, replies, batches = self.task, trained.replies, trained.batches
+        if task.secure:
+            return self._merge_sum(before, client_states, trained)
         claims = {own.client: self._find_claim(own) for own in batches}
         merge = partial(server_round, task, before, asked=claims, minimum=self.faults.min_replies)
         state = merge(replies)
@@ -173,10 +179,29 @@ class _RoundRunner:
             client_states=client_states.with_states(trained.kept),
             train_loss=_mean_loss(replies, state.rejected),
             exchanges=1 + len(trained.answers),
-            bytes_up=fmean(upload_bytes(reply) for reply in replies if not reply.fault) + exchanged,
+            bytes_up=_mean_bytes(replies) + exchanged,
             bytes_down=download_bytes(broadcast(task, before)) + exchanged,
             replies=replies,
             rejected=state.rejected,
+        )
+
+    def _merge_sum(
+        self, before: ServerState, client_states: ClientStateStore, trained: "_Trained"
+    ) -> RoundResult:
+        """Merge the sum of the replies; nothing here depends on a single one."""
+        asked = [own.client for own in trained.batches]
+        minimum = self.faults.min_replies
+        summed = sum_replies(self.task, before, trained.replies, asked=asked, minimum=minimum)
+        state = server_round(self.task, before, [summed.reply])
+        return RoundResult(
+            state=replace(state, rejected=summed.rejected),
+            client_states=client_states.with_states(trained.kept),
+            train_loss=summed.reply.loss,
+            exchanges=1,
+            bytes_up=summed.bytes_up,
+            bytes_down=download_bytes(broadcast(self.task, before)),
+            replies=[summed.reply],
+            rejected=summed.rejected,
         )
 
     def _find_claim(self, own: Batches) -> Claim:
@@ -237,6 +262,17 @@ class _Rollback:
                 with suppress(NoUsableReplyError):
                     state = self.merge([one for one in left if one is not reply])
                     yield (self.look(state), -measure_length(reply.update)), state, reply
+
+
+def _hide_clients(task: Task, before: ServerState, result: RoundResult) -> RoundResult:
+    """Return a private round without what would tell of single clients or their number."""
+    usual = make_neutral_reply(before, reply_schema(task, before))
+    return replace(result, train_loss=nan, bytes_up=upload_bytes(usual), rejected=())
+
+
+def _mean_bytes(replies: Sequence[Reply]) -> float:
+    sizes = [upload_bytes(reply) for reply in replies if not reply.fault]
+    return fmean(sizes) if sizes else 0.0
 
 
 def _mean_loss(replies: Sequence[Reply], rejected: Sequence[RejectedReply]) -> float:

@@ -107,7 +107,9 @@ def _list_needs(run: EngineRun) -> Iterator[tuple[str, bool]]:
     yield "a strategy that is exact on the union of the clients' batches", exact
     yield "one step per round (dsgd)", task.algorithm.single_step
     yield "the mean as aggregator", all(rule.uses_weights for rule in aggregators)
+    yield "no privacy, which clips each client's update", task.privacy is None
     yield "clients that all are honest and answer", run.faults.faultless
+    yield "secure = false, as each client encodes its reply", not task.secure
     yield "no personal tensors", not task.layout.personal
     # The mean of clipped gradients is not the clipped mean.
     yield "no clipped gradients", not (task.clips or task.algorithm.clips_gradients)

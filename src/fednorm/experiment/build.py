@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fednorm.attacks import Adversary, Backdoor, DataInfo, choose_byzantine
+from fednorm.core.replies.privacy import Privacy, require_accountant
 from fednorm.core.task import Task
 from fednorm.data import Dataset, load_dataset
 from fednorm.data.federation import Federation, build_federation
@@ -118,7 +119,7 @@ def build_run(
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         data = replace(data, transform=replace(data.transform, channels_last=True))
     clients = build_clients(experiment, data, seed)
-    task = _build_task(experiment, entry, network)
+    task = _build_task(experiment, entry, network, seed)
     faults = _make_faults(experiment, task, clients, seed)
     data_info = _describe_data(faults, data)
     source: ClientSource = MergedClients(clients) if entry.centralized else clients
@@ -149,10 +150,11 @@ def build_clients(experiment: Experiment, data: Dataset, seed: int) -> Federatio
         seed=seed,
         participation=experiment.participation,
         unseen=experiment.unseen_clients,
+        independent=experiment.privacy is not None,
     )
 
 
-def _build_task(experiment: Experiment, entry: StrategySpec, network: nn.Module) -> Task:
+def _build_task(experiment: Experiment, entry: StrategySpec, network: nn.Module, seed: int) -> Task:
     strategy = experiment.make_strategy(entry)
     aggregator, statistics_aggregator = experiment.aggregators
     on_cpu = experiment.device.startswith("cpu")
@@ -167,13 +169,38 @@ def _build_task(experiment: Experiment, entry: StrategySpec, network: nn.Module)
         statistics_aggregator=statistics_aggregator,
         precision=experiment.precision,
         outlier_factor=experiment.outlier_factor,
+        secure=experiment.secure,
+        privacy=_make_privacy(experiment, seed),
     )
+    if task.privacy and is_personal(task):
+        raise ValueError(
+            "with privacy it cannot be tested: its BatchNorm layers stay on the clients, which is "
+            "private, but their accuracies would be published; choose a strategy that shares them, "
+            "or call client_round and server_round in your own loop."
+        )
     if entry.centralized and is_personal(task):
         raise ValueError(
             f"{entry.strategy!r} keeps tensors on its clients, and a centralized run has none; "
             "choose a strategy that shares everything."
         )
     return task
+
+
+def _make_privacy(experiment: Experiment, seed: int) -> Privacy | None:
+    table = experiment.privacy
+    if table is None:
+        return None
+    table.check(experiment)  # its engine may have been changed since
+    require_accountant()
+    plan = experiment.plan
+    return Privacy(
+        **table.model_dump(),
+        clients=experiment.participation * (experiment.clients - experiment.unseen_clients),
+        rate=experiment.participation,
+        # Of an epoch the number of batches would tell the size of the client.
+        batches=plan.steps or plan.epochs or 1,
+        seed=seed,
+    )
 
 
 def _make_faults(experiment: Experiment, task: Task, clients: ClientSource, seed: int) -> Faults:

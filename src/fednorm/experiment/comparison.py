@@ -10,7 +10,7 @@ from fednorm.experiment.build import ModelSource, PreparedRun, clear_data_cache,
 from fednorm.experiment.config import Experiment
 from fednorm.experiment.diagnostics import window_bytes
 from fednorm.experiment.job import CheckpointPolicy, Job, execute_job, lock_folder
-from fednorm.experiment.prepare import prepare
+from fednorm.experiment.prepare import find_exposure, prepare
 from fednorm.experiment.process_pool import run_in_processes
 from fednorm.experiment.results import Comparison, Event, RunResult
 from fednorm.experiment.run import UNWATCHED, Monitor
@@ -24,6 +24,7 @@ from fednorm.system import (
 )
 
 log = logging.getLogger("fednorm.conversion")
+warnings = logging.getLogger("fednorm")
 
 # Bytes of prepared runs that are held until they run. Every strategy is checked before the first
 # run; holding all of a large comparison would cost memory that the runs need, so those beyond this
@@ -70,6 +71,12 @@ def run_comparison(
     )
 
 
+_SUMS_ALONE = (
+    "secure = true: the server uses sums over clients alone. What looks at single replies is off: "
+    "outlier_factor, limits of claims, and results of single clients."
+)
+
+
 def _check_runs(
     experiment: Experiment, model: ModelSource | None, workers: int
 ) -> dict[str, PreparedRun]:
@@ -80,6 +87,7 @@ def _check_runs(
     needs = MemoryEstimate(limit=round(experiment.client_state_memory * 1e9))
     at_once = min(workers, len(experiment.strategies) * len(experiment.seeds))
     most, held, kept = 1, 0, dict[str, PreparedRun]()
+    secure, exposed = False, ""
     for entry in experiment.strategies:
         with measure_peak() as found, limit_threads(experiment.threads):
             prepared = prepare(experiment, entry, experiment.seeds[0], model)
@@ -88,10 +96,15 @@ def _check_runs(
         most = max(most, prepared.count_workers(workers // at_once))
         if notes := prepared.task.conversion_notes:
             log.info("%s: %s", entry.title, "; ".join(notes))
+        secure = secure or prepared.task.secure
+        if not exposed and (exposed := find_exposure(prepared) or ""):
+            warnings.warning("%s: %s", entry.title, exposed)
         held += _count_bytes(prepared)
         if at_once == 1 and held <= _HELD:
             kept[Job(experiment, entry, prepared.seed).name] = prepared
         del prepared
+    if secure:
+        log.info(_SUMS_ALONE)
     needs.check(at_once * most)
     return kept
 

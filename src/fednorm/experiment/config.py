@@ -21,9 +21,11 @@ from fednorm.data import DATASETS
 from fednorm.data.partition import create_partition
 from fednorm.experiment.specs import (
     OWN_SETTINGS,
+    PrivacySpec,
     Spec,
     StrategySpec,
     check_rates,
+    check_sums,
     create_entry,
     parse_choice,
     parse_seeds,
@@ -155,6 +157,14 @@ class Experiment(BaseModel):
         description="undo a round after which the median of the clients' losses explodes, and "
         "repeat it without the replies that cause it",
     )
+    secure: bool = Field(
+        default=False,
+        description="clients' replies are added up as integers, as under secure aggregation: the "
+        "server uses sums alone",
+    )
+    privacy: PrivacySpec | None = Field(
+        default=None, description="differential privacy at client level: a table; see docs/privacy"
+    )
     client_state_memory: float = Field(
         default=4.0,
         ge=0,
@@ -207,8 +217,9 @@ class Experiment(BaseModel):
             create_entry(MODELS, self.model.name, self.model.fields)
         self._check_threats()
         for entry in self.strategies:
-            self.make_strategy(entry)
-            self.for_entry(entry)
+            strategy, own = self.make_strategy(entry), self.for_entry(entry)
+            if own.secure:
+                check_sums(own, entry.title, strategy)
         self._check_strategy_fields()
         names = [entry.folder.casefold() for entry in self.strategies]
         if repeated := [e.title for e in self.strategies if names.count(e.folder.casefold()) > 1]:
@@ -246,6 +257,8 @@ class Experiment(BaseModel):
                 f"min_replies = {self.min_replies}, but only {taking_part} clients take part in a "
                 "round."
             )
+        if self.privacy:
+            self.privacy.check(self)
         if 0 < self.outlier_factor < 1:
             raise ValueError(
                 f"outlier_factor is 0 (all are accepted) or at least 1, not {self.outlier_factor}."

@@ -42,6 +42,7 @@ def override_settings(values: Mapping[str, Any], settings: Sequence[str]) -> dic
         if dot:
             known = Experiment.model_fields.get(table)  # of which only one field is given
             inner = result.get(table, known.default if known else {})
+            inner = {} if inner is None and table == "privacy" else inner
             if not isinstance(inner, str | Mapping):
                 raise ConfigError(f"{table} is not a table, so {key.strip()} cannot be set in it.")
             inner = {"name": inner} if isinstance(inner, str) else dict(inner)

@@ -47,8 +47,9 @@ class Evaluation:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Evaluation":
         """Return an evaluation that was written as JSON, which has no NaN and no tuples."""
-        loss, clients = values["loss"], values["per_client"]
-        read = {**values, "loss": nan if loss is None else loss}
+        losses = {key: values[key] for key in ("loss", "train_loss")}
+        clients = values["per_client"]
+        read = {**values, **{k: nan if loss is None else loss for k, loss in losses.items()}}
         return cls(**{**read, "per_client": None if clients is None else tuple(clients)})
 
 
@@ -103,6 +104,8 @@ class RunResult:
     diagnostics: tuple[dict[str, float | None], ...] = ()  # one for each round, if asked for
     tested: int = 0  # test samples behind an accuracy
     metric: str = "accuracy"  # what `accuracy` is; "mean IoU" of segmentation
+    epsilon: float | None = None  # of the whole run; None also if there is no noise
+    delta: float | None = None  # None if the run is not private
 
     # Where the trained model is. No field: a result is compared and written without it.
     _trained: ClassVar[TrainedModel | Path | None] = None
@@ -173,6 +176,7 @@ class Summary:
     trained: float | None  # mean over seeds; of clients that have trained, where some have not
     untrained: float | None  # mean over seeds; of clients that have not
     attack_success: float | None  # mean over seeds
+    epsilon: float | None  # the largest of all seeds
     runs: tuple[RunResult, ...]
 
     @property
@@ -241,6 +245,7 @@ def _summarize(label: str, runs: tuple[RunResult, ...]) -> Summary:
         trained=_mean(final.trained for final in finals),
         untrained=_mean(final.untrained for final in finals),
         attack_success=_mean(final.attack_success for final in finals),
+        epsilon=max((run.epsilon for run in runs if run.epsilon is not None), default=None),
         runs=runs,
     )
 

@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 from fednorm.attacks import Backdoor
 from fednorm.core.messages import Batches, ClientState, ServerState
 from fednorm.core.round import broadcast
-from fednorm.core.task import export
+from fednorm.core.task import export, select_reporting
 from fednorm.core.types import ClientId
 from fednorm.data import Dataset
 from fednorm.data.federation import Federation
@@ -195,7 +195,18 @@ def _make_result(
         conversion=prepared.task.conversion_notes,
         metric=prepared.data.metric,
         tested=len(prepared.data.y_test),
+        **_find_guarantee(prepared, len(recorder.exchanges)),
     )
+
+
+def _find_guarantee(prepared: PreparedRun, rounds: int) -> dict[str, float | None]:
+    """Return ε and δ of the rounds so far, if the run is private."""
+    task = prepared.task
+    if task.privacy is None:
+        return {}
+    statistics = bool(select_reporting(task, task.initial_state))
+    epsilon = task.privacy.find_epsilon(rounds, statistics=statistics)
+    return {"epsilon": epsilon, "delta": task.privacy.delta}
 
 
 def find_tested_state(prepared: PreparedRun, reached: Progress) -> ServerState:
@@ -229,14 +240,15 @@ def evaluate(prepared: PreparedRun, result: RoundResult) -> Evaluation | None:
         accuracy, loss = found.accuracy, found.loss
         tested = list_honest(prepared) if experiment.evaluate == "clients" else []
         own = list(_score_clients(prepared, state, {}, tested).values())
+    single = [] if task.secure else [found.accuracy for found in own]
     unseen = range(len(prepared.federation.all()), experiment.clients)
     return Evaluation(
         round=state.round,
         accuracy=accuracy,
         loss=loss,
         train_loss=result.train_loss,
-        per_client=tuple(s.accuracy for s in own) or None,
-        worst=min((s.accuracy for s in own), default=None),
+        per_client=tuple(single) or None,
+        worst=min(single, default=None),
         weighted=_weigh_by_examples(own),
         trained=_mean_accuracy(trained) if untrained else None,
         untrained=_mean_accuracy(untrained),

@@ -2,14 +2,17 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
-from typing import Any, Self, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from fednorm.errors import ConfigError
 from fednorm.registry import RENAMED, Registry, unknown
 from fednorm.strategies import STRATEGIES
+
+if TYPE_CHECKING:  # which needs torch
+    from fednorm.core.strategy import Strategy
 
 T = TypeVar("T")
 
@@ -28,6 +31,8 @@ OWN_SETTINGS = (
     "max_examples",
     "outlier_factor",
     "rollback",
+    "secure",
+    "privacy",
 )
 
 
@@ -113,6 +118,63 @@ class StrategySpec(Spec):
         return re.sub(r"[^\w.=-]+", "_", self.title)
 
 
+class PrivacySpec(BaseModel):
+    """`{clip = 1.0, noise = 1.0}`: differential privacy at client level."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
+
+    clip: float = Field(gt=0, description="largest L2 norm of a client's update")
+    noise: float = Field(
+        ge=0, description="standard deviation of the noise on the sum of updates, times clip"
+    )
+    clip_statistics: float = Field(
+        default=1.0, gt=0, description="largest L2 norm of a client's statistics, in shared units"
+    )
+    noise_statistics: float | None = Field(
+        default=None, ge=0, description="as noise, of statistics; the same if not given"
+    )
+    delta: float = Field(default=1e-5, gt=0, lt=1, description="δ of the guarantee")
+
+    def check(self, experiment: Any) -> None:
+        """Raise ValueError if something of the experiment would void the guarantee."""
+        if reason := next(self._list_leaks(experiment), None):
+            raise ValueError(f"with privacy, {reason}.")
+
+    def _list_leaks(self, experiment: Any) -> Iterator[str]:
+        trained = experiment.clients - experiment.unseen_clients
+        if self.delta >= 1 / trained:
+            yield f"delta must be below 1/{trained}, one over the clients, unlike {self.delta:g}"
+        if experiment.participation * trained < 1:
+            yield "at least one client must be expected in a round; raise participation or clients"
+        if experiment.engine == "flower":
+            yield (
+                "engine 'flower' is refused: nodes get the seed of the run, of which the noise is "
+                "made, and could subtract it; choose another engine"
+            )
+        keys = ("aggregator", "statistics_aggregator")
+        for key, rule in zip(keys, experiment.aggregators, strict=True):
+            if not rule.uses_weights:
+                yield f"{key} must be 'mean': robust rules depend on every client"
+        told = {
+            "attack": "Byzantine clients would send what they know of the others' replies",
+            "rollback": "which rounds are undone tells the clients' losses",
+            "diagnose": "it publishes statistics and gradients without noise",
+            "adapt_statistics": "it tests on the clients' data",
+            "unseen_clients": "test splits have the mix of classes of the clients' data",
+        }
+        for key, reason in told.items():
+            if value := getattr(experiment, key):
+                name = value.name if isinstance(value, Spec) else value
+                yield f"{key} = {name!r} is refused: {reason}; leave it out"
+        if experiment.evaluate == "clients":
+            yield (
+                "evaluate = 'clients' is refused: test splits have the mix of classes of the "
+                "clients' data; choose 'auto'"
+            )
+        if experiment.min_replies > 1:
+            yield "min_replies must be 1: which rounds are repeated tells who answered"
+
+
 def create_entry(registry: Registry[T], name: str, fields: Mapping[str, Any]) -> T:
     """Create an entry of a registry from values of a file or a command line."""
     cls = registry.find(name)
@@ -153,6 +215,49 @@ def check_rates(algorithm: Any, dtype: str) -> None:
             raise ValueError(
                 f"{key} is at most {largest:g} with dtype {dtype!r}, not {getattr(algorithm, key)}."
             )
+
+
+def check_sums(experiment: Any, title: str, strategy: "Strategy") -> None:
+    """Refuse what an experiment needs of clients beyond sums, as `secure` leaves nothing else."""
+    for needed, reason, remedy in (*_list_rules(experiment, strategy), *_list_keys(experiment)):
+        if needed:
+            raise ValueError(
+                f"secure = true, with which the server of {title!r} uses sums over clients alone, "
+                f"does not go with {reason}; {remedy}."
+            )
+
+
+def _list_rules(experiment: Any, strategy: "Strategy") -> Iterator[tuple[bool, str, str]]:
+    """Yield rules that may need single replies: whether they do, why, and what to do."""
+    from fednorm.attacks.non_finite import NonFinite  # noqa: PLC0415 (needs torch)
+
+    other = "choose another strategy, or secure = false"
+    yield strategy.exchanges, "exchanges of batches' statistics within a round", other
+    yield not strategy.merges_sums, "weights that depend on each client's statistics", other
+    keys = ("aggregator", "statistics_aggregator")
+    for key, rule in zip(keys, experiment.aggregators, strict=True):
+        said = f"{key} = {getattr(experiment, key)!r}, which compares replies"
+        yield not rule.uses_weights, said, "choose 'mean'"
+    broken = isinstance(experiment.attack_rule, NonFinite)
+    yield broken, "attack 'non_finite': integers are finite", "choose another attack"
+
+
+def _list_keys(experiment: Any) -> Iterator[tuple[bool, str, str]]:
+    """Yield keys that may need single replies, as above."""
+    from fednorm.data.sampling import count_participants  # noqa: PLC0415 (needs torch)
+
+    for key in ("rollback", "max_examples", "diagnose"):
+        text = f"{key} = {str(getattr(experiment, key)).lower()}, which looks at single replies"
+        yield bool(getattr(experiment, key)), text, "leave one of them out"
+    clipped = experiment.privacy is not None
+    yield clipped, "a table [privacy], as the server clips single replies", "leave one of them out"
+    single = experiment.evaluate == "clients"
+    yield single, "evaluate = 'clients', which shows a result of each", "choose 'auto'"
+    nodes = "engine 'flower', whose secure aggregation is for apps of an older interface"
+    yield experiment.engine == "flower", nodes, "choose another engine"
+    trained = experiment.clients - experiment.unseen_clients
+    alone = count_participants(trained, experiment.participation) == 1
+    yield alone, "one client in a round, whose reply the sum would be", "let more take part"
 
 
 def split_list(value: Any) -> Any:

@@ -24,13 +24,14 @@ from fednorm.report.format import (
     format_number,
     format_percent,
     format_points,
+    format_ratio,
     keep_finite,
     make_table,
 )
 from fednorm.report.styles import choose_style
 
 STRATEGY, NOTE = "strategy", "note"  # the columns of text; all others hold numbers
-_WORST, _SUCCESS = "worst client %", "attack success %"
+_WORST, _SUCCESS, _EPSILON = "worst client %", "attack success %", "ε"
 _NOTE_LENGTH = 60  # the page has the whole message under "Failures"
 
 
@@ -50,6 +51,7 @@ def list_columns(comparison: Comparison) -> list[str]:
         "best %",
         _WORST,
         _SUCCESS,
+        _EPSILON,
         "exchanges / round",
         "up / round",
         "down / round",
@@ -60,6 +62,7 @@ def list_columns(comparison: Comparison) -> list[str]:
     measured = {
         _WORST: any(s.worst_client is not None for s in summaries),
         _SUCCESS: any(s.attack_success is not None for s in summaries),
+        _EPSILON: any(run.delta is not None for run in comparison.runs),
     }
     return [title for title in titles if measured.get(title, True)]
 
@@ -108,7 +111,14 @@ def write_caption(comparison: Comparison) -> str:
     seeds = len({run.seed for run in comparison.runs})
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     metric = capitalize(comparison.metric)
-    return f"{metric}: {over}. Up and down: bytes that one client sends and receives per round."
+    text = f"{metric}: {over}. Up and down: bytes that one client sends and receives per round."
+    deltas = sorted({run.delta for run in comparison.runs if run.delta is not None})
+    at = " or ".join(f"{delta:g}" for delta in deltas)
+    return (
+        f"{text} ε: of the whole run, at δ = {at}, if one client is added or removed."
+        if at
+        else text
+    )
 
 
 def _name_final(comparison: Comparison) -> str:
@@ -123,6 +133,7 @@ def _fill_row(summary: Summary, final: str, seeds: int) -> dict[str, Cell]:
         "best %": (format_percent, summary.best),
         _WORST: (format_percent, summary.worst_client),
         _SUCCESS: (format_percent, summary.attack_success),
+        _EPSILON: (format_ratio, summary.epsilon),
         "exchanges / round": (format_number, _average(run.exchanges_per_round for run in started)),
         "up / round": (format_bytes, _average(run.bytes_up_per_round for run in started)),
         "down / round": (format_bytes, _average(run.bytes_down_per_round for run in started)),

@@ -46,6 +46,7 @@ class FedDNA(RunningStatisticsStrategy):
     """Ordinary BatchNorm on clients; statistics pooled with importance weights."""
 
     needs_tracking: ClassVar[bool] = True
+    merges_sums: ClassVar[bool] = False
     statistics = "pool"
 
     strength: float = param(

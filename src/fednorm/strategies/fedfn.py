@@ -89,6 +89,7 @@ class FedFN(Strategy):
     exchanges = _delegate("exchanges")
     calibration = _delegate("calibration")
     measures = _delegate("measures")
+    merges_sums = _delegate("merges_sums")
     warmup = _delegate("warmup")
     remedy = _delegate("remedy")
     role = _delegate("role")
