@@ -144,10 +144,10 @@ def claim_examples(factor: float, reply: Reply) -> Reply:
 
 ATTACKS = {
     "opposite update, times": (scale_update, (1.0, 10.0, 100.0, 1e3, 1e5, 1e30)),
-    "means shifted by, times the layer's root mean square": (shift_means, (10.0, 9e3, 1e5, 1e15)),
+    "means shifted by, times the layer's root mean square": (shift_means, (10.0, 900.0, 1e4, 1e15)),
     "opposite update, and examples times": (claim_examples, (2.0**49,)),
 }
-GUARDED = 1e4  # larger attacks are also made without the guard
+GUARDED = 1e3  # larger attacks are also made without the guard
 ROUNDS, FALSE = 100, 3  # the number of the false client
 Change = Callable[[Reply], Reply]
 

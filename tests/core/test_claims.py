@@ -216,6 +216,8 @@ def sizes_of(*values, kind="update", where=""):
 )
 def test_outliers(values, floor, expected):
     assert list(find_outliers(sizes_of(*values), 1000.0, lambda _: floor)) == expected
+    inputs = sizes_of(*values, kind="inputs", where="bn")
+    assert list(find_outliers(inputs, 10_000.0, lambda _: floor)) == expected
 
 
 @pytest.mark.parametrize("about", [DSGD, FEDAVG])

@@ -149,8 +149,8 @@ class Experiment(BaseModel):
     outlier_factor: float = Field(
         default=10_000.0,
         ge=0,
-        description="how many times the median over clients a reply's update or statistics may be, "
-        "where they are averaged; 0 accepts everything",
+        description="how many times the median over clients a reply's update may be, and a tenth "
+        "of it statistics, where they are averaged; 0 accepts everything",
     )
     rollback: bool = Field(
         default=False,

@@ -4,8 +4,9 @@ The plain mean does what a single client wants, if its values are large enough. 
 averaged, a reply is an outlier if something of it is more than `outlier_factor` times the median
 over clients, and than `outlier_factor` times a scale of the server's: an update also has to move
 the weights by more than their own length, the inputs of a layer also have to exceed the initial
-statistics. Honest clients that differ, a client among others that have nothing left to learn, and
-clients that all diverge together are no outliers. Robust rules need no such help.
+statistics. For all but updates and momentum, in which honest clients differ most, it is a tenth of
+`outlier_factor`. Honest clients that differ, a client among others that have nothing left to learn,
+and clients that all diverge together are no outliers. Robust rules need no such help.
 
 This bounds what a false reply can do, and does not prevent it: docs/byzantine.md has numbers.
 """
@@ -27,6 +28,7 @@ from fednorm.core.types import Tensors
 T = TypeVar("T")
 _VISIBLE = 0.003  # root mean square; BatchNorm adds its square to variances
 _FEWEST = 2  # clients, of which none is usual
+_STRICTER = 0.1  # of the factor, where honest clients differ less than in their updates
 
 
 class Quantity(NamedTuple):
@@ -34,6 +36,10 @@ class Quantity(NamedTuple):
 
     kind: str
     where: str = ""  # the layer or the buffer
+
+    def limit_factor(self, factor: float) -> float:
+        """Return how many times the median it may be."""
+        return factor if self.kind in {"update", "momentum"} else max(_STRICTER * factor, 1.0)
 
     def describe(self) -> str:
         """Return it as the beginning of a sentence."""
@@ -195,7 +201,7 @@ def find_outliers(
 ) -> dict[int, Fault]:
     """Return the replies, by position, of which something is too large, and what.
 
-    That is more than `factor` times the median, and than `factor` times the quantity's `floor`.
+    That is more than the quantity's factor times the median, and as many times its `floor`.
 
     >>> sizes = [{Quantity("update"): size} for size in (1.0, 3.0, 2.0, 1e9)]
     >>> find_outliers(sizes, 1000.0, lambda _: 0.0)
@@ -205,9 +211,10 @@ def find_outliers(
     for quantity in dict.fromkeys(quantity for own in sizes for quantity in own):
         present = [own[quantity] for own in sizes if quantity in own]
         median = find_median(present, float)
-        if max(present) <= factor * median:
+        own_factor = quantity.limit_factor(factor)
+        if max(present) <= own_factor * median:
             continue
-        limit = factor * max(median, floor(quantity))
+        limit = own_factor * max(median, floor(quantity))
         for position, own in enumerate(sizes):
             if own.get(quantity, 0.0) > limit:
                 ratio = own[quantity] / median if median else math.inf
