@@ -411,6 +411,14 @@ def test_momentum_buffers_and_robust_rules_are_refused():
         make_task("gn", sending)
     with pytest.raises(ValueError, match="robust rules depend on every client"):
         make_task("gn", rules=(create_aggregator("median", 1),))
+    with pytest.raises(ValueError, match="a secure sum cannot be clipped client by client"):
+        Task.build(
+            nested_model(),
+            create_strategy("gn"),
+            create_algorithm("dsgd", lr=0.1),
+            privacy=Privacy(**SETTINGS),
+            secure=True,
+        )
     model = nested_model()
     model.register_buffer("seen", torch.zeros(1).double())
     with pytest.raises(ValueError, match="clients send the buffer 'seen' of the model"):

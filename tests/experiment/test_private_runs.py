@@ -245,6 +245,7 @@ def test_table_page_and_file_show_epsilon(tmp_path):
         ({"batch_size": 1, "privacy": {"clip": 1.0, "noise": 1.0}}, None),
         ({"batch_size": 1, "privacy": {"clip": 1.0, "noise": 1.0, "noise_statistics": 0.0}}, 1),
         ({"batch_size": 1, "strategies": ["gn"]}, None),
+        ({"batch_size": 1, "secure": True}, None),
     ],
 )
 def test_statistics_of_few_samples_are_told(settings, samples):

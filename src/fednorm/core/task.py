@@ -89,6 +89,8 @@ class Task:
         """
         conversion = strategy.convert(model)
         tensors = find_layout(conversion.model, strategy.role)
+        if privacy and secure:
+            raise ValueError("a secure sum cannot be clipped client by client; drop one of them.")
         if privacy:
             refuse_leaks(strategy, algorithm, tensors, (aggregator, statistics_aggregator))
         return cls(

@@ -116,7 +116,7 @@ def find_exposure(prepared: PreparedRun) -> str | None:
     task, plan = prepared.task, prepared.experiment.plan
     noise = task.privacy.find_multiplier(statistics=True) if task.privacy else 0.0
     sharing = task.layout.sharing.keys() - task.frozen
-    if prepared.entry.centralized or noise or not sharing:
+    if prepared.entry.centralized or noise or task.secure or not sharing:
         return None
     whole = task.strategy.measures or task.strategy.calibration != "never"
     held = [len(prepared.federation.parts[client]) for client in prepared.federation.all()]
