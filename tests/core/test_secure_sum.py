@@ -284,6 +284,12 @@ def test_a_client_that_cannot_be_encoded_is_left_out_by_name():
         assert reason in summed.rejected[0].reason
         for name, value in without.update.items():
             assert torch.equal(summed.reply.update[name], value)
+    # The range is that of all clients that are asked: who will answer is not known before.
+    large = {**replies[1].update, first: replies[1].update[first] + 2.0**27}
+    three = [replies[0], replace(replies[1], update=large), replies[2]]
+    assert not sum_replies(task, task.initial_state, three).rejected
+    (left,) = sum_replies(task, task.initial_state, three, asked=range(100)).rejected
+    assert (left.client, "over 100 clients" in left.reason) == (1, True)
     path = next(iter(replies[0].stats))
     report = replies[0].stats[path]
     far = replace(report.moments, mean=report.moments.mean + 1e15)
@@ -361,6 +367,9 @@ def test_a_layer_that_some_clients_do_not_use_or_call_twice():
     # One client's calls count as one set of values, (0, 2, 4, 8), half as much each.
     assert (float(report.moments.mean), report.moments.count) == (2.25, 4.0)
     assert report.num_batches == 7  # the mean of 3 and 1 steps
+    alone = [replace(replies[0], stats={}), *replies[1:]]  # its sum would be that client's
+    encoding = Encoding(expected, 3, "values", count_calls(alone, running))
+    assert encoding.decode(sum_plain(encoding, alone), 3).stats == {}
     unused = [replace(reply, stats={}) for reply in replies]
     assert encoding.decode(sum_plain(encoding, unused), 3).stats == {}
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -125,6 +126,41 @@ def test_rounds_without_a_client_are_noise():
     assert run.bytes_up_per_round == fednorm.simulate("fbn", **USUAL).bytes_up_per_round
 
 
+def test_runs_draw_their_clients_independently_and_have_their_own_noise():
+    """With the same noise in two runs their difference would be that of the clients' sums."""
+    values = {**USUAL, "strategies": ["fbn", "naive"]}
+    found = []
+    for changes in ({}, {"rounds": 7}, {"privacy": {**PRIVATE, "noise": 1.6}}, {"engine": "loop"}):
+        experiment = build_experiment({**values, **changes})
+        for entry in experiment.strategies:
+            for seed in (0, 1):
+                made = prepare(experiment, entry, seed)
+                assert made.federation.independent
+                found.append(made.task.privacy.seed)
+    assert len(set(found[:12])) == 12
+    assert found[12:] == found[:4]  # another engine gives the same result
+    plain = build_experiment({**values, "privacy": None})
+    assert not prepare(plain, plain.strategies[0], 0).federation.independent
+
+
+def test_who_drops_out_is_not_told(tmp_path):
+    """Nor is a round repeated, though no client is left in some."""
+    settings = {**USUAL, "clients": 4, "rounds": 4, "client_dropout": 0.9}
+    (run,) = fednorm.compare(["gn"], seeds=1, out=tmp_path, **settings).runs
+    assert (run.status, run.dropped_out, run.retries) == ("finished", 0, 0)
+    text = (tmp_path / "runs" / "gn-seed0" / "metrics.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert len(lines) == 4
+    assert not any({"dropped_out", "retries", "rejected"} & line.keys() for line in lines)
+
+
+def test_a_run_that_ends_in_a_round_pays_for_it():
+    private = {**PRIVATE, "clip": 3e38, "noise": 20.0}
+    run = fednorm.simulate("gn", **{**USUAL, "privacy": private})
+    assert (run.status, run.rounds) == ("diverged", 0)
+    assert run.epsilon > 0
+
+
 def test_clients_are_drawn_independently():
     """Poisson sampling: numbers vary as a binomial does, pairs are independent."""
     draws = np.zeros((4000, 12))
@@ -187,7 +223,8 @@ def test_strategies_are_refused_by_name():
 def test_a_task_has_the_public_numbers_of_its_experiment():
     experiment = build_experiment({**USUAL, "strategies": ["fbn"]})
     task = prepare(experiment, experiment.strategies[0], 3).task
-    assert task.privacy == fednorm.Privacy(**PRIVATE, clients=6.0, rate=0.3, batches=2, seed=3)
+    known = fednorm.Privacy(**PRIVATE, clients=6.0, rate=0.3, batches=2)
+    assert replace(task.privacy, seed=0) == known
     other = experiment.model_copy(update={"local_epochs": None, "local_steps": 7})
     assert prepare(other, other.strategies[0], 0).task.privacy.batches == 7
     on_nodes = experiment.model_copy(update={"engine": "flower"})  # as a submission makes it

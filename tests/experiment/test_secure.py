@@ -54,6 +54,19 @@ def test_accuracy_does_not_change(name):
     assert secure.final.train_loss == pytest.approx(plain.final.train_loss, rel=1e-4)
 
 
+def test_the_accuracy_of_a_single_client_is_not_told():
+    """One of six clients has not taken part: the mean over such clients would be its own."""
+    settings = {**SMALL, **LOCAL, "clients": 6, "participation": 0.9, "rounds": 1, "eval_every": 1}
+    plain, secure = (
+        fednorm.simulate("fedbn", **{**settings, "secure": secure}).final
+        for secure in (False, True)
+    )
+    assert plain.untrained is not None
+    assert secure.untrained is None
+    assert secure.per_client is None
+    assert secure.accuracy == pytest.approx(plain.accuracy, abs=0.05)
+
+
 @pytest.mark.parametrize("name", ["naive", "fedbn"])
 def test_the_server_sees_one_reply(name, monkeypatch):
     seen = []

@@ -1,5 +1,7 @@
 """Build the data, clients, model and task of one run."""
 
+import hashlib
+import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -39,6 +41,11 @@ if TYPE_CHECKING:  # Flower is an extra
 log = logging.getLogger("fednorm")
 
 _SAFE_CHANNELS = 16
+# Settings that do not change what a run computes, or are said by its entry and its seed.
+_SAME_RESULT = {
+    "strategies", "seeds", "engine", "device", "threads", "timeout", "client_state_memory",
+    "eval_every",
+}  # fmt: skip
 
 ModelSource: TypeAlias = nn.Module | Callable[[], nn.Module]
 
@@ -170,7 +177,7 @@ def _build_task(experiment: Experiment, entry: StrategySpec, network: nn.Module,
         precision=experiment.precision,
         outlier_factor=experiment.outlier_factor,
         secure=experiment.secure,
-        privacy=_make_privacy(experiment, seed),
+        privacy=_make_privacy(experiment, entry, seed),
     )
     if task.privacy and is_personal(task):
         raise ValueError(
@@ -186,7 +193,7 @@ def _build_task(experiment: Experiment, entry: StrategySpec, network: nn.Module,
     return task
 
 
-def _make_privacy(experiment: Experiment, seed: int) -> Privacy | None:
+def _make_privacy(experiment: Experiment, entry: StrategySpec, seed: int) -> Privacy | None:
     table = experiment.privacy
     if table is None:
         return None
@@ -199,8 +206,15 @@ def _make_privacy(experiment: Experiment, seed: int) -> Privacy | None:
         rate=experiment.participation,
         # Of an epoch the number of batches would tell the size of the client.
         batches=plan.steps or plan.epochs or 1,
-        seed=seed,
+        seed=_draw_noise_seed(experiment, entry, seed),
     )
+
+
+def _draw_noise_seed(experiment: Experiment, entry: StrategySpec, seed: int) -> int:
+    """Return a seed that no run with other settings has: with equal noise it would cancel."""
+    settings = experiment.model_dump_json(exclude=_SAME_RESULT)
+    text = json.dumps([seed, entry.model_dump(mode="json"), settings], sort_keys=True)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
 
 
 def _make_faults(experiment: Experiment, task: Task, clients: ClientSource, seed: int) -> Faults:

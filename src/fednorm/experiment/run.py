@@ -8,6 +8,7 @@ from typing import Protocol, TypeAlias
 
 from fednorm.attacks import Backdoor
 from fednorm.core.messages import Batches, ClientState, ServerState
+from fednorm.core.replies.secure_sum import FEWEST
 from fednorm.core.round import broadcast
 from fednorm.core.task import export, select_reporting
 from fednorm.core.types import ClientId
@@ -32,6 +33,8 @@ from fednorm.experiment.diagnostics import Diagnosis
 from fednorm.experiment.results import Evaluation, Event, RunRecorder, RunResult, Status
 
 log = logging.getLogger("fednorm")
+
+_CUT_SHORT = {"diverged", "stopped"}  # in mid-round
 
 Callback: TypeAlias = Callable[[Event], None]
 
@@ -195,7 +198,8 @@ def _make_result(
         conversion=prepared.task.conversion_notes,
         metric=prepared.data.metric,
         tested=len(prepared.data.y_test),
-        **_find_guarantee(prepared, len(recorder.exchanges)),
+        # How a run ended is an outcome of the round that it did not finish.
+        **_find_guarantee(prepared, len(recorder.exchanges) + (status in _CUT_SHORT)),
     )
 
 
@@ -241,6 +245,7 @@ def evaluate(prepared: PreparedRun, result: RoundResult) -> Evaluation | None:
         tested = list_honest(prepared) if experiment.evaluate == "clients" else []
         own = list(_score_clients(prepared, state, {}, tested).values())
     single = [] if task.secure else [found.accuracy for found in own]
+    fewest = FEWEST if task.secure else 1
     unseen = range(len(prepared.federation.all()), experiment.clients)
     return Evaluation(
         round=state.round,
@@ -250,10 +255,10 @@ def evaluate(prepared: PreparedRun, result: RoundResult) -> Evaluation | None:
         per_client=tuple(single) or None,
         worst=min(single, default=None),
         weighted=_weigh_by_examples(own),
-        trained=_mean_accuracy(trained) if untrained else None,
-        untrained=_mean_accuracy(untrained),
+        trained=_mean_accuracy(trained, fewest) if untrained else None,
+        untrained=_mean_accuracy(untrained, fewest),
         unseen=_mean_accuracy(
-            _score_clients(prepared, state, dict.fromkeys(unseen, initial), unseen)
+            _score_clients(prepared, state, dict.fromkeys(unseen, initial), unseen), fewest
         ),
         attack_success=measure_attack_success(prepared, state, states, initial),
     )
@@ -294,8 +299,8 @@ def _weigh_by_examples(scores: Collection[Score]) -> float | None:
     return sum(s.accuracy * s.examples for s in scores) / examples if scores else None
 
 
-def _mean_accuracy(scores: Mapping[ClientId, Score]) -> float | None:
-    return fmean(s.accuracy for s in scores.values()) if scores else None
+def _mean_accuracy(scores: Mapping[ClientId, Score], fewest: int) -> float | None:
+    return fmean(s.accuracy for s in scores.values()) if len(scores) >= fewest else None
 
 
 def list_honest(prepared: PreparedRun) -> list[ClientId]:

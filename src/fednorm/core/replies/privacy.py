@@ -67,7 +67,8 @@ class Privacy:
         rate: the probability with which a client takes part in a round, independently of others.
         batches: by how much the counters of batches advance in a round.
         delta: the δ of the guarantee.
-        seed: of the noise; whoever knows it can subtract the noise.
+        seed: of the noise; whoever knows it can subtract the noise. It serves one run alone, and
+            each round of it once: two releases with the same noise tell their difference.
 
     >>> private = Privacy(clip=1.0, noise=1.0, clients=10, rate=0.1)
     >>> round(private.find_epsilon(rounds=100, statistics=True), 1)
@@ -127,7 +128,7 @@ class Privacy:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the best order is the first or the last
             epsilon = float(accountant.get_epsilon(self.delta, alphas=_list_orders(multiplier)))
-        return epsilon if math.isfinite(epsilon) else None
+        return max(epsilon, 0.0) if math.isfinite(epsilon) else None
 
 
 def _list_orders(multiplier: float) -> list[float]:
@@ -233,9 +234,10 @@ def sum_clipped_vectors(vectors: Iterator[Tensor], bound: float) -> Tensor | Non
     """
     total: Tensor | None = None
     for vector in vectors:
-        # A norm that overflows scales its vector to 0, which is a contribution within the bound.
+        # A norm that overflows scales its vector to 0, and what is infinite in it is 0 as well:
+        # a contribution within the bound.
         length = float(torch.linalg.vector_norm(vector))
-        own = vector if length <= bound else vector * (bound / length)
+        own = vector if length <= bound else (vector * (bound / length)).nan_to_num(0.0, 0.0, 0.0)
         total = own if total is None else total + own
     return total
 

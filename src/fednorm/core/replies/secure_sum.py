@@ -184,7 +184,7 @@ class Encoding:
         for path, before in self.expected.running.items():
             clients, batches = islice(numbers, 2)
             first, *more = [self._decode_call(before, numbers) for _ in range(self.calls[path])]
-            if clients:
+            if clients >= FEWEST:  # the layer's sum of one client is that client's
                 counter = before.num_batches + max(1, round(batches / clients))
                 stats[path] = LayerStats(first, counter, more=tuple(more))
         return stats
@@ -290,7 +290,8 @@ def _encode_and_sum(
 ) -> SecureSum:
     good, rejected = validate_replies(replies, expected)
     calls = count_calls(good, expected.running)
-    encoding = Encoding(expected, max(1, len(replies)), weights, calls)
+    asked = len(replies) if expected.clients is None else len(expected.clients)
+    encoding = Encoding(expected, max(1, asked), weights, calls)
     encoded, bad = list[EncodedReply](), list(rejected)
     for reply in good:
         made = encoding.encode(reply)
