@@ -17,6 +17,7 @@ def pytest_configure(config):
     settings.load_profile("fednorm")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(items):
     """Put long tests first, so that the last ones to end are short.
 

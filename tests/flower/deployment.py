@@ -96,7 +96,6 @@ class Deployment:
         arguments += ["--ssl-keyfile", "server.key", "--enable-supernode-auth"]
         arguments += ["--disable-runtime-dependency-installation"]
         arguments += ["--host", "127.0.0.1", "--port", str(self.port)]
-        arguments += ["--database", "superlink.db"]
         try:
             self._start("superlink", ["flower-superlink", *arguments])
             self._wait("superlink", self._healthy)
