@@ -39,7 +39,7 @@ lint: .venv/flower
 # Tests start many processes, which must not compile the package again and again. One test process
 # more than cores, as some wait for others; fast ones do not.
 CORES := $(shell nproc 2>/dev/null || echo 2)
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadgroup
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
 
 pytest: .venv/flower
 	$(PYTEST) --numprocesses $(shell expr $(CORES) + 1)

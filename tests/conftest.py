@@ -21,14 +21,16 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     """Put long tests first, so that the last ones to end are short.
 
-    Tests that share a fixture of their module run in one process, which makes it once.
+    Short tests of a module run in one process, and so do tests that share a fixture of their
+    module, which is made once then.
     """
     items.sort(key=lambda item: [not item.get_closest_marker(mark) for mark in ("slow", "flower")])
     for item in items:
         fixtures = getattr(item, "_fixtureinfo", None)
         made = fixtures.name2fixturedefs.values() if fixtures else ()
-        if any(found.scope == "module" for several in made for found in several):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        shares = any(found.scope == "module" for several in made for found in several)
+        if shares or not item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {shares}"))
 
 
 @pytest.fixture

@@ -59,6 +59,7 @@ def inputs(kind, n, d):
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["random", "tied", "huge", "constant"])
 @pytest.mark.parametrize(("n", "d"), [(8, 5), (12, 40), (20, 3)])
 @pytest.mark.parametrize("text", PAIRS)

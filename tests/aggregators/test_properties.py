@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from generated import aggregate, crowds, only_honest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["median", "trimmed_mean", "bucketing(size=1) > median"])
 @given(crowd=crowds(np.float32))
 def test_byzantine_vectors_cannot_move_it_out_of_the_honest_range(text, crowd):

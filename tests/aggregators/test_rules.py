@@ -149,6 +149,7 @@ def test_a_rule_is_its_slow_version(name, n, d, kind, dtype):
     close(found, RULES[name](x), x, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["random", "tied", "huge", "constant"])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", BEFORE)

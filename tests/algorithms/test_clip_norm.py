@@ -53,6 +53,7 @@ def test_a_single_step_sends_the_clipped_gradient():
             torch.testing.assert_close(reply.update[name], expected, rtol=1e-12, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["naive", "fbn", "dualbn", "gn", "fedbn"])
 def test_stacked_clients_have_their_own_norms(name):
     algorithm = create_algorithm("fedavg", lr=0.1, clip_norm=LIMIT)

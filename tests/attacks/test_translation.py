@@ -138,6 +138,7 @@ def test_the_server_ends_where_algorithm_2_does(name, rule, momentum):
     check(found, algorithm_2(Source(), CORRUPTIONS[name], 8, RULES[rule], momentum))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["nnm > median", "krum", "multi_krum", "centered_clipping"])
 def test_rules_for_vectors_see_moments_as_they_would_see_running_statistics(text):
     def rule(x):

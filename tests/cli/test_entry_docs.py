@@ -18,6 +18,7 @@ def default_of(field):
     return None if field.default is dataclasses.MISSING else str(field.default)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("registry", "name"), ENTRIES, ids=[name for _, name in ENTRIES])
 def test_what_is_read_from_the_source_is_what_the_class_says(registry, name):
     cls, place = registry[name], registry.locate(name)

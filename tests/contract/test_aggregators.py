@@ -71,6 +71,7 @@ def test_all_are_listed_by_the_command():
     assert STAGES.keys() <= listed
 
 
+@pytest.mark.slow
 @every_text
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(), (1,), (3, 2), (4, 1, 5)])

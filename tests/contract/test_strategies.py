@@ -72,6 +72,7 @@ def test_trains_and_stays_finite(name, step):
         assert torch.isfinite(tensor).all()
 
 
+@pytest.mark.slow
 @every
 def test_every_tensor_of_the_model_has_a_role_and_a_place(name):
     task = task_of(name, create_algorithm("dsgd"))
@@ -83,6 +84,7 @@ def test_every_tensor_of_the_model_has_a_role_and_a_place(name):
         assert (key in places) == (role is not Role.STATISTIC)
 
 
+@pytest.mark.slow
 @every
 @algorithms
 def test_a_round_is_a_pure_function(name, step):
@@ -128,6 +130,7 @@ def test_is_tested_globally_or_per_client(name):
         assert score_global(task, result.state, [(x, y)]).examples == 15
 
 
+@pytest.mark.slow
 @every
 def test_message_sizes_are_those_of_the_tensors(name):
     task, clients = task_of(name, create_algorithm("dsgd")), ToyClients()
@@ -142,6 +145,7 @@ def test_message_sizes_are_those_of_the_tensors(name):
     assert upload_bytes(reply) == shared + up + 8
 
 
+@pytest.mark.slow
 @every
 def test_a_batch_of_one_either_works_or_is_announced(name):
     task = task_of(name, create_algorithm("dsgd"))

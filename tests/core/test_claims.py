@@ -124,6 +124,7 @@ def test_a_count_of_more_values_than_others_find_in_a_sample_is_rejected():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fbn", "naive", "feddna", "dualbn"])
 @pytest.mark.parametrize(
     "change",

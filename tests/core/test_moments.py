@@ -68,6 +68,7 @@ def test_merging_is_associative(a, b, c):
     assert_same(x.merge(y).merge(z), x.merge(y.merge(z)))
 
 
+@pytest.mark.slow
 @given(samples())
 def test_the_empty_summary_is_the_identity(parts):
     some = moments(np.concatenate(parts))

@@ -66,6 +66,7 @@ def read_running(state):
     return {p: (r.mean.numpy().copy(), r.var.numpy().copy()) for p, r in state.running.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "pooled"), [("fbn", True), ("naive", False), ("gn", None)])
 @pytest.mark.parametrize("loose", [False, True])
 def test_private_rounds_are_what_plain_numpy_computes(name, pooled, loose):
@@ -146,6 +147,7 @@ HOSTILE = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     values=st.lists(st.tuples(HOSTILE, HOSTILE, HOSTILE), min_size=1, max_size=5),
@@ -347,6 +349,7 @@ def test_an_optimal_attacker_is_as_good_as_the_guarantee_says():
     assert power == pytest.approx(normal.cdf(1 / sigma - normal.inv_cdf(1 - level)), abs=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "noise_statistics", "rate", "rounds"),
     [(1.0, 2.0, 0.1, 50), (0.7, None, 1.0, 5), (4.0, 4.0, 0.01, 1000)],
@@ -378,6 +381,7 @@ def test_two_releases_cost_what_two_mechanisms_cost_at_full_participation():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.001, 0.5, 1.0])
 @pytest.mark.parametrize("noise", [0.01, 0.3, 50.0, 1e6])
 def test_epsilon_is_a_number_wherever_noise_is(noise, rate):

@@ -127,6 +127,7 @@ def test_integers_are_those_of_the_formulas():
         assert value == pytest.approx(float(exact), rel=1e-6, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [DSGD, FEDAVG], ids=["dsgd", "fedavg"])
 @pytest.mark.parametrize("name", ADDITIVE)
 def test_the_state_is_that_of_the_replies_up_to_quantisation(name, algorithm):

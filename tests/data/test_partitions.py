@@ -89,6 +89,7 @@ def slow_counts(size, mix, stock, rng):
     return counts
 
 
+@pytest.mark.slow
 def test_dirichlet_draws_as_one_sample_at_a_time_would():
     mix, stock, tries = np.array([0.6, 0.3, 0.1]), np.array([3, 2, 9]), 3000
     rng = np.random.default_rng(0)

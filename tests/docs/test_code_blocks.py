@@ -183,6 +183,7 @@ def check_command(words, *, bare=False):
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", SHELL, ids=str)
 def test_commands_exist_and_know_their_options(block):
     assert block.commands
@@ -290,6 +291,7 @@ def test_the_example_runs(capsys):
 CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]  # the rest is history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", CURRENT, ids=name_of)
 def test_commands_in_the_text_exist(page):
     for span in list_spans(page):

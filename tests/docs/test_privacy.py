@@ -51,10 +51,12 @@ def table():
     return "\n".join([head, "|---|---|---|---|---|", *lines])
 
 
+@pytest.mark.slow
 def test_the_table_of_numbers_is_true():
     assert table() in PAGE, table()
 
 
+@pytest.mark.slow
 def test_the_words_are_those_of_the_code():
     assert f"2^{WORD}" in TEXT
     assert f"2^{WIDE_WORD}" in TEXT

@@ -131,6 +131,7 @@ def test_the_model_is_left_as_it_was():
     assert model.training
 
 
+@pytest.mark.slow
 def test_state_is_counted_by_type(nested):
     state = nested.state
     assert state.statistics == state.affine == 8 * 2 * (4 * 3 + 6 * 3)
@@ -165,6 +166,7 @@ def test_costs_are_those_of_the_engine(nested, name):
         )
 
 
+@pytest.mark.slow
 def test_strategies_state_their_needs(nested):
     costs = {c.strategy: c for c in nested.strategies}
     assert [name for name, c in costs.items() if c.needs_rounds] == ["fixbn"]
@@ -230,6 +232,7 @@ def plain_gradient(x, y):
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
+@pytest.mark.slow
 def test_gradients_deviate_as_the_methods_say(apart):
     found = gradients(apart)
     assert found["fedtan", "exchanged"].deviation < 1e-10
@@ -250,6 +253,7 @@ def test_with_the_statistics_of_the_same_batch_dualbn_is_one_machine(model):
     assert found["fedtan", "exchanged"].deviation < 1e-10
 
 
+@pytest.mark.slow
 def test_dropout_layers_cause_no_deviation():
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 10)

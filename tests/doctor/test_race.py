@@ -227,6 +227,7 @@ def test_the_table_of_candidates(monkeypatch):
     } < several
 
 
+@pytest.mark.slow
 def test_no_loser_is_recommended():
     rng = np.random.default_rng(0)
     clear = 0

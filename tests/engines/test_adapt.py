@@ -86,6 +86,7 @@ def test_adaptation_is_tested_per_client_and_helps_shifted_clients():
     assert adapted.final.worst > plain.final.worst
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fedbn", "silobn", "fbn"])
 def test_unseen_clients_never_train_but_are_tested(strategy):
     run = fednorm.simulate(strategy, unseen_clients=2, **QUICK)

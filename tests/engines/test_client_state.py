@@ -52,6 +52,7 @@ def test_who_is_kept_is_known_without_reading(monkeypatch):
     assert 1 not in kept
 
 
+@pytest.mark.slow
 def test_one_that_comes_back_is_in_memory_and_its_file_goes():
     each = count_bytes(client_state(0))
     kept = ClientStateStore(limit=2 * each)
@@ -68,6 +69,7 @@ def test_one_that_comes_back_is_in_memory_and_its_file_goes():
     assert kept.held == 2 * each
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind():
     kept = ClientStateStore(limit=0).with_states({0: client_state(1), 1: client_state(2)})
     folder = kept.folder.path
@@ -85,6 +87,7 @@ def test_clients_that_keep_nothing_take_no_room():
     assert kept.folder is None
 
 
+@pytest.mark.slow
 def test_the_place_of_tensors_changes_no_result(tmp_path):
     values = {
         "strategies": ["fedbn"],

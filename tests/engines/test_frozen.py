@@ -164,6 +164,7 @@ def test_with_all_layers_frozen_a_step_is_that_of_torch_on_the_union(name, where
         torch.testing.assert_close(value, expected.state_dict()[key], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_single_client_follows_torch_where_half_is_frozen():
     toy = ToyClients(sizes=(6,), steps=3)
     batches = [batch for round_ in (1, 2, 3) for batch in toy.batches(0, round_).steps]
@@ -189,6 +190,7 @@ def test_stacked(name):
         assert_same(ours.state, theirs.state, tolerance=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["naive", "fbn", "fedtan", "heterofl"])
 def test_merged(name):
     toy = ToyClients(sizes=(4, 6, 3), absent={2: (1,)})

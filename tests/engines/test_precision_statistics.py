@@ -110,6 +110,7 @@ def assert_rounded_once(outputs, expected):
         assert float((ours - theirs).mean().abs()) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fedavg", "dsgd"])
 @pytest.mark.parametrize("name", sorted(set(STRATEGIES) - WITHOUT))
 def test_statistics_at_mean_10(name, kind):
@@ -127,6 +128,7 @@ def run_stacked(task, clients, count):
     return loop.rounds(task, clients, count, train=stacked.StackedTrainer(task, 2).train)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(48, 64), (56, 56)])
 @pytest.mark.parametrize("name", MERGEABLE)
 def test_statistics_at_mean_10_in_the_merged_batch(name, sizes):

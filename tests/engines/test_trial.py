@@ -108,6 +108,7 @@ def run(name, model, **settings):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "made"),
     [

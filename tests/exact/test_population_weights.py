@@ -101,41 +101,48 @@ def run(method, clients, rounds=3, kind="fedavg", model=None):
     return state, federated(plain, clients, rounds, frozen=frozen, by_batch=kind == "dsgd")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_unequal_holdings_and_batches(method):
     """Layers with 64, 16 and fewer values per example, after convolutions of stride 2."""
     assert_same(*run(method, Population(batch=(4, 7, 3))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_one_step_of_unequal_batches(method):
     assert_same(*run(method, Population(batch=(4, 7, 3), steps=(1, 1, 1))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_partial_participation(method):
     """The population of a round are the clients that take part in it."""
     assert_same(*run(method, Population(absent={1: (2,), 2: (0,), 3: (1, 2)})))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_smaller_last_batch(method):
     """Its values weigh as much as those of a full one in the same place."""
     assert_same(*run(method, Population(last=(2, 3, 4))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_dsgd_weighs_batches(method):
     clients = Population(batch=(4, 7, 3), steps=(1, 1, 1), absent={2: (1,)})
     assert_same(*run(method, clients, kind="dsgd"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_where_a_client_holds_one_batch(method):
     """Here the population is that of the batches."""
     assert_same(*run(method, Population(holds=(4, 7, 3), batch=(4, 7, 3))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_after_pooling(method):
     """One layer sees 36 values of an example, one 9, one a single one."""
@@ -286,6 +293,7 @@ def test_every_engine(engine, method):
     assert_same(result.state, federated(nested_model(), FOUR, 3, frozen=frozen))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_merged_batch(method):
     name, fields, frozen = METHODS[method]

@@ -99,6 +99,7 @@ def slow_deviation(before, batches, *, train):
     return fmean(distances)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "fields", "train"),
     [
@@ -256,6 +257,7 @@ class Dropping(nn.Module):
         return self.last(x * torch.rand(()) if self.coin and self.training else x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fedtan", "centralized"])
 @pytest.mark.parametrize("partition", ["gamma=0", "dirichlet_unbalanced=0.5"])
 def test_dropout_is_no_deviation_of_gradients(strategy, partition):
@@ -341,6 +343,7 @@ def slow_variance(history, end, length):
     return np.mean(found) if found else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "train"), [("naive", True), ("fbn", False)])
 def test_the_variance_of_statistics_is_that_of_each_clients_batches_over_a_window(name, train):
     toy = ToyClients(

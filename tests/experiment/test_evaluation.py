@@ -120,6 +120,7 @@ def test_as_users_run_it_untrained_clients_are_not_at_a_loss():
     assert initial[early].trained == mean[early].trained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fedbn", "fbn"])
 def test_where_all_have_trained_there_is_one_number(strategy):
     final = fednorm.simulate(strategy, **{**RARELY, "participation": 1.0}).final

@@ -106,6 +106,7 @@ def test_the_checkpoint_before_is_used(stopped, caplog):
     assert "is damaged" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
 def test_what_is_no_file_is_not_read(stopped, kind):
     folder, path = stopped

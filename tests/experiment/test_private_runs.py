@@ -126,6 +126,7 @@ def test_rounds_without_a_client_are_noise():
     assert run.bytes_up_per_round == fednorm.simulate("fbn", **USUAL).bytes_up_per_round
 
 
+@pytest.mark.slow
 def test_runs_draw_their_clients_independently_and_have_their_own_noise():
     """With the same noise in two runs their difference would be that of the clients' sums."""
     values = {**USUAL, "strategies": ["fbn", "naive"]}
@@ -174,6 +175,7 @@ def test_clients_are_drawn_independently():
     assert draw_participants(3, 1.0, seed=0, round_=1, independent=True) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_client_that_diverges_does_not_end_a_private_run():
     huge = {"name": "fedavg", "lr": 1e20}
     settings = {**USUAL, "algorithm": huge, "rounds": 2, "eval_every": 2}

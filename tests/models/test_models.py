@@ -16,6 +16,7 @@ def types(model):
     return [type(module).__name__ for module in model if len(list(module.children())) == 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_has_its_batch_norms(name):
     model = create_model(name, (1, 16, 16), 10, seed=0)

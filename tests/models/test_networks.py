@@ -57,6 +57,7 @@ def test_names_its_paper(name):
     assert re.search(r"arXiv:\d{4}\.\d{5}|doi:10\.\d+/\S+", shown.get())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "shape", "classes", "count"), PUBLISHED)
 def test_has_as_many_parameters_as_published(name, shape, classes, count):
     model, images = on_paper(name, shape, classes)
@@ -125,6 +126,7 @@ def test_resnet20_shortcuts_are_every_second_pixel_and_zeros(size):
     assert torch.equal(block(x), torch.cat([x[:, :, ::2, ::2], zeros], 1).relu())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet20", "resnet18", "resnet50"])
 def test_residual_networks_start_as_he_et_al(name):
     for layer in convolutions(create_model(name, (3, 32, 32), 10, seed=0)):
@@ -170,6 +172,7 @@ def test_the_stem_of_imagenet_needs_larger_images(name):
         create_model(name, (3, 64, 31), 10, seed=0, stem="imagenet")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pixels", "halving", "left"), [(32, (4, 7, 14), 4), (224, (0, 2, 4, 7, 14), 7)]
 )
@@ -210,6 +213,7 @@ def test_deeplab_gives_scores_of_the_inputs_size(backbone, shape):
     assert model.backbone(images).shape == (2, channels, *left)
 
 
+@pytest.mark.slow
 @backbones
 def test_deeplab_is_as_described(backbone):
     model, images = on_paper("deeplabv3plus", (3, 64, 128), 19, backbone=backbone)

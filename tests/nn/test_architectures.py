@@ -166,6 +166,7 @@ def assert_checkpoint_moves(name, model, task, plain, architecture):
             assert torch.equal(other.eval()(x), model(x))
 
 
+@pytest.mark.slow
 @every
 def test_a_transformer_has_nothing_to_convert_and_that_is_said(name, untouched):
     plain = untouched("transformer")

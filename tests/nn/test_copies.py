@@ -70,6 +70,7 @@ def test_refused_by_name(make, way):
         WAYS[way](make)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 @pytest.mark.parametrize("make", list(REFUSED))
 def test_every_strategy_refuses(make, name):

@@ -61,6 +61,7 @@ def test_outputs_are_the_same(name, make):
     assert torch.equal(model(x), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["naive", "fbn", "fixbn", "dualbn", "brn", "switchnorm"])
 def test_standardized_weights_become_plain_ones(name):
     model, x = train(name, biased_model(), weight_standardization=True)
@@ -74,6 +75,7 @@ def test_standardized_weights_become_plain_ones(name):
         torch.testing.assert_close(plain(x), model(x), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fbn", "hbn", "alignbn", "dualbn", "gn_ws", "fedfn"])
 def test_folding_twice_changes_nothing(name):
     once = fold(train(name, biased_model())[0])
@@ -83,6 +85,7 @@ def test_folding_twice_changes_nothing(name):
     assert all(torch.equal(t, once.state_dict()[k]) for k, t in again.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [BatchNormAct2d(4), Positive(4), Flexible(4)])
 @pytest.mark.parametrize("name", ["fbn", "hbn", "alignbn", "dualbn"])
 def test_users_classes_come_back(name, layer):

@@ -165,6 +165,7 @@ def test_a_replaced_layer_that_activates_keeps_drop_and_act():
         assert (converted(x) == 0).float().mean() > 0.3
 
 
+@pytest.mark.slow
 @every
 def test_a_model_with_such_layers_trains(name):
     residual_or_skip(name)
@@ -201,6 +202,7 @@ def test_what_looks_like_such_a_layer_is_not_taken_for_one(name):
         assert torch.equal(converted[1].eval()(x), layer.eval()(x)) or name == "switchnorm"
 
 
+@pytest.mark.slow
 @every
 def test_a_forward_pass_that_asks_super_is_kept_or_refused_by_name(name):
     model = model_with(Positive(4))
@@ -229,6 +231,7 @@ def test_strategies_that_keep_batch_norm_take_a_forward_pass_that_asks_super():
             make(model_with(Positive(4)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [Alone, AloneInEvaluation, Twice, KeepsItsOwnBooks, Needy])
 @every
 def test_any_other_forward_pass_is_refused_by_name(name, cls):
@@ -295,6 +298,7 @@ def test_a_converted_model_can_be_copied_pickled_and_converted_again(convert, la
         torch.testing.assert_close(convert(again).model(x), once(x))
 
 
+@pytest.mark.slow
 @every
 def test_frozen_layers_are_left_alone_and_reported(name):
     residual_or_skip(name)

@@ -54,6 +54,7 @@ def compute(cls, x, weight, bias, **fields):
     return torch.func.functional_call(plain, tensors, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", CONVS)
 @pytest.mark.parametrize("settings", VARIANTS)
 @pytest.mark.parametrize(

@@ -120,6 +120,7 @@ def test_personal_runs_give_every_client(tmp_path):
     assert fill_rows(result)[0]["note"] == "mean over clients"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("result", EDGE_CASES.values(), ids=EDGE_CASES)
 def test_the_page_loads_nothing(result):
     html = page(result)

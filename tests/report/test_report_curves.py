@@ -48,6 +48,7 @@ def test_a_curve_covers_every_round_that_a_seed_has():
     assert find_divergences(runs) == [(10, pytest.approx(40))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("result", EDGE_CASES.values(), ids=EDGE_CASES)
 def test_the_png_is_a_png_of_a_plausible_size(result, tmp_path):
     width, height = png_size(wrap_comparison(result), tmp_path / "c.png")

@@ -23,6 +23,7 @@ def drawn(result):
     return render_diagnostics(result, looks, "0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("result", EDGE_CASES.values(), ids=EDGE_CASES)
 def test_without_records_there_is_no_section(result):
     assert drawn(result) == {}
@@ -58,6 +59,7 @@ def test_all_are_drawn_where_they_are_known():
     assert "with the same dropout masks" in explain_diagnostics(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nothing", [None, 0.0, NAN])
 def test_values_without_a_logarithm_are_left_out(nothing):
     empty = comparison(looked_at("gn", drift=nothing, deviation=nothing))
@@ -66,6 +68,7 @@ def test_values_without_a_logarithm_are_left_out(nothing):
     assert all(KNOWN["gn"].color not in svg for svg in drawn(mixed).values())
 
 
+@pytest.mark.slow
 def test_long_runs_are_thinned():
     short, long = (drawn(comparison(looked_at("fbn", n)))["drift"] for n in (150, 3000))
     assert len(long) < 1.2 * len(short)

@@ -81,6 +81,7 @@ def test_published_numbers_that_are_not_finite_become_null(tmp_path):
     assert written(figure, tmp_path)["panels"][0]["published"] == {"fbn": None, "naive": 10.0}
 
 
+@pytest.mark.slow
 def test_the_page_tells_the_story_in_order():
     html = page(two_panels())
     told_in_order = [

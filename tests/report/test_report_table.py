@@ -38,6 +38,7 @@ def test_the_worst_client_has_a_column_only_where_it_was_measured():
     assert [row["worst client %"] for row in fill_rows(result)] == ["–", "50.0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [80, 140])
 def test_untrained_clients_are_noted(width):
     part = personal("fedbn", (0.9, 0.5))

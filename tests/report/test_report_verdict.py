@@ -99,6 +99,7 @@ def test_the_test_data_of_personal_models_are_named(evaluate, tested):
     assert f"In %, {tested[:-1].replace('each', 'each client')}, at the last" in page(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("runs", "expected"), CAVEATS)
 def test_caveats_qualify_the_verdict(runs, expected):
     assert list_caveats(comparison(*runs)) == expected

@@ -86,6 +86,7 @@ def test_full_and_short_scale_are_valid(name):
     assert describe_cuts(figure, "full") == ((figure.note.strip(),) if figure.note else ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_published_numbers_belong_to_strategies_that_are_run(name):
     for panel, experiment in scale_figure(FIGURES[name], "full"):

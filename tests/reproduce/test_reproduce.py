@@ -156,6 +156,7 @@ def test_tables_are_merged_key_by_key():
     assert before["algorithm"]["lr"] == 0.1
 
 
+@pytest.mark.slow
 def test_finished_parts_are_not_repeated(own, tmp_path):
     events = []
 

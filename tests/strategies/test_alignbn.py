@@ -410,6 +410,7 @@ def make_plain():
     return fednorm.create_model("resnet", (1, 8, 8), 4, 5, widths=[4, 6])
 
 
+@pytest.mark.slow
 def test_the_exported_model_is_a_plain_one_with_the_reported_accuracy(tmp_path):
     result = fednorm.simulate("alignbn", **SETTINGS, out=tmp_path)
     experiment = build_experiment({**SETTINGS, "strategies": ["alignbn"]})

@@ -54,6 +54,7 @@ def central(clients, momentum=0.0):
     return machine.model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_equal_batches(momentum):
     clients = ToyClients()
@@ -61,18 +62,21 @@ def test_equal_batches(momentum):
     assert_same_state(last(task, clients, ROUNDS).state, central(clients, momentum))
 
 
+@pytest.mark.slow
 def test_unequal_batches():
     clients = ToyClients(sizes=(2, 7, 1, 4))
     task = task_of("fbn", create_algorithm("dsgd", lr=LR))
     assert_same_state(last(task, clients, ROUNDS).state, central(clients))
 
 
+@pytest.mark.slow
 def test_partial_participation():
     clients = ToyClients(sizes=(3, 5, 2), absent={2: (1,), 3: (0, 2), 7: (2,), 20: (0,)})
     task = task_of("fbn", create_algorithm("dsgd", lr=LR))
     assert_same_state(last(task, clients, ROUNDS).state, central(clients))
 
 
+@pytest.mark.slow
 def test_client_lost_in_mid_round():
     """It trained, but its reply never came: the others count as if it had not been there."""
     gone = {4: (0,), 9: (1, 2)}

@@ -103,6 +103,7 @@ def test_equal_clients_get_equal_weights():
     torch.testing.assert_close(weights_of(unequal), shares(unequal))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     shift=st.floats(0.5, 20),

@@ -93,6 +93,7 @@ def test_equal_batches_of_unequal_clients():
     assert_same(state, *central(nested_model(), clients, 3))
 
 
+@pytest.mark.slow
 def test_layers_of_several_kinds():
     """Values of two axes and of none; layers without γ and β are the plain function."""
 
@@ -134,6 +135,7 @@ def biased():
     return nn.Sequential(*layers).double()
 
 
+@pytest.mark.slow
 @MESSAGES
 @pytest.mark.parametrize("kind", ["fedavg", "dsgd"])
 def test_a_bias_in_front_of_batch_norm_does_not_move(kind, shared_message):

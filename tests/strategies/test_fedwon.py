@@ -289,6 +289,7 @@ def test_a_frozen_layer_stays_frozen():
         assert torch.equal(state.weights[name], task.initial_state.weights[name])
 
 
+@pytest.mark.slow
 def test_federated_equals_one_machine():
     clients, step = ToyClients(sizes=(2, 7, 1)), create_algorithm("dsgd", lr=LR)
     federated, central = (

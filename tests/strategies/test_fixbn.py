@@ -46,6 +46,7 @@ def test_statistics_are_bit_identical_after_the_freezing_round(freeze, at, merge
         assert {r.num_batches for r in state.running.values()} == {at}
 
 
+@pytest.mark.slow
 def test_affine_goes_on_moving_unless_it_is_frozen_too():
     moving, frozen = history(freeze_round=6), history(freeze_round=6, freeze_affine=True)
     assert not torch.equal(affine(moving[6]), affine(moving[12]))
@@ -106,6 +107,7 @@ def test_affine_alone_is_frozen_while_statistics_go_on_moving():
         assert torch.equal(affine(before), affine(after)) is (after.round > 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("merge", ["average", "pool"])
 @pytest.mark.parametrize("engine", ["merged", "stacked"])
 def test_affine_alone_is_frozen_in_every_engine(engine, merge):

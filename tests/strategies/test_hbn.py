@@ -122,6 +122,7 @@ def run(clients, count=3, **fields):
     return task, list(rounds(task, clients, count))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("fields", [{}, {"stats_momentum": 0.3}])
 def test_a_round_from_the_state_before_it(case, fields):

@@ -47,6 +47,7 @@ def norms(model):
     return {p: m for p, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kind", ["fedavg", "dsgd"])
 def test_statistics_are_the_cumulative_average_over_all_batches(case, kind):

@@ -12,6 +12,7 @@ from support import ToyClients, last, nested_model, plain_fedavg, task_of
 LR = 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_is_fedavg(momentum):
     clients = ToyClients(sizes=(2, 6, 4), steps=3)
