@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from docs.pages import ROOT
 from fednorm import ClientState, broadcast, client_round, create_algorithm
 from fednorm.core.replies.secure_sum import (

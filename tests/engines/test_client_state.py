@@ -2,6 +2,7 @@
 
 import gc
 
+import pytest
 import torch
 
 from fednorm.algorithms import create_algorithm
