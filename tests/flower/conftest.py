@@ -12,6 +12,7 @@ if not find_spec("flwr"):
     pytest.skip("Flower is not installed: pip install fednorm[flower]", allow_module_level=True)
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are put in order
 def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):

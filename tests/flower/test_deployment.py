@@ -13,6 +13,7 @@ from fednorm.experiment.load import build_experiment
 from fednorm.experiment.run import Monitor
 from flower.deployment import Deployment, at_home
 
+pytestmark = pytest.mark.slow  # and so among the first: it takes longest, mostly waiting
 VALUES = {
     "strategies": ["fbn"], "seeds": 1, "rounds": 3, "clients": 2, "model": "cnn", "eval_every": 1,
     "engine": "flower", "timeout": 60,

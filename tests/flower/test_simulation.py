@@ -48,6 +48,7 @@ assert [reply.content["found"]["nice"] for reply in replies] == [os.nice(0)] * 2
 """
 
 
+@pytest.mark.slow
 def test_two_simulations_at_once_give_what_the_loop_gives(tmp_path):
     config, ours, loop = (tmp_path / name for name in ("config.toml", "flower", "loop"))
     config.write_text(tomli_w.dumps(VALUES))
