@@ -14,25 +14,28 @@ from pydantic import (
     model_validator,
 )
 
-from fednorm.aggregators import check_client_count, create_aggregator
+from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import ALGORITHMS
 from fednorm.attacks import ATTACKS
 from fednorm.data import DATASETS
 from fednorm.data.partition import create_partition
+from fednorm.experiment.checks import (
+    check_rates,
+    check_strategy_fields,
+    check_sums,
+    check_threats,
+)
 from fednorm.experiment.specs import (
     OWN_SETTINGS,
     PrivacySpec,
     Spec,
     StrategySpec,
-    check_rates,
-    check_sums,
     create_entry,
     parse_choice,
     parse_seeds,
     split_list,
 )
 from fednorm.models import MODELS
-from fednorm.registry import RENAMED, unknown
 from fednorm.strategies import STRATEGIES
 
 if TYPE_CHECKING:  # torch is imported when an experiment is checked, not when its keys are listed
@@ -215,12 +218,12 @@ class Experiment(BaseModel):
             create_entry(DATASETS, self.data.name, self.data.fields)
         if ":" not in self.model.name:
             create_entry(MODELS, self.model.name, self.model.fields)
-        self._check_threats()
+        check_threats(self)
         for entry in self.strategies:
             strategy, own = self.make_strategy(entry), self.for_entry(entry)
             if own.secure:
                 check_sums(own, entry.title, strategy)
-        self._check_strategy_fields()
+        check_strategy_fields(self)
         names = [entry.folder.casefold() for entry in self.strategies]
         if repeated := [e.title for e in self.strategies if names.count(e.folder.casefold()) > 1]:
             raise ValueError(
@@ -234,53 +237,6 @@ class Experiment(BaseModel):
         if max(self.seeds) >= _SEEDS:
             raise ValueError(f"a seed is below 2^63, unlike {max(self.seeds)}.")
         return self
-
-    def _check_threats(self) -> None:
-        """Raise ValueError if clients, aggregators and attack do not fit together."""
-        from fednorm.data.sampling import count_participants  # noqa: PLC0415 (needs torch)
-
-        trained, f = self.clients - self.unseen_clients, self.byzantine
-        if f and 2 * f >= trained:
-            raise ValueError(
-                f"fewer than half of the {trained} clients can be Byzantine, but byzantine = {f}; "
-                f"choose at most {(trained - 1) // 2}, or more clients."
-            )
-        taking_part = count_participants(trained, self.participation)
-        keys = ("aggregator", "statistics_aggregator")
-        for key, rule in zip(keys, self.aggregators, strict=True):
-            try:
-                check_client_count(rule, taking_part)
-            except ValueError as error:
-                raise ValueError(f"{key}, with {taking_part} clients in a round: {error}") from None
-        if self.min_replies > taking_part:
-            raise ValueError(
-                f"min_replies = {self.min_replies}, but only {taking_part} clients take part in a "
-                "round."
-            )
-        if self.privacy:
-            self.privacy.check(self)
-        if 0 < self.outlier_factor < 1:
-            raise ValueError(
-                f"outlier_factor is 0 (all are accepted) or at least 1, not {self.outlier_factor}."
-            )
-        self.attack_rule  # noqa: B018 (raises an error that says what is wrong)
-        byzantine = any(entry.settings.get("byzantine") for entry in self.strategies)
-        if self.attack and not f and not byzantine:
-            raise ValueError(
-                f"attack {self.attack.name!r} needs clients that make it; "
-                "say how many with byzantine (--byzantine 3)."
-            )
-
-    def _check_strategy_fields(self) -> None:
-        known = {f for e in self.strategies for f in e.known_fields}
-        for key in self.strategy:
-            if key in RENAMED and RENAMED[key] in known:
-                raise unknown("strategy field", key, known)
-            if key not in known:
-                raise ValueError(
-                    f"strategy.{key} is a field of none of the chosen strategies; "
-                    f"their fields are {', '.join(sorted(known)) or 'none'}."
-                )
 
     def for_entry(self, entry: StrategySpec) -> "Experiment":
         """Return the experiment as one entry runs it, with the keys that it sets for itself.
@@ -305,7 +261,7 @@ class Experiment(BaseModel):
         variant = self.model_copy(update={**own, "strategy": common, "strategies": [alone]})
         for parsed in ("aggregators", "attack_rule", "_variants"):
             variant.__dict__.pop(parsed, None)  # what these keys change is parsed again
-        variant._check_threats()  # noqa: SLF001 (its own class)
+        check_threats(variant)
         return variant
 
     @property

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
@@ -11,12 +11,9 @@ from fednorm.errors import ConfigError
 from fednorm.registry import RENAMED, Registry, unknown
 from fednorm.strategies import STRATEGIES
 
-if TYPE_CHECKING:  # which needs torch
-    from fednorm.core.strategy import Strategy
-
 T = TypeVar("T")
 
-_MOST_SEEDS, _LARGEST_RATE = 10_000, 1e30
+_MOST_SEEDS = 10_000
 _LONGEST = 200  # characters of a label: it names a folder
 
 # Keys of the experiment that an entry may set for itself.
@@ -205,59 +202,6 @@ def parse_seeds(value: Any) -> Any:
     if isinstance(value, int) and value > _MOST_SEEDS:
         raise ValueError(f"seeds are at most {_MOST_SEEDS}, not {value}; a list names the seeds.")
     return list(range(value)) if isinstance(value, int) else value
-
-
-def check_rates(algorithm: Any, dtype: str) -> None:
-    """Refuse rates of an algorithm with which products are no numbers of `dtype`."""
-    largest = _LARGEST_RATE if dtype == "float32" else _LARGEST_RATE**8
-    for key in ("lr", "weight_decay"):
-        if getattr(algorithm, key) > largest:
-            raise ValueError(
-                f"{key} is at most {largest:g} with dtype {dtype!r}, not {getattr(algorithm, key)}."
-            )
-
-
-def check_sums(experiment: Any, title: str, strategy: "Strategy") -> None:
-    """Refuse what an experiment needs of clients beyond sums, as `secure` leaves nothing else."""
-    for needed, reason, remedy in (*_list_rules(experiment, strategy), *_list_keys(experiment)):
-        if needed:
-            raise ValueError(
-                f"secure = true, with which the server of {title!r} uses sums over clients alone, "
-                f"does not go with {reason}; {remedy}."
-            )
-
-
-def _list_rules(experiment: Any, strategy: "Strategy") -> Iterator[tuple[bool, str, str]]:
-    """Yield rules that may need single replies: whether they do, why, and what to do."""
-    from fednorm.attacks.non_finite import NonFinite  # noqa: PLC0415 (needs torch)
-
-    other = "choose another strategy, or secure = false"
-    yield strategy.exchanges, "exchanges of batches' statistics within a round", other
-    yield not strategy.merges_sums, "weights that depend on each client's statistics", other
-    keys = ("aggregator", "statistics_aggregator")
-    for key, rule in zip(keys, experiment.aggregators, strict=True):
-        said = f"{key} = {getattr(experiment, key)!r}, which compares replies"
-        yield not rule.uses_weights, said, "choose 'mean'"
-    broken = isinstance(experiment.attack_rule, NonFinite)
-    yield broken, "attack 'non_finite': integers are finite", "choose another attack"
-
-
-def _list_keys(experiment: Any) -> Iterator[tuple[bool, str, str]]:
-    """Yield keys that may need single replies, as above."""
-    from fednorm.data.sampling import count_participants  # noqa: PLC0415 (needs torch)
-
-    for key in ("rollback", "max_examples", "diagnose"):
-        text = f"{key} = {str(getattr(experiment, key)).lower()}, which looks at single replies"
-        yield bool(getattr(experiment, key)), text, "leave one of them out"
-    clipped = experiment.privacy is not None
-    yield clipped, "a table [privacy], as the server clips single replies", "leave one of them out"
-    single = experiment.evaluate == "clients"
-    yield single, "evaluate = 'clients', which shows a result of each", "choose 'auto'"
-    nodes = "engine 'flower', whose secure aggregation is for apps of an older interface"
-    yield experiment.engine == "flower", nodes, "choose another engine"
-    trained = experiment.clients - experiment.unseen_clients
-    alone = count_participants(trained, experiment.participation) == 1
-    yield alone, "one client in a round, whose reply the sum would be", "let more take part"
 
 
 def split_list(value: Any) -> Any:
