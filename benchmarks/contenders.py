@@ -18,8 +18,8 @@ from works import WORKS, Work, as_floats, network, tensors
 
 from fednorm.data import Dataset
 from fednorm.data.transforms import BatchTransform
-from fednorm.experiment.config import Experiment
 from fednorm.experiment.prepare import prepare
+from fednorm.experiment.schema.config import Experiment
 from fednorm.system import count_cores, keep_memory
 
 _LONG = 10_000  # rounds: more than anybody waits for

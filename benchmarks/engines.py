@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 from fednorm.experiment.comparison import run_comparison
-from fednorm.experiment.config import Experiment
 from fednorm.experiment.flower.submit import SuperLink, submit
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.results import Event
 from fednorm.experiment.run import Monitor
+from fednorm.experiment.schema.config import Experiment
+from fednorm.experiment.schema.load import build_experiment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from flower.deployment import Deployment

@@ -26,9 +26,9 @@ from typing import TypeAlias
 import tomli_w
 
 from fednorm.experiment.flower.submit import SuperLink, submit
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.results import Event
 from fednorm.experiment.run import Monitor
+from fednorm.experiment.schema.load import build_experiment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from flower.deployment import BIN, QUIET, Deployment

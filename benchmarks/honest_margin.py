@@ -25,11 +25,11 @@ from fednorm.core.replies import plausibility
 from fednorm.core.replies.plausibility import Quantity, find_median
 from fednorm.core.task import OUTLIER_FACTOR
 from fednorm.engines import loop
-from fednorm.experiment.config import Experiment
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.run import run
-from fednorm.experiment.specs import StrategySpec
+from fednorm.experiment.schema.config import Experiment
+from fednorm.experiment.schema.load import build_experiment
+from fednorm.experiment.schema.specs import StrategySpec
 from fednorm.reproduce.figure import list_figures
 from fednorm.reproduce.scale import scale_figure
 

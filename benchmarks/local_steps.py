@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import fednorm
-from fednorm.experiment.load import read_toml
 from fednorm.experiment.results import Comparison
+from fednorm.experiment.schema.load import read_toml
 
 CONFIG = Path(__file__).parents[1] / "configs" / "study-local-steps.toml"
 RATES = (0.005, 0.02, 0.08)

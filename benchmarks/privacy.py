@@ -27,8 +27,8 @@ import fednorm
 from fednorm.core.messages import Batches, ClientState
 from fednorm.core.round import broadcast, client_round
 from fednorm.experiment.build import PreparedRun
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
+from fednorm.experiment.schema.load import build_experiment
 
 # By row: the strategy, and the clip of its statistics. naive sends running statistics, which move
 # by a third in a round of four batches; fbn sends the moments of the batches.

@@ -35,8 +35,8 @@ def images(seed: int) -> object:
 
 def one(strategy: str, clients: int, rounds: int) -> dict[str, float]:
     """Measure one line, in this process."""
-    from fednorm.experiment.load import build_experiment  # noqa: PLC0415
     from fednorm.experiment.prepare import prepare  # noqa: PLC0415
+    from fednorm.experiment.schema.load import build_experiment  # noqa: PLC0415
     from fednorm.system import limit_threads, measure_peak  # noqa: PLC0415
 
     experiment = build_experiment(

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
+from fednorm.experiment.schema.load import build_experiment
 from fednorm.system import keep_memory
 
 SETTING = {

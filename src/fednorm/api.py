@@ -10,8 +10,8 @@ from fednorm.core.types import ClientId
 from fednorm.errors import ConfigError
 from fednorm.experiment.build import ModelSource
 from fednorm.experiment.comparison import run_comparison
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.results import Comparison, RunResult
+from fednorm.experiment.schema.load import build_experiment
 from fednorm.experiment.trained_model import load_model
 
 

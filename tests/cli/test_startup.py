@@ -89,7 +89,7 @@ def test_the_check_sees_torch():
         ("import fednorm; dir(fednorm)", False),
         ("import fednorm; fednorm.list_strategies(); fednorm.list_datasets()", False),
         ("import fednorm; fednorm.errors.ConfigError", False),
-        ("import fednorm.experiment.config, fednorm.experiment.load", False),
+        ("import fednorm.experiment.schema.config, fednorm.experiment.schema.load", False),
         ("import fednorm; fednorm.create_strategy('fbn')", True),
         ("import fednorm; fednorm.doctor.examine", True),
     ],

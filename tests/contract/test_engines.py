@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import fednorm
 from fednorm.data import load_dataset
 from fednorm.errors import ConfigError
-from fednorm.experiment.config import Experiment
+from fednorm.experiment.schema.config import Experiment
 from fednorm.strategies import STRATEGIES
 
 pytestmark = pytest.mark.xdist_group("engines")  # each run in the loop once

@@ -11,9 +11,9 @@ from torch import nn
 
 import fednorm
 from fednorm.experiment.job import Job, execute_job
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.run import UNWATCHED
+from fednorm.experiment.schema.load import build_experiment
 from fednorm.strategies import STRATEGIES
 
 # As users run it: float32, unequal clients, local steps, some clients a round.

@@ -29,9 +29,9 @@ from fednorm.attacks import ATTACKS
 from fednorm.cli import app
 from fednorm.data import DATASETS
 from fednorm.data.partition import PARTITIONS
-from fednorm.experiment.config import Experiment
-from fednorm.experiment.load import build_experiment
-from fednorm.experiment.specs import PrivacySpec
+from fednorm.experiment.schema.config import Experiment
+from fednorm.experiment.schema.load import build_experiment
+from fednorm.experiment.schema.specs import PrivacySpec
 from fednorm.models import MODELS
 from fednorm.reproduce.figure import list_figures
 from fednorm.strategies import STRATEGIES

@@ -22,8 +22,8 @@ from fednorm.doctor.costs import ExaminedModel
 from fednorm.doctor.findings import Caution, Entrant, Mark, Race, average
 from fednorm.doctor.recommend import judge, write_commands
 from fednorm.errors import ConfigError
-from fednorm.experiment.load import build_experiment, read_toml
 from fednorm.experiment.run import UNWATCHED, Monitor, run
+from fednorm.experiment.schema.load import build_experiment, read_toml
 
 TINY = {"model": {"name": "mlp", "hidden": [8]}, "clients": 3, "partition": "gamma=0"}
 ROUNDS = 8

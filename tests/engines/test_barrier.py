@@ -20,7 +20,7 @@ from fednorm.engines.barrier import BarrierTrainer
 from fednorm.engines.loop import rounds
 from fednorm.errors import ConfigError, NonFiniteLossError
 from fednorm.experiment.comparison import run_comparison
-from fednorm.experiment.load import build_experiment
+from fednorm.experiment.schema.load import build_experiment
 from support import CLASSES, SHAPE, ToyClients, task_of, why_not
 
 STEPS = create_algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")

@@ -9,9 +9,9 @@ from fednorm.algorithms import create_algorithm
 from fednorm.engines import ENGINES, choose, stacked
 from fednorm.engines.base import EngineRun
 from fednorm.errors import ConfigError
-from fednorm.experiment.config import Experiment
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
+from fednorm.experiment.schema.config import Experiment
+from fednorm.experiment.schema.load import build_experiment
 from support import ToyClients, task_of, why_not
 
 STEPS = {"algorithm": "fedavg", "local_steps": 2}

@@ -10,8 +10,8 @@ from fednorm.core.messages import ClientState
 from fednorm.engines import loop
 from fednorm.engines.client_state import ClientStateStore, count_bytes
 from fednorm.experiment.comparison import run_comparison
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
+from fednorm.experiment.schema.load import build_experiment
 from support import ToyClients, task_of
 
 

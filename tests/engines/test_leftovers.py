@@ -21,8 +21,8 @@ from fednorm.engines.client_state import ClientStateStore
 from fednorm.engines.processes import WorkerPool
 from fednorm.errors import DiskError
 from fednorm.experiment.comparison import run_comparison
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.run import Monitor
+from fednorm.experiment.schema.load import build_experiment
 from support import ToyClients, task_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux's processes")

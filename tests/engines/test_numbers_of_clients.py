@@ -21,8 +21,8 @@ from fednorm.engines.loop import rounds as in_turn
 from fednorm.engines.processes import SharedBlock
 from fednorm.engines.stacked import StackedTrainer
 from fednorm.errors import ConfigError
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
+from fednorm.experiment.schema.load import build_experiment
 from support import ToyClients, nested_model, task_of
 
 COUNTS = (1, 2, 3, 5, 7)

@@ -9,7 +9,7 @@ from fednorm.core.task import Task
 from fednorm.engines.loop import rounds
 from fednorm.errors import ConfigError
 from fednorm.experiment.comparison import run_comparison
-from fednorm.experiment.load import build_experiment
+from fednorm.experiment.schema.load import build_experiment
 from fednorm.strategies import STRATEGIES, create_strategy
 from support import ToyClients, nested_model
 

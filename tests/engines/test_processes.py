@@ -12,7 +12,7 @@ from fednorm.engines.loop import rounds as in_turn
 from fednorm.engines.processes import SharedBlock, WorkerPool, read_plan
 from fednorm.errors import ConfigError, NonFiniteLossError
 from fednorm.experiment.comparison import run_comparison
-from fednorm.experiment.load import build_experiment
+from fednorm.experiment.schema.load import build_experiment
 from support import ToyClients, in_processes, task_of, why_not
 
 STEP = create_algorithm("fedavg", lr=0.05, momentum=0.9, momentum_state="local")

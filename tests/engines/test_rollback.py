@@ -11,8 +11,8 @@ from fednorm.core.messages import ServerState
 from fednorm.engines.base import Faults, train_clients
 from fednorm.engines.loop import _Rollback, rounds
 from fednorm.errors import ConfigError
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
+from fednorm.experiment.schema.load import build_experiment
 from support import ToyClients, in_processes, task_of
 
 CLIENTS = ToyClients(sizes=(5, 7, 4, 6, 5))

@@ -15,8 +15,8 @@ from fednorm.engines.loop import rounds as in_turn
 from fednorm.engines.processes import WorkerPool
 from fednorm.errors import ConfigError, NonFiniteLossError
 from fednorm.experiment.comparison import run_comparison
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
+from fednorm.experiment.schema.load import build_experiment
 from fednorm.models import create_model as network
 from fednorm.nn.stacked_model import widen
 from fednorm.strategies import STRATEGIES

@@ -17,7 +17,7 @@ from fednorm.engines import barrier, merged_batch, trial
 from fednorm.engines.loop import rounds
 from fednorm.errors import ConfigError
 from fednorm.experiment.comparison import run_comparison
-from fednorm.experiment.load import build_experiment
+from fednorm.experiment.schema.load import build_experiment
 from support import ToyClients, task_of
 
 DIGITS = {"rounds": 2, "seeds": 1, "clients": 4, "batch_size": 8, "partition": "iid"}

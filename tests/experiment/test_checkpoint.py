@@ -25,8 +25,8 @@ from fednorm.experiment import checkpoint
 from fednorm.experiment.checkpoint import Checkpoint
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.job import CheckpointPolicy, lock_folder
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.run import Monitor
+from fednorm.experiment.schema.load import build_experiment
 
 SMALL = {
     "strategies": ["fedbn"],

@@ -8,8 +8,8 @@ import pytest
 import fednorm
 from fednorm.engines import evaluation, loop
 from fednorm.errors import ConfigError
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
+from fednorm.experiment.schema.load import build_experiment
 
 FALSE = 1
 SMALL = {"clients": 4, "rounds": 3, "partition": "dirichlet=0.5", "engine": "loop", "eval_every": 3}

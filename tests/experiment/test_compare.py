@@ -11,9 +11,9 @@ import fednorm
 from fednorm.errors import ConfigError
 from fednorm.experiment import comparison, job
 from fednorm.experiment.comparison import run_comparison
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.run import Monitor
+from fednorm.experiment.schema.load import build_experiment
 
 QUICK = {"rounds": 4, "seeds": 2, "clients": 3, "eval_every": 2}
 

@@ -6,9 +6,9 @@ from torch import nn
 import fednorm
 from fednorm.errors import ConfigError
 from fednorm.experiment.comparison import run_comparison
-from fednorm.experiment.config import Experiment
-from fednorm.experiment.load import build_experiment, override_settings, read_toml, to_toml
 from fednorm.experiment.run import Monitor
+from fednorm.experiment.schema.config import Experiment
+from fednorm.experiment.schema.load import build_experiment, override_settings, read_toml, to_toml
 
 BAD = [
     ({"strategies": ["fnb"]}, "unknown strategy 'fnb'; did you mean 'fbn'"),

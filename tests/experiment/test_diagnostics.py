@@ -32,9 +32,9 @@ from fednorm.experiment.diagnostics import (
     move_window,
     window_bytes,
 )
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.run import Monitor
+from fednorm.experiment.schema.load import build_experiment
 from support import ToyClients, nested_model, task_of
 
 KEYS = {

@@ -18,9 +18,9 @@ from fednorm.core.messages import ClientState
 from fednorm.core.task import export
 from fednorm.engines.evaluation import Score
 from fednorm.experiment.comparison import run_comparison
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.run import evaluate, measure_attack_success
+from fednorm.experiment.schema.load import build_experiment
 from fednorm.report.tables import fill_rows
 from fednorm.report.write import write_comparison
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from fednorm.cli import app
 from fednorm.errors import ConfigError
 from fednorm.experiment.comparison import run_comparison
-from fednorm.experiment.load import build_experiment, parse_value, read_toml
+from fednorm.experiment.schema.load import build_experiment, parse_value, read_toml
 
 SMALL = {"strategies": ["gn"], "seeds": 1, "rounds": 1, "clients": 2}
 HUGE = 10**18

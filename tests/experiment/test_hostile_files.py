@@ -12,8 +12,8 @@ import fednorm
 from fednorm.errors import ConfigError
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.job import CheckpointPolicy
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.run import Monitor
+from fednorm.experiment.schema.load import build_experiment
 
 VALUES = {"strategies": ["fedbn"], "seeds": 1, "rounds": 4, "clients": 2, "model": "mlp"}
 

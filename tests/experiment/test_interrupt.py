@@ -7,8 +7,8 @@ import pytest
 
 from fednorm.cli.run_progress import catch_interrupts
 from fednorm.experiment.comparison import run_comparison
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.run import Monitor
+from fednorm.experiment.schema.load import build_experiment
 
 SMALL = {"strategies": ["fbn", "gn"], "seeds": 1, "rounds": 4, "clients": 2}
 

@@ -9,7 +9,7 @@ import pytest
 from fednorm import system
 from fednorm.errors import ConfigError
 from fednorm.experiment.comparison import run_comparison
-from fednorm.experiment.load import build_experiment
+from fednorm.experiment.schema.load import build_experiment
 from fednorm.system import MemoryEstimate, measure_peak
 
 GB = 10**9

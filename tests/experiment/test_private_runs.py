@@ -17,10 +17,10 @@ from fednorm.data.sampling import draw_participants
 from fednorm.errors import ConfigError
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.job import CheckpointPolicy
-from fednorm.experiment.load import build_experiment, override_settings
 from fednorm.experiment.prepare import find_exposure, prepare
 from fednorm.experiment.results import RunResult
 from fednorm.experiment.run import Monitor
+from fednorm.experiment.schema.load import build_experiment, override_settings
 
 PRIVATE = {
     "clip": 1.0,

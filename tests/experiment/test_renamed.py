@@ -8,9 +8,14 @@ from typer.testing import CliRunner
 import fednorm
 from fednorm.cli import app
 from fednorm.errors import ConfigError, UnknownNameError
-from fednorm.experiment.config import Experiment
-from fednorm.experiment.load import build_experiment, expand_sweep, override_settings, read_toml
-from fednorm.experiment.specs import OWN_SETTINGS
+from fednorm.experiment.schema.config import Experiment
+from fednorm.experiment.schema.load import (
+    build_experiment,
+    expand_sweep,
+    override_settings,
+    read_toml,
+)
+from fednorm.experiment.schema.specs import OWN_SETTINGS
 from fednorm.registry import RENAMED
 from fednorm.strategies import STRATEGIES
 

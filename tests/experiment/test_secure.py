@@ -9,8 +9,8 @@ import fednorm
 from fednorm.attacks import list_attacks
 from fednorm.engines import loop
 from fednorm.errors import ConfigError
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
+from fednorm.experiment.schema.load import build_experiment
 from fednorm.strategies import STRATEGIES
 
 SMALL = {"clients": 5, "rounds": 3, "eval_every": 3, "secure": True}

@@ -14,11 +14,11 @@ from fednorm.engines import loop
 from fednorm.engines.base import ATTEMPTS, Faults
 from fednorm.errors import ConfigError, NonFiniteLossError, NoUsableReplyError
 from fednorm.experiment.comparison import run_comparison
-from fednorm.experiment.load import build_experiment, expand_sweep
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.run import Monitor
 from fednorm.experiment.run_folder import run_key
-from fednorm.experiment.specs import OWN_SETTINGS
+from fednorm.experiment.schema.load import build_experiment, expand_sweep
+from fednorm.experiment.schema.specs import OWN_SETTINGS
 from support import ToyClients, in_processes, run_by_hand, task_of
 
 SMALL = {

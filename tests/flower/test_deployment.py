@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from fednorm.errors import ConfigError
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.flower.submit import SuperLink, submit
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.run import Monitor
+from fednorm.experiment.schema.load import build_experiment
 from flower.deployment import Deployment, at_home
 
 pytestmark = pytest.mark.slow  # and so among the first: it takes longest, mostly waiting

@@ -11,8 +11,8 @@ from fednorm.errors import ConfigError
 from fednorm.experiment.flower import nodes, submit
 from fednorm.experiment.flower.server_app import server
 from fednorm.experiment.flower.signed_lines import LineReader, LineWriter
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.results import Evaluation, Event, RunResult
+from fednorm.experiment.schema.load import build_experiment
 from flower.federation import Nodes
 
 EXPERIMENT = build_experiment(

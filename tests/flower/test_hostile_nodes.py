@@ -21,10 +21,10 @@ from fednorm.errors import NonFiniteLossError
 from fednorm.experiment.flower.nodes import client
 from fednorm.experiment.flower.server_app import server
 from fednorm.experiment.flower.signed_lines import LineReader
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.run import Monitor, run
 from fednorm.experiment.run_folder import MetricsFile
+from fednorm.experiment.schema.load import build_experiment
 from flower.federation import Nodes
 from flower.test_parity import LOCAL, STEP, linked, nodes
 from support import ToyClients, task_of

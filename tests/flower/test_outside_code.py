@@ -8,7 +8,7 @@ from flwr.app import Context, RecordDict
 from fednorm.errors import ConfigError
 from fednorm.experiment.flower import nodes
 from fednorm.experiment.flower.server_app import server
-from fednorm.experiment.load import build_experiment
+from fednorm.experiment.schema.load import build_experiment
 from flower.federation import Nodes
 
 VALUES = {"strategies": ["fbn"], "seeds": 1, "rounds": 1, "clients": 2, "timeout": 1}

@@ -20,7 +20,7 @@ from fednorm.engines.flower.remote_clients import RemoteClients
 from fednorm.engines.loop import rounds
 from fednorm.errors import NonFiniteLossError, NoNodesError
 from fednorm.experiment.flower.nodes import build_site
-from fednorm.experiment.load import build_experiment
+from fednorm.experiment.schema.load import build_experiment
 from fednorm.models import create_model
 from fednorm.strategies import STRATEGIES
 from flower.federation import Nodes

@@ -17,7 +17,7 @@ from fednorm.cli import app as command_line
 from fednorm.engines.flower.simulation import start_simulation
 from fednorm.errors import ConfigError, SimulationError
 from fednorm.experiment.comparison import run_comparison
-from fednorm.experiment.load import build_experiment
+from fednorm.experiment.schema.load import build_experiment
 
 # Unequal clients whose layers and momentum stay with them.
 VALUES = {

@@ -13,7 +13,7 @@ import typer.main
 import fednorm
 from fednorm.cli import app
 from fednorm.cli.listing import KINDS
-from fednorm.experiment.config import Experiment
+from fednorm.experiment.schema.config import Experiment
 
 RECORD = Path(__file__).with_name("names.json")
 

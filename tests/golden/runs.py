@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 from fednorm.experiment.job import Job, execute_job
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.run import UNWATCHED
+from fednorm.experiment.schema.load import build_experiment
 
 RECORD = Path(__file__).with_name("runs.json")
 NUMBERS = ("loss", "train_loss", "accuracy")

@@ -14,8 +14,8 @@ from fednorm.core.round import broadcast, client_round
 from fednorm.doctor import examine
 from fednorm.engines import barrier, processes, stacked
 from fednorm.errors import ConfigError, ConversionError
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
+from fednorm.experiment.schema.load import build_experiment
 from fednorm.nn.copies import copy_model
 from fednorm.strategies import STRATEGIES
 from support import ToyClients, task_of, why_not

@@ -3,7 +3,7 @@
 import pytest
 
 from fednorm.experiment.comparison import run_comparison
-from fednorm.experiment.load import build_experiment, expand_sweep
+from fednorm.experiment.schema.load import build_experiment, expand_sweep
 from fednorm.report.heatmaps import collect_grid_maps, is_full
 from fednorm.report.write import write_comparison
 

@@ -19,8 +19,8 @@ from fednorm.engines.base import Faults
 from fednorm.engines.evaluation import Transport, calibrate_for_test
 from fednorm.engines.loop import rounds
 from fednorm.engines.stacked import StackedTrainer
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
+from fednorm.experiment.schema.load import build_experiment
 from populations import Population
 from strategies.aligned import (
     LR,

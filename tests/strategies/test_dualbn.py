@@ -12,7 +12,7 @@ from fednorm import ClientState, broadcast, client_round, server_round
 from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import RunningStats
 from fednorm.core.moments import Moments
-from fednorm.experiment.load import build_experiment
+from fednorm.experiment.schema.load import build_experiment
 from fednorm.nn.convert import to_fed_batch_norm
 from fednorm.nn.dual_norm import BackwardMeans, _Dual, add_backward_means
 from fednorm.nn.weight_std import StandardizedConv, standardize

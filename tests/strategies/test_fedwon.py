@@ -15,8 +15,8 @@ from fednorm.data.sampling import Plan
 from fednorm.engines import loop, stacked
 from fednorm.engines.merged_batch import MergedClients
 from fednorm.errors import ConfigError
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
+from fednorm.experiment.schema.load import build_experiment
 from fednorm.nn.weight_std import StandardizedConv2d
 from fednorm.strategies.fedwon import agc
 from support import ToyClients, in_processes, last, nested_model, task_of, why_not

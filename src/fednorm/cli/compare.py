@@ -26,8 +26,13 @@ from fednorm.cli.options import (
     take_settings,
 )
 from fednorm.errors import ConfigError
-from fednorm.experiment.config import Experiment
-from fednorm.experiment.load import build_experiment, expand_sweep, override_settings, read_toml
+from fednorm.experiment.schema.config import Experiment
+from fednorm.experiment.schema.load import (
+    build_experiment,
+    expand_sweep,
+    override_settings,
+    read_toml,
+)
 
 if TYPE_CHECKING:
     from fednorm.experiment.flower.submit import SuperLink

@@ -9,8 +9,8 @@ import typer
 from fednorm.cli.options import console
 from fednorm.data import DATASETS
 from fednorm.errors import ConfigError
-from fednorm.experiment.load import override_settings
-from fednorm.experiment.specs import Spec, create_entry
+from fednorm.experiment.schema.load import override_settings
+from fednorm.experiment.schema.specs import Spec, create_entry
 from fednorm.report.format import Column, format_bytes, make_table
 
 app = typer.Typer(

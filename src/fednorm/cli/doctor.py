@@ -20,7 +20,7 @@ from fednorm.cli.options import (
     list_overrides,
     take_settings,
 )
-from fednorm.experiment.load import override_settings
+from fednorm.experiment.schema.load import override_settings
 
 if TYPE_CHECKING:
     from fednorm.experiment.results import Event

@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from fednorm.errors import ConfigError, FednormError
-from fednorm.experiment.config import Experiment
+from fednorm.experiment.schema.config import Experiment
 from fednorm.registry import RENAMED
 from fednorm.system import count_cores
 

@@ -19,7 +19,7 @@ from fednorm.cli.options import (
     prefetch,
 )
 from fednorm.errors import ConfigError
-from fednorm.experiment.config import Experiment
+from fednorm.experiment.schema.config import Experiment
 from fednorm.report.format import Column, make_table
 from fednorm.reproduce.scale import SCALES, Scale
 

@@ -19,9 +19,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from fednorm.experiment.config import Experiment
 from fednorm.experiment.results import Event
 from fednorm.experiment.run import Callback
+from fednorm.experiment.schema.config import Experiment
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from fednorm.engines.base import RoundResult
 from fednorm.engines.evaluation import calibrate_clients, is_personal
 from fednorm.engines.loop import rounds
 from fednorm.errors import FednormError
-from fednorm.experiment.config import Experiment
+from fednorm.experiment.schema.config import Experiment
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
 

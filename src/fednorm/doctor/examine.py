@@ -17,9 +17,9 @@ from fednorm.doctor.race import race
 from fednorm.doctor.recommend import recommend, write_commands
 from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.experiment.build import ModelSource, load_data, make_model
-from fednorm.experiment.config import Experiment
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.run import UNWATCHED, Monitor
+from fednorm.experiment.schema.config import Experiment
+from fednorm.experiment.schema.load import build_experiment
 from fednorm.nn.copies import copy_model
 from fednorm.strategies import STRATEGIES
 from fednorm.system import limit_threads

@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeAlias
 
 from fednorm.data.sampling import count_participants
 from fednorm.errors import ConfigError
-from fednorm.experiment.config import Experiment
 from fednorm.experiment.results import replace_nan
+from fednorm.experiment.schema.config import Experiment
 
 Place: TypeAlias = Literal["convolution", "linear", "activation", "other", "not reached"]
 # The source of the statistics with which a gradient is measured.

@@ -29,12 +29,12 @@ from fednorm.engines.base import RoundResult
 from fednorm.errors import FednormError
 from fednorm.experiment.build import PreparedRun
 from fednorm.experiment.checkpoint import Checkpoint
-from fednorm.experiment.config import Experiment
-from fednorm.experiment.load import build_experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.results import Event, RunRecorder, RunResult
 from fednorm.experiment.run import Monitor, StopFlag, evaluate, run
-from fednorm.experiment.specs import StrategySpec
+from fednorm.experiment.schema.config import Experiment
+from fednorm.experiment.schema.load import build_experiment
+from fednorm.experiment.schema.specs import StrategySpec
 
 BASELINE, CALIBRATED = "naive", "heterofl"  # with the same weights
 # Strategies that are raced, as a TOML file would list them: names, or tables with settings. One

@@ -16,7 +16,7 @@ from fednorm.doctor.findings import (
     estimate_noise,
 )
 from fednorm.doctor.race import BASELINE, CALIBRATED
-from fednorm.experiment.config import Experiment
+from fednorm.experiment.schema.config import Experiment
 from fednorm.report.format import format_percent, format_toml
 
 # A race of a smaller share of the user's rounds shows who is fast at the start, unless far ahead.

@@ -1,1 +1,1 @@
-"""Experiments: what is run (config), how (run), and what is kept (record)."""
+"""Experiments: how they run (run), and what is kept of them (run_folder)."""

@@ -29,8 +29,8 @@ from fednorm.engines.base import (
 )
 from fednorm.engines.evaluation import is_personal
 from fednorm.engines.merged_batch import MergedClients
-from fednorm.experiment.config import Experiment
-from fednorm.experiment.specs import Spec, StrategySpec
+from fednorm.experiment.schema.config import Experiment
+from fednorm.experiment.schema.specs import Spec, StrategySpec
 from fednorm.models import MODELS, create_model
 from fednorm.nn.copies import copy_model
 from fednorm.system import has_bfloat16

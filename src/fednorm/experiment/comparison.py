@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from fednorm.experiment.build import ModelSource, PreparedRun, clear_data_cache, load_data
-from fednorm.experiment.config import Experiment
 from fednorm.experiment.diagnostics import window_bytes
 from fednorm.experiment.job import CheckpointPolicy, Job, execute_job, lock_folder
 from fednorm.experiment.prepare import find_exposure, prepare
@@ -15,6 +14,7 @@ from fednorm.experiment.process_pool import run_in_processes
 from fednorm.experiment.results import Comparison, Event, RunResult
 from fednorm.experiment.run import UNWATCHED, Monitor
 from fednorm.experiment.run_folder import open_folder
+from fednorm.experiment.schema.config import Experiment
 from fednorm.system import (
     MemoryEstimate,
     describe_environment,

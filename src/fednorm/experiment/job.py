@@ -16,7 +16,6 @@ from fednorm.errors import ConfigError
 from fednorm.experiment import checkpoint
 from fednorm.experiment.build import ModelSource, PreparedRun
 from fednorm.experiment.checkpoint import Checkpoint
-from fednorm.experiment.config import Experiment
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.results import RunRecorder, RunResult
 from fednorm.experiment.run import (
@@ -34,7 +33,8 @@ from fednorm.experiment.run_folder import (
     run_key,
     save_run,
 )
-from fednorm.experiment.specs import StrategySpec
+from fednorm.experiment.schema.config import Experiment
+from fednorm.experiment.schema.specs import StrategySpec
 from fednorm.experiment.trained_model import (
     MODEL_FILE,
     fold_clients,

@@ -21,8 +21,8 @@ from fednorm.engines.evaluation import adapt_statistics
 from fednorm.engines.flower import require_flower
 from fednorm.errors import ConfigError, NonFiniteLossError
 from fednorm.experiment.build import ModelSource, PreparedRun, build_run
-from fednorm.experiment.config import Experiment
-from fednorm.experiment.specs import StrategySpec
+from fednorm.experiment.schema.config import Experiment
+from fednorm.experiment.schema.specs import StrategySpec
 
 # Of 1397 images, the one whose statistics are nearest to those of a batch of n was in it in 100 %
 # of cases for n = 1, 29 % for n = 2, 11 % for n = 4 and 8 % for n = 8: benchmarks/privacy.py.

@@ -14,10 +14,10 @@ from fednorm.engines.base import RoundResult
 from fednorm.errors import ConfigError
 from fednorm.experiment import checkpoint
 from fednorm.experiment.checkpoint import Checkpoint
-from fednorm.experiment.config import Experiment
-from fednorm.experiment.load import build_experiment, read_toml, to_toml
 from fednorm.experiment.results import Event, RunRecorder, RunResult, replace_nan
-from fednorm.experiment.specs import OWN_SETTINGS, StrategySpec
+from fednorm.experiment.schema.config import Experiment
+from fednorm.experiment.schema.load import build_experiment, read_toml, to_toml
+from fednorm.experiment.schema.specs import OWN_SETTINGS, StrategySpec
 from fednorm.experiment.trained_model import CLIENT_FILES, MODEL_FILE
 from fednorm.system import atomic_write
 

@@ -22,7 +22,7 @@ from fednorm.core.task import export
 from fednorm.core.types import ClientId, Tensors
 from fednorm.errors import ConfigError
 from fednorm.experiment.build import ModelSource, PreparedRun
-from fednorm.experiment.specs import create_entry
+from fednorm.experiment.schema.specs import create_entry
 from fednorm.models import MODELS, create_model
 from fednorm.nn.copies import copy_model
 from fednorm.nn.folding import fold

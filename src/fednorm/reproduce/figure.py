@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fednorm.errors import ConfigError
-from fednorm.experiment.load import read_toml
+from fednorm.experiment.schema.load import read_toml
 from fednorm.registry import unknown
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fednorm.experiment.comparison import run_comparison
-from fednorm.experiment.config import Experiment
 from fednorm.experiment.results import FigureResult, PanelResult
 from fednorm.experiment.run import Monitor
+from fednorm.experiment.schema.config import Experiment
 from fednorm.reproduce.figure import Figure, PanelSpec, find_figure
 from fednorm.reproduce.scale import Scale, describe_cuts, scale_figure
 

@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 from fednorm.data.partition import rename_partition
 from fednorm.errors import ConfigError
-from fednorm.experiment.config import Experiment
-from fednorm.experiment.load import build_experiment, override_settings
+from fednorm.experiment.schema.config import Experiment
+from fednorm.experiment.schema.load import build_experiment, override_settings
 from fednorm.report.format import flatten
 from fednorm.reproduce.figure import Figure, PanelSpec
 

@@ -1,6 +1,6 @@
 """Experiments on Flower: nodes, the app that a SuperLink runs, and its submission."""
 
-from fednorm.experiment.config import Experiment
+from fednorm.experiment.schema.config import Experiment
 from fednorm.registry import check_allowed
 
 

@@ -16,8 +16,8 @@ from fednorm.engines.evaluation import is_personal
 from fednorm.engines.flower.node_app import Build, Site, client_app
 from fednorm.engines.flower.remote_clients import FlowerNodes
 from fednorm.experiment.build import PreparedRun, build_run
-from fednorm.experiment.config import Experiment
 from fednorm.experiment.flower import read_experiment
+from fednorm.experiment.schema.config import Experiment
 
 
 def make_nodes(experiment: Experiment, prepared: PreparedRun) -> FlowerNodes:

@@ -19,12 +19,12 @@ import tomli_w
 
 from fednorm.engines.flower import require_flower
 from fednorm.errors import ConfigError, MissingFlowerError
-from fednorm.experiment.config import Experiment
 from fednorm.experiment.job import CheckpointPolicy, lock_folder, log
 from fednorm.experiment.results import Comparison, Event, RunResult
 from fednorm.experiment.run import UNWATCHED, Monitor
 from fednorm.experiment.run_folder import MetricsFile, open_folder, run_folder, save_run
-from fednorm.experiment.specs import StrategySpec
+from fednorm.experiment.schema.config import Experiment
+from fednorm.experiment.schema.specs import StrategySpec
 from fednorm.system import describe_environment
 
 with require_flower("engine 'flower'"):

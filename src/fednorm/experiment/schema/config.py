@@ -19,13 +19,13 @@ from fednorm.algorithms import ALGORITHMS
 from fednorm.attacks import ATTACKS
 from fednorm.data import DATASETS
 from fednorm.data.partition import create_partition
-from fednorm.experiment.checks import (
+from fednorm.experiment.schema.checks import (
     check_rates,
     check_strategy_fields,
     check_sums,
     check_threats,
 )
-from fednorm.experiment.specs import (
+from fednorm.experiment.schema.specs import (
     OWN_SETTINGS,
     PrivacySpec,
     Spec,

@@ -10,8 +10,8 @@ import tomli_w
 from pydantic import ValidationError
 
 from fednorm.errors import ConfigError, UnknownNameError
-from fednorm.experiment.config import Experiment
-from fednorm.experiment.specs import OWN_SETTINGS
+from fednorm.experiment.schema.config import Experiment
+from fednorm.experiment.schema.specs import OWN_SETTINGS
 from fednorm.registry import RENAMED, unknown
 
 _CHOICES = re.compile(r",(?![^(]*\))")  # commas, but not those inside brackets

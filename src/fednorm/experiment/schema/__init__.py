@@ -1,0 +1,1 @@
+"""The settings of an experiment: keys, their values, and what does not fit together."""
