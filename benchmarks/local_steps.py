@@ -3,21 +3,29 @@
 A cell is a number of local steps and a partition; all cells take the same number of local steps in
 all. In each, a strategy's learning rate is chosen from the same three by its accuracy on 2000
 training images that were held out (seed 0); then it is tested on the test images with other seeds.
-Cells that decide come first. Runs are kept in the folder: the same command resumes.
+Cells that decide come first. Finished runs are recorded in local_steps.json next to this file and
+not made again; runs that were interrupted resume from the checkpoints in `--out`.
 
-    python benchmarks/local_steps.py --out results/local-steps --workers 2
+    python benchmarks/local_steps.py --workers 2
+    python benchmarks/local_steps.py --table
 """
 
 import argparse
+import json
+import multiprocessing
 import statistics
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import fednorm
-from fednorm.experiment.results import Comparison
 from fednorm.experiment.schema.load import read_toml
 
-CONFIG = Path(__file__).parents[1] / "configs" / "study-local-steps.toml"
+HERE = Path(__file__).parent
+CONFIG = HERE.parent / "configs" / "study-local-steps.toml"
+RECORD = HERE / "local_steps.json"
 RATES = (0.005, 0.02, 0.08)
 SEEDS = (1, 2, 3)
 CELLS = (
@@ -38,72 +46,100 @@ CELLS = (
     ("iid", 20),
     ("iid", 5),
 )
-Cell = tuple[str, int]
 
 
-def make_settings(cell: Cell, rate: float, *, validate: bool) -> dict[str, object]:
-    """Return the settings of a cell at a learning rate."""
+@dataclass(frozen=True, order=True)
+class Run:
+    """One strategy in a cell, at a learning rate, with a seed."""
+
+    part: str  # "validation" or "test"
+    partition: str
+    steps: int  # local steps a round
+    strategy: str
+    rate: float
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Its name in the record."""
+        return " ".join(map(str, astuple(self)))
+
+
+def make_settings(run: Run) -> dict[str, object]:
+    """Return the settings of a run."""
     settings = read_toml(CONFIG)
-    partition, steps = cell
-    rounds = settings["rounds"] * settings["local_steps"] // steps
+    rounds = settings["rounds"] * settings["local_steps"] // run.steps
     data = settings["data"]
-    if validate:
+    if run.part == "validation":
         data = {"name": "fednorm.doctor.race:hold_out", "of": data}
     return settings | {
-        "partition": partition,
-        "local_steps": steps,
+        "strategies": [run.strategy],
+        "seeds": [run.seed],
+        "partition": run.partition,
+        "local_steps": run.steps,
         "rounds": rounds,
         "eval_every": rounds // 4,
         "data": data,
-        "algorithm": settings["algorithm"] | {"lr": rate},
+        "algorithm": settings["algorithm"] | {"lr": run.rate},
     }
 
 
-def name_folder(out: Path, part: str, cell: Cell, rate: float) -> Path:
-    """Return the folder of a part of a cell."""
-    return out / part / f"{cell[0]}-E{cell[1]}" / f"lr{rate}"
+def execute(run: Run, out: Path) -> float:
+    """Return the accuracy in % after the last round; 0 if the run diverged."""
+    folder = out / run.key.replace(" ", "_")
+    [done] = fednorm.compare(**make_settings(run), out=folder, workers=1).runs  # type: ignore[arg-type]
+    return 100 * done.history[-1].accuracy if done.status == "finished" else 0.0
 
 
-def run_part(out: Path, settings: dict[str, object], folder: Path, workers: int) -> Comparison:
-    """Run what is missing of a comparison."""
-    print(f"{time.strftime('%H:%M')} {folder.relative_to(out)}", flush=True)
-    return fednorm.compare(**settings, out=folder, workers=workers)  # type: ignore[arg-type]
+def read_record() -> dict[str, float]:
+    """Return the accuracy of every finished run by its key."""
+    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
 
 
-def score(comparison: Comparison) -> dict[str, list[float]]:
-    """Return the accuracies after the last round by strategy; a run that diverged has 0."""
-    found: dict[str, list[float]] = {}
-    for run in comparison.runs:
-        accuracy = run.history[-1].accuracy if run.status == "finished" else 0.0
-        found.setdefault(run.strategy, []).append(100 * accuracy)
-    return found
+def run_missing(runs: list[Run], out: Path, workers: int) -> None:
+    """Make the runs that are not recorded, several at a time, and record each."""
+    missing = [run for run in runs if run.key not in read_record()]
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=spawned) as pool:
+        started = {pool.submit(execute, run, out): run for run in missing}
+        for future in as_completed(started):
+            found = read_record() | {started[future].key: round(future.result(), 2)}
+            text = json.dumps(dict(sorted(found.items())), indent=1)
+            RECORD.write_text(text + "\n", encoding="utf-8")
+            print(
+                f"{time.strftime('%H:%M')} {started[future].key}: {future.result():.1f}", flush=True
+            )
 
 
-def choose_rates(out: Path, cell: Cell, workers: int) -> dict[str, float]:
-    """Return each strategy's learning rate of the highest accuracy on held-out images."""
-    scores: dict[str, dict[float, float]] = {}
-    for rate in RATES:
-        settings = make_settings(cell, rate, validate=True) | {"seeds": [0]}
-        folder = name_folder(out, "validation", cell, rate)
-        for label, values in score(run_part(out, settings, folder, workers)).items():
-            scores.setdefault(label, {})[rate] = values[0]
-    return {label: max(found, key=lambda rate: found[rate]) for label, found in scores.items()}
+def list_validation(cell: tuple[str, int]) -> list[Run]:
+    """Return the runs that choose the learning rates of a cell."""
+    names = read_toml(CONFIG)["strategies"]
+    return [Run("validation", *cell, name, rate, 0) for rate in RATES for name in names]
 
 
-def test_cell(out: Path, cell: Cell, workers: int, seeds: list[int]) -> dict[str, str]:
-    """Test every strategy at its learning rate; return a line of the table for each."""
-    rates = choose_rates(out, cell, workers)
-    lines = {}
-    for rate in RATES:
-        chosen = [label for label, best in rates.items() if best == rate]
-        if chosen:
-            settings = make_settings(cell, rate, validate=False)
-            settings |= {"strategies": chosen, "seeds": seeds}
-            folder = name_folder(out, "test", cell, rate)
-            for label, values in score(run_part(out, settings, folder, workers)).items():
-                spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-                lines[label] = f"{statistics.fmean(values):.1f}{spread} (lr {rate})"
-    return lines
+def list_tests(cell: tuple[str, int]) -> list[Run]:
+    """Return the runs that test every strategy at its learning rate, as far as it is known."""
+    found = read_record()
+    groups: dict[str, list[Run]] = {}
+    for run in list_validation(cell):
+        groups.setdefault(run.strategy, []).append(run)
+    known = {name: runs for name, runs in groups.items() if all(run.key in found for run in runs)}
+    best = {name: max(runs, key=lambda run: found[run.key]) for name, runs in known.items()}
+    return [
+        Run("test", *cell, name, run.rate, seed) for seed in SEEDS for name, run in best.items()
+    ]
+
+
+def list_lines(cell: tuple[str, int]) -> Iterator[str]:
+    """Yield a line of the table for each strategy that was tested."""
+    found, tests = read_record(), list_tests(cell)
+    for name in dict.fromkeys(run.strategy for run in tests):
+        own = [run for run in tests if run.strategy == name and run.key in found]
+        values = [found[run.key] for run in own]
+        if values:
+            mean, rate = statistics.fmean(values), own[0].rate
+            spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+            yield f"| {name} | {mean:.1f}{spread} | {rate} | {len(own)} |"
 
 
 def main() -> None:
@@ -112,13 +148,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/local-steps"))
     parser.add_argument("--workers", type=int, default=2, help="runs at a time")
     parser.add_argument("--cells", type=int, default=len(CELLS), help="how many, the first ones")
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of 1, 2 and 3")
+    parser.add_argument("--table", action="store_true", help="print what is recorded, run nothing")
     asked = parser.parse_args()
     for cell in CELLS[: asked.cells]:
-        print(f"\n{cell[0]}, {cell[1]} local steps, seeds {SEEDS[: asked.seeds]}")
-        found = test_cell(asked.out, cell, asked.workers, list(SEEDS[: asked.seeds]))
-        for label, line in found.items():
-            print(f"| {label} | {line} |", flush=True)
+        if not asked.table:
+            run_missing(list_validation(cell), asked.out, asked.workers)
+            run_missing(list_tests(cell), asked.out, asked.workers)
+        if lines := list(list_lines(cell)):
+            print(f"\n{cell[0]}, {cell[1]} local steps: strategy, accuracy, learning rate, seeds")
+            print("\n".join(lines), flush=True)
 
 
 if __name__ == "__main__":
