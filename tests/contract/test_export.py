@@ -94,6 +94,29 @@ def test_the_exported_model_is_the_tested_one(entry, tmp_path):
             torch.testing.assert_close(compute(plain, prepared)[0], outputs, rtol=0, atol=1e-6)
 
 
+class Untracked(nn.Sequential):
+    """A model whose BatchNorm layer has the keys of GroupNorm."""
+
+    def __init__(self):
+        norm = nn.BatchNorm2d(4, track_running_stats=False)
+        super().__init__(nn.Conv2d(1, 4, 3), norm, nn.Flatten(), nn.Linear(144, 10))
+
+
+@pytest.mark.parametrize("name", ["gn", "ln", "in", "gn_ws", "naive"])
+def test_layers_of_another_kind_with_the_same_keys_are_refused(name, tmp_path):
+    result = fednorm.simulate(name, **{**SETTINGS, "model": Untracked()}, out=tmp_path)
+    x = torch.randn(3, 1, 8, 8)
+    expected = result.model()(x)
+    assert torch.equal(fednorm.load(tmp_path, Untracked())(x), expected)
+    saved, plain = load_file(tmp_path / "runs" / f"{name}-seed0/model.safetensors"), Untracked()
+    if name in NEEDS_LOAD:
+        with pytest.raises(RuntimeError, match=r"Unexpected key.*load this with"):
+            plain.load_state_dict(saved)
+    else:
+        plain.load_state_dict(saved)
+        torch.testing.assert_close(plain.eval()(x), expected, rtol=0, atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PERSONAL))
 def test_every_client_has_the_model_it_was_tested_with(name, tmp_path):
