@@ -5,6 +5,7 @@ modules and drops those of tensors, and it cannot copy a lazy layer that has no 
 """
 
 import copy
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,13 +24,21 @@ def copy_model(model: nn.Module, *, sharing: Iterable[object] = ()) -> nn.Module
     Raises ConversionError, which names the layer or the parameter that cannot be copied.
     """
     refuse_uncopyable(model)
+    copied = {id(item): item for item in sharing}
     try:
-        return copy.deepcopy(model, {id(item): item for item in sharing})
+        return copy.deepcopy(model, _copy_empty(model) | copied)
     except (RuntimeError, TypeError) as error:
         raise ConversionError(
             f"a conversion works on a copy, but {type(model).__name__} cannot be copied ({error}); "
             "convert it before it has run, and without what copy.deepcopy refuses."
         ) from error
+
+
+def _copy_empty(model: nn.Module) -> dict[int, Any]:
+    """Return copies of the modules' empty dictionaries by id: most of what `deepcopy` copies."""
+    attributes = [value for module in model.modules() for value in vars(module).values()]
+    empty = [one for one in attributes if type(one) in (dict, OrderedDict) and not one]
+    return {id(one): type(one)() for one in empty}
 
 
 def refuse_uncopyable(model: nn.Module) -> None:

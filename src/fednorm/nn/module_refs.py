@@ -15,7 +15,6 @@ from fednorm.core.strategy import SkippedLayer
 
 _Container: TypeAlias = dict[Any, Any] | list[Any] | tuple[Any, ...]
 _CONTAINERS = (dict, list, tuple)
-_HOLDERS = (nn.Module, *_CONTAINERS)
 
 
 def replace_references(root: nn.Module, made: Mapping[nn.Module, nn.Module]) -> None:
@@ -45,7 +44,7 @@ def _containers(start: _Container) -> Iterator[_Container]:
         if id(container) not in seen:
             seen.add(id(container))
             yield container
-            waiting += [v for _, v in _entries(container) if isinstance(v, _CONTAINERS)]
+            waiting += [v for _, v in _entries(container) if isinstance(v, _CONTAINERS) and v]
 
 
 def _entries(container: _Container) -> Iterable[tuple[Any, Any]]:
@@ -61,7 +60,7 @@ def list_skipped_layers(model: nn.Module, made: Iterable[nn.Module]) -> tuple[Sk
         if module not in new and (reason := _explain_skip(module)):
             left.append(SkippedLayer(path, type(module).__name__, reason))
         for attribute, value in vars(module).items():
-            if isinstance(value, _HOLDERS):
+            if isinstance(value, nn.Module) or (isinstance(value, _CONTAINERS) and value):
                 where = f"{path}.{attribute}".lstrip(".")
                 hidden = _find_hidden(value, registered)
                 left += [SkippedLayer(where, type(layer).__name__, _HIDDEN) for layer in hidden]
