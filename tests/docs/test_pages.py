@@ -18,7 +18,7 @@ PATH = re.compile(r"(?:[\w-]+/)*[\w-]+\.(?:py|toml|md|png)|(?:[\w-]+/)+")
 # Names that are not files of this project, or of the reader's own.
 ELSEWHERE = {
     "base.py", "config.toml", "pyproject.toml", "strategies/mine.py", "curves.png",
-    "tests/strategies/test_mine.py", "photos/", "runs/",
+    "tests/strategies/test_mine.py", "photos/", "results/", "runs/",
 }  # fmt: skip
 WORDS = re.search(
     r"<!-- words -->\n(.*?)<!-- /words -->",

@@ -421,7 +421,7 @@ def test_the_commands_run(raced, tmp_path, monkeypatch):
     short = ["--seeds", "1", "--workers", "1", "--set", "rounds=1"]
     result = CliRunner().invoke(app, [*words[1:], *short])
     assert result.exit_code == 0, result.output
-    config = build_experiment(read_toml(tmp_path / "results" / "compare" / "config.toml"))
+    config = build_experiment(read_toml(tmp_path / "results" / "latest" / "config.toml"))
     assert (config.clients, config.participation) == (3, 0.7)
     assert config.model.fields == {"hidden": [8]}
     assert config.algorithm.fields["lr"] == raced.recommendation.lr

@@ -87,7 +87,7 @@ def compare(  # noqa: PLR0913 (each option is one choice)
             "given again, every value with every other",
         ),
     ] = None,
-    out: Out = Path("results/compare"),
+    out: Out = None,
     workers: Workers = None,
     checkpoint_every: CheckpointEvery = None,
     resume: Resume = True,
@@ -111,11 +111,13 @@ def compare(  # noqa: PLR0913 (each option is one choice)
     - `fednorm compare --config mine.toml --set algorithm.lr=0.1`
     """
     extra = list_overrides(given, lr, momentum, data_dir)
-    values = {**(read_toml(config) if config else {}), **given}
-    values = override_settings(values, [*extra, *(settings or [])])
+    plain = read_toml(config) if config else {}
+    values = override_settings({**plain, **given}, [*extra, *(settings or [])])
     for text in swept or []:
         values = expand_sweep(values, text)
-    _run(values, out, workers, _make_policy(checkpoint_every, resume=resume), fresh=fresh)
+    experiment = build_experiment(values)
+    folder = out or _choose_folder(experiment, config, plain)
+    _run(experiment, folder, workers, _make_policy(checkpoint_every, resume=resume), fresh=fresh)
 
 
 def run(  # noqa: PLR0913, PLR0917 (each option is one choice)
@@ -129,7 +131,7 @@ def run(  # noqa: PLR0913, PLR0917 (each option is one choice)
     root_certificates: Annotated[
         Path | None, typer.Option(help="certificate by which the SuperLink is known, for TLS")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="folder [default: results/NAME]")] = None,
+    out: Out = None,
     workers: Workers = None,
     checkpoint_every: CheckpointEvery = None,
     resume: Resume = True,
@@ -137,14 +139,15 @@ def run(  # noqa: PLR0913, PLR0917 (each option is one choice)
 ) -> None:
     """Run an experiment from a TOML file, as `compare` writes it next to its results.
 
-    Example: `fednorm run results/compare/config.toml --set rounds=100 --out results/short`
+    Example: `fednorm run results/compare/config.toml --set rounds=100`
     """
-    folder = out or Path("results") / config.stem
     saving = _make_policy(checkpoint_every, resume=resume)
-    values = override_settings(read_toml(config), settings or [])
-    values |= {"engine": engine} if engine else {}
+    plain = read_toml(config)
+    values = override_settings(plain, settings or []) | ({"engine": engine} if engine else {})
+    experiment = build_experiment(values)
+    folder = out or _choose_folder(experiment, config, plain)
     if superlink is None:
-        _run(values, folder, workers, saving, fresh=fresh)
+        _run(experiment, folder, workers, saving, fresh=fresh)
         return
     from fednorm.experiment.flower.submit import SuperLink
     from fednorm.experiment.run_folder import clear_folder
@@ -152,7 +155,21 @@ def run(  # noqa: PLR0913, PLR0917 (each option is one choice)
     if fresh:
         clear_folder(folder)
         saving = replace(saving, resume=False)
-    _submit(build_experiment(values), SuperLink(superlink, root_certificates), folder, saving)
+    _submit(experiment, SuperLink(superlink, root_certificates), folder, saving)
+
+
+def _choose_folder(experiment: Experiment, config: Path | None, plain: dict[str, Any]) -> Path:
+    """Return a folder named after the file, or `compare`, and what differs from it."""
+    from fednorm.experiment.run_folder import choose_folder
+
+    if config is None:
+        return choose_folder(experiment)
+    base = config.resolve().parent.name if config.stem == "config" else config.stem
+    try:
+        reference = build_experiment(plain)
+    except ConfigError:  # only what was set besides makes it an experiment
+        reference = None
+    return choose_folder(experiment, base, reference=reference)
 
 
 def _make_policy(every: int | None, *, resume: bool) -> "CheckpointPolicy":
@@ -176,7 +193,7 @@ def _submit(
 
 
 def _run(
-    values: dict[str, Any],
+    experiment: Experiment,
     out: Path,
     workers: int | None,
     saving: "CheckpointPolicy",
@@ -188,7 +205,6 @@ def _run(
     from fednorm.experiment.run import Monitor
     from fednorm.experiment.run_folder import clear_folder
 
-    experiment = build_experiment(values)
     if fresh:
         clear_folder(out)
     prefetch(experiment)
@@ -209,10 +225,12 @@ def _run(
 
 def _show(comparison: "Comparison", out: Path) -> None:
     """Write the report, and end the command as its runs ended."""
+    from fednorm.experiment.run_folder import link_latest
     from fednorm.report.tables import build_table
     from fednorm.report.write import write_comparison
 
     report = write_comparison(comparison, out)
+    link_latest(out)
     console.print(build_table(comparison))
     console.print(f"Report: {report}", soft_wrap=True, markup=False)
     for result in comparison.runs:

@@ -27,7 +27,13 @@ Set = Annotated[
         "--set", metavar="KEY=VALUE", help="override any key, e.g. strategy.stats_momentum=0.05"
     ),
 ]
-Out = Annotated[Path, typer.Option(help="folder for results.json, curves.png, report.html, runs/")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="folder for report.html, results.json, curves.png, runs/ "
+        "[default: below results/, named after the settings]"
+    ),
+]
 Fresh = Annotated[bool, typer.Option("--fresh", help="repeat runs that the folder already holds")]
 Resume = Annotated[
     bool, typer.Option(help="continue stopped or killed runs from their last checkpoint")

@@ -40,7 +40,9 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is one choice)
         str | None,
         typer.Option(help="another partition; a name alone keeps the value of each panel"),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="folder [default: results/NAME-SCALE]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="folder [default: results/NAME-SCALE-SETTINGS]")
+    ] = None,
     workers: Workers = None,
     fresh: Fresh = False,
     listed: Annotated[
@@ -64,12 +66,13 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is one choice)
     if listed or name is None:
         console.print(_list_known())
         return
-    from fednorm.experiment.run_folder import clear_folder
+    from fednorm.experiment.run_folder import RESULTS, clear_folder, name_folder
     from fednorm.reproduce.figure import find_figure
     from fednorm.reproduce.run_figure import FigureRequest
 
     figure = find_figure(name)
-    folder = out or Path("results") / f"{Path(name).stem}-{scale}"
+    changed = [*([partition] if partition else []), *(settings or [])]
+    folder = out or RESULTS / name_folder("-".join([Path(name).stem, scale, *changed]))
     if figure.ring is not None:
         ring(out=folder, rounds=figure.ring.get("rounds", 100), seed=0)
         return

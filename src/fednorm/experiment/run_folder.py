@@ -1,9 +1,12 @@
 """The folder of a comparison: its configuration, and the files of each run."""
 
 import json
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +24,90 @@ from fednorm.experiment.schema.specs import OWN_SETTINGS, StrategySpec
 from fednorm.experiment.trained_model import CLIENT_FILES, MODEL_FILE
 from fednorm.system import atomic_write
 
+RESULTS = Path("results")
 _AXES = {"strategies", "seeds"}  # a folder may grow along these
+_NEUTRAL = {"client_state_memory", "timeout"}  # these change no result
+_UNNAMED = _AXES | _NEUTRAL
+_LONGEST = 120  # characters of a folder's name
+
+
+def choose_folder(
+    experiment: Experiment,
+    base: str = "compare",
+    *,
+    reference: Experiment | None = None,
+    root: Path = RESULTS,
+) -> Path:
+    """Return the folder of an experiment below `root`: the one that holds it, or a new one.
+
+    Its name is `base` with what differs from the reference, or from the defaults.
+
+    >>> choose_folder(Experiment(partition="iid", clients=20)).as_posix()
+    'results/compare-iid-clients=20'
+    """
+    plain = (reference or Experiment()).model_dump(mode="json", exclude=_UNNAMED)
+    parts = _list_differences(experiment.model_dump(mode="json", exclude=_UNNAMED), plain)
+    name = name_folder("-".join([base, *parts]))
+    numbered = (root / (f"{name}-{n}" if n > 1 else name) for n in count(1))
+    return next(folder for folder in numbered if _may_hold(folder, experiment))
+
+
+def _list_differences(new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in new.items():
+        before = old.get(key)
+        if value == before:
+            continue
+        if isinstance(value, Mapping):
+            yield from _list_differences(value, before if isinstance(before, Mapping) else {})
+        elif key != "root":  # a path says little about an experiment
+            yield str(value) if key in {"name", "partition"} else f"{key}={value}"
+
+
+def _may_hold(folder: Path, experiment: Experiment) -> bool:
+    try:
+        return not _list_changes(folder, experiment)
+    except ConfigError:  # of a config that this version cannot read
+        return False
+
+
+def name_folder(text: str) -> str:
+    """Return text as the name of a folder.
+
+    >>> name_folder("(d) E = 100")
+    'd_E_=_100'
+    """
+    return re.sub(r"[^\w.=-]+", "_", text)[:_LONGEST].strip("_")
+
+
+def link_latest(folder: Path, root: Path = RESULTS) -> None:
+    """Let `root/latest` lead to a folder of `root`; a system without links has none."""
+    link = root / "latest"
+    if folder.parent != root or (link.exists() and not link.is_symlink()):
+        return
+    with suppress(OSError):
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder.name, target_is_directory=True)
 
 
 def open_folder(folder: Path, experiment: Experiment) -> None:
     """Make the folder and write config.toml; refuse a folder that holds another experiment."""
-    config = folder / "config.toml"
-    if config.exists():
-        held = build_experiment(read_toml(config)).model_dump(exclude=_AXES)
-        new = experiment.model_dump(exclude=_AXES)
-        changed = sorted(key for key in new if new[key] != held[key])
-        if changed:
-            raise ConfigError(
-                f"{str(folder)!r} holds an experiment with other values of {', '.join(changed)}; "
-                "choose another --out, or start over with --fresh."
-            )
+    if changed := _list_changes(folder, experiment):
+        raise ConfigError(
+            f"{str(folder)!r} holds an experiment with other values of {', '.join(changed)}; "
+            "choose another --out, or none, which finds a free folder, or start over with --fresh."
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    config.write_text(to_toml(experiment), encoding="utf-8")
+    (folder / "config.toml").write_text(to_toml(experiment), encoding="utf-8")
+
+
+def _list_changes(folder: Path, experiment: Experiment) -> list[str]:
+    """Return the keys in which an experiment differs from the one that a folder holds."""
+    config = folder / "config.toml"
+    if not config.exists():
+        return []
+    held = build_experiment(read_toml(config)).model_dump(exclude=_AXES)
+    new = experiment.model_dump(exclude=_AXES)
+    return sorted(key for key in new if new[key] != held[key])
 
 
 def clear_folder(folder: Path) -> None:
@@ -53,7 +123,6 @@ def run_folder(folder: Path, entry: StrategySpec, seed: int) -> Path:
     return folder / "runs" / f"{entry.folder}-seed{seed}"
 
 
-_NEUTRAL = {"client_state_memory", "timeout"}  # these change no result
 _VERSION = 2  # raised when the same settings give other results than before
 
 

@@ -1,6 +1,5 @@
 """Run a figure panel by panel into a folder; finished runs are not repeated."""
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.results import FigureResult, PanelResult
 from fednorm.experiment.run import Monitor
+from fednorm.experiment.run_folder import name_folder
 from fednorm.experiment.schema.config import Experiment
 from fednorm.reproduce.figure import Figure, PanelSpec, find_figure
 from fednorm.reproduce.scale import Scale, describe_cuts, scale_figure
@@ -80,12 +80,3 @@ def _make_result(
         heat=figure.heat,
         curves=None if figure.curves is None else tuple(figure.curves),
     )
-
-
-def name_folder(title: str) -> str:
-    """Return the folder name of a panel.
-
-    >>> name_folder("(d) E = 100")
-    'd_E_=_100'
-    """
-    return re.sub(r"[^\w.=-]+", "_", title).strip("_")
