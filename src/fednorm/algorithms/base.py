@@ -1,12 +1,16 @@
 """The base of all training algorithms: fields of SGD, and learning rates by round and parameter."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from fednorm.algorithms.server_optimizer import ServerOptimizer, ServerRule
+from fednorm.core.algorithm import CombinedReplies
+from fednorm.core.messages import ServerState
+from fednorm.core.types import Tensors
 from fednorm.registry import param
 
 Schedule: TypeAlias = Literal["constant", "step", "inverse"]
@@ -34,7 +38,24 @@ class SGD:
         0.0, "largest norm of the gradient of all parameters in a step; 0 clips nothing"
     )
 
+    server: ServerRule = param(
+        "sgd",
+        "the server's optimizer of the clients' mean change: 'sgd', 'adam', 'yogi', 'adagrad'",
+    )
+    server_lr: float | None = param(
+        None, "the server's learning rate; 'none' is 1 for 'sgd' and 0.01 for the others"
+    )
+    server_momentum: float | None = param(
+        None,
+        "the server's momentum (β1), in [0, 1); 'none' is 0.9 for 'adam' and 'yogi', else 0",
+    )
+    server_beta2: float = param(0.99, "decay of the squares of 'adam' and 'yogi', in [0, 1)")
+    server_tau: float = param(
+        0.001, "added to the root of the squares: the smaller, the more adaptive"
+    )
+
     def __post_init__(self) -> None:
+        _ = self.server_optimizer  # checks its fields
         if not 0 <= self.clip_norm < float("inf"):
             raise ValueError(f"clip_norm must be 0 or more and finite, not {self.clip_norm}.")
         if self.warmup is not None and self.warmup < 0:
@@ -65,6 +86,36 @@ class SGD:
     def sends_momentum(self) -> bool:
         """Whether clients send the optimizer's momentum with the update."""
         return False
+
+    @property
+    def server_optimizer(self) -> ServerOptimizer:
+        """The server's optimizer."""
+        return ServerOptimizer(
+            self.server, self.server_lr, self.server_momentum, self.server_beta2, self.server_tau
+        )
+
+    def change(self, state: ServerState, combined: CombinedReplies) -> Tensors:  # noqa: ARG002 (protocol)
+        """Return the change of weights that the clients propose."""
+        return combined.update
+
+    def move(self, state: ServerState, combined: CombinedReplies) -> Tensors:
+        """Return the weights after the change that the clients propose."""
+        change = self.change(state, combined)
+        return {name: state.weights[name] + moved for name, moved in change.items()}
+
+    def apply(self, state: ServerState, combined: CombinedReplies) -> ServerState:
+        """Move the weights by the server's optimizer; momentum is that of the replies."""
+        optimizer, kept = self.server_optimizer, state.optimizer
+        if optimizer.is_plain:
+            weights = self.move(state, combined)
+        else:
+            weights, kept = optimizer.step(state, self.change(state, combined))
+        return replace(
+            state,
+            weights={**state.weights, **weights},
+            momentum=combined.momentum,
+            optimizer=kept,
+        )
 
     def rate(self, round_: int, rounds: int | None) -> float:
         """Return the learning rate of a round, counted from 1."""

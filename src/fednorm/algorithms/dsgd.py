@@ -9,7 +9,6 @@ Server: takes one step along the mean, weighted by batch sizes. Without momentum
 the gradient of the merged batch.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fednorm.algorithms.base import SGD, clip_gradients
-from fednorm.core.algorithm import LocalResult, LocalWork
+from fednorm.core.algorithm import CombinedReplies, LocalResult, LocalWork
 from fednorm.core.messages import Batches, ServerState
 from fednorm.core.types import Tensors
 
@@ -63,14 +62,22 @@ class DSGD(SGD):
             optimizer={**work.optimizer, **sent} if self.momentum else {},
         )
 
-    def apply(
-        self, state: ServerState, update: Tensors, rounds: int | None, rates: Mapping[str, float]
-    ) -> Tensors:
-        """Take one step along the aggregated direction."""
-        rate = self.rate(state.round + 1, rounds)
+    def change(self, state: ServerState, combined: CombinedReplies) -> Tensors:
+        """Return one step along the aggregated direction."""
+        rate = self.rate(state.round + 1, combined.rounds)
         return {
-            name: torch.sub(state.weights[name], direction, alpha=rate * rates.get(name, 1.0))
-            for name, direction in update.items()
+            name: direction * (-rate * combined.rates.get(name, 1.0))
+            for name, direction in combined.update.items()
+        }
+
+    def move(self, state: ServerState, combined: CombinedReplies) -> Tensors:
+        """Take that step, rounded once."""
+        rate = self.rate(state.round + 1, combined.rounds)
+        return {
+            name: torch.sub(
+                state.weights[name], direction, alpha=rate * combined.rates.get(name, 1.0)
+            )
+            for name, direction in combined.update.items()
         }
 
     def _momentum(self, work: LocalWork, gradients: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from torch.optim.sgd import sgd
 
 from fednorm.algorithms.base import SGD, clip_gradients, parameter_groups
 from fednorm.core.algorithm import LocalResult, LocalWork
-from fednorm.core.messages import Batches, ServerState
+from fednorm.core.messages import Batches
 from fednorm.core.types import Tensors
 from fednorm.registry import param
 
@@ -109,16 +109,6 @@ class FedAvg(SGD):
             clipped = clip_gradients(list(having.values()), self.clip_norm, work.batches.stacked)
             for parameter, gradient in zip(having, clipped, strict=True):
                 parameter.grad = gradient
-
-    def apply(
-        self,
-        state: ServerState,
-        update: Tensors,
-        rounds: int | None,  # noqa: ARG002 (protocol)
-        rates: Mapping[str, float],  # noqa: ARG002 (clients have applied them)
-    ) -> Tensors:
-        """Add the mean change to the weights."""
-        return {name: state.weights[name] + change for name, change in update.items()}
 
     def _optimizer(
         self, parameters: Mapping[str, nn.Parameter], work: LocalWork

@@ -38,6 +38,17 @@ class LocalResult:
     momentum: Tensors = field(default_factory=dict)  # momentum that the server averages
 
 
+@dataclass(frozen=True, slots=True)
+class CombinedReplies:
+    """What the aggregator made of the replies of a round."""
+
+    update: Tensors
+    momentum: Tensors = field(default_factory=dict)
+    share: float = 1.0  # of all clients: those that replied
+    rounds: int | None = None  # planned
+    rates: Mapping[str, float] = field(default_factory=dict)  # as in `LocalWork`
+
+
 class Algorithm(Protocol):
     """A frozen dataclass; its fields are its hyper-parameters."""
 
@@ -62,7 +73,8 @@ class Algorithm(Protocol):
     def local(self, work: LocalWork) -> LocalResult:
         """Train on the client's batches of one round."""
 
-    def apply(
-        self, state: ServerState, update: Tensors, rounds: int | None, rates: Mapping[str, float]
-    ) -> Tensors:
-        """Return the new weights from the aggregated update; `rates` as in `LocalWork`."""
+    def change(self, state: ServerState, combined: CombinedReplies) -> Tensors:
+        """Return the change of weights that the clients propose, linear in the update."""
+
+    def apply(self, state: ServerState, combined: CombinedReplies) -> ServerState:
+        """Return the state with new weights, momentum and server optimizer."""

@@ -121,6 +121,8 @@ class ServerState:
     buffers: Tensors  # shared buffers outside normalization layers
     running: Mapping[str, RunningStats]  # by layer
     momentum: Tensors = field(default_factory=dict)  # of the optimizer, if it is global
+    # What the server's optimizer keeps, by kind and parameter; it is not broadcast.
+    optimizer: Mapping[str, Tensors] = field(default_factory=dict)
     strategy_state: Tensors = field(default_factory=dict)  # what the strategy keeps
     rejected: tuple[RejectedReply, ...] = ()  # in the last round
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fednorm.core.aggregation import Aggregator, combine_tensors, has_quorum
-from fednorm.core.algorithm import Algorithm, LocalResult, LocalWork
+from fednorm.core.algorithm import Algorithm, CombinedReplies, LocalResult, LocalWork
 from fednorm.core.exchange import Exchange, Solo
 from fednorm.core.layer import NormRule, RoundContext, Statistics
 from fednorm.core.merge import MergeInput
@@ -62,7 +62,7 @@ def broadcast(task: Task, state: ServerState) -> Broadcast:
     >>> broadcast(task, task.initial_state).round
     1
     """
-    return Broadcast(state, task.rounds)
+    return Broadcast(replace(state, optimizer={}), task.rounds)
 
 
 def client_round(
@@ -235,15 +235,18 @@ def server_round(
 
 def _merge_replies(task: Task, state: ServerState, good: Sequence[Reply]) -> ServerState:
     examples = [reply.examples for reply in good]
-    update = combine_tensors([r.update for r in good], examples, task.aggregator)
+    combined = CombinedReplies(
+        combine_tensors([r.update for r in good], examples, task.aggregator),
+        combine_tensors([r.momentum for r in good], examples, task.aggregator),
+        rounds=task.rounds,
+        rates=task.rates,
+    )
     running = _merge_layers(task, state, good, task.strategy.merge)
     return replace(
-        state,
+        task.algorithm.apply(state, combined),
         round=state.round + 1,
-        weights={**state.weights, **task.algorithm.apply(state, update, task.rounds, task.rates)},
         buffers=_merge_buffers(good, task.aggregator),
         running=running,
-        momentum=combine_tensors([r.momentum for r in good], examples, task.aggregator),
         strategy_state=task.strategy.remember(state, running),
     )
 

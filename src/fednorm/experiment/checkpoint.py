@@ -203,6 +203,7 @@ def check_fit(checkpoint: Checkpoint, task: Task, clients: int, rounds: int | No
     pairs += [(running.get(path, {}), values) for path, values in known.items()]
     client_states = checkpoint.client_states
     own = [tensors for kept in client_states.values() for tensors in (kept.tensors, kept.optimizer)]
+    own += state.optimizer.values()
     fits = (
         0 < state.round <= (rounds or state.round)
         and all(_shapes_of(found) == _shapes_of(needed) for found, needed in pairs)

@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
+from fednorm.core.algorithm import CombinedReplies
 from fednorm.core.merge import find_rate
 from fednorm.core.messages import LayerStats, RejectedReply, Reply, RunningStats, ServerState
 from fednorm.core.moments import Moments
@@ -99,12 +100,12 @@ class _ServerScales:
 
     def _find_step(self, kind: str) -> float:
         """Return the length of an update, or momentum, that moves weights by their own length."""
-        updates = [reply.update for reply in self.replies]
-        usual = find_median([u for u in updates if measure_length(u)] or updates, measure_length)
-        state, length = self.state, measure_length(usual)
-        moved = self.task.algorithm.apply(state, usual, self.task.rounds, self.task.rates)
-        change = measure_length({name: t - state.weights[name] for name, t in moved.items()})
-        own = measure_length({name: state.weights[name] for name in moved})
+        moving = [reply for reply in self.replies if measure_length(reply.update)]
+        usual = find_median(moving or self.replies, lambda reply: measure_length(reply.update))
+        task, length = self.task, measure_length(usual.update)
+        one = CombinedReplies(usual.update, usual.momentum, rounds=task.rounds, rates=task.rates)
+        change = measure_length(task.algorithm.change(self.state, one))
+        own = measure_length({name: self.state.weights[name] for name in usual.update})
         step = own * length / change if 0 < change < math.inf else 0.0
         if kind == "update":
             return step

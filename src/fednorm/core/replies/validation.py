@@ -272,7 +272,8 @@ def _check_size(tensors: Tensors) -> str | None:
 def find_state_fault(state: ServerState) -> Fault | None:
     """Return what of a merged state is not finite, or None; each reply may be and the sum not."""
     floats = {name: t for name, t in state.buffers.items() if t.is_floating_point()}
-    for part in (state.weights, state.momentum, floats, state.strategy_state):
+    kept = state.optimizer.values()
+    for part in (state.weights, state.momentum, floats, state.strategy_state, *kept):
         if (name := _check_finite(part)) is not None:
             return name, f"with it {name!r} would not be finite at the server"
     merged = {path: Moments(1.0, r.mean, r.var) for path, r in state.running.items()}
