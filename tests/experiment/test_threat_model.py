@@ -18,7 +18,7 @@ from fednorm.experiment.prepare import prepare
 from fednorm.experiment.run import Monitor
 from fednorm.experiment.run_folder import run_key
 from fednorm.experiment.schema.load import build_experiment, expand_sweep
-from fednorm.experiment.schema.specs import OWN_SETTINGS
+from fednorm.experiment.schema.specs import THREATS
 from support import ToyClients, in_processes, run_by_hand, task_of
 
 SMALL = {
@@ -113,13 +113,13 @@ def test_sweeps_multiply():
     numbers = build_experiment(expand_sweep(values, "byzantine=1,2")).strategies
     assert [e.title for e in numbers[:2]] == ["naive byzantine=1", "naive byzantine=2"]
     with pytest.raises(ConfigError, match="--sweep takes"):
-        expand_sweep(values, "rounds=1,2")
+        expand_sweep(values, "rounds")
 
 
 def test_records_of_runs_without_these_keys_stay_valid():
     experiment = build_experiment(SMALL)
     settings = run_key(experiment, experiment.strategies[0], 0)["settings"]
-    assert not set(OWN_SETTINGS) & set(settings)
+    assert not set(THREATS) & set(settings)
     attacked = build_experiment(ATTACKED)
     assert run_key(attacked, attacked.strategies[0], 0)["settings"]["byzantine"] == 2
 

@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 from fednorm.cli import app
 from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.experiment.run import Monitor
+from fednorm.experiment.schema.specs import merge_tables
 from fednorm.reproduce.figure import find_figure
 from fednorm.reproduce.run_figure import FigureRequest, reproduce
-from fednorm.reproduce.scale import describe_cuts, merge_tables, scale_figure
+from fednorm.reproduce.scale import describe_cuts, scale_figure
 
 OWN = """
 title = "Mine, Figure 1"

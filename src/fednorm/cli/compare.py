@@ -83,8 +83,8 @@ def compare(  # noqa: PLR0913 (each option is one choice)
         typer.Option(
             "--sweep",
             metavar="KEY=VALUE,…",
-            help="several values, e.g. strategy.stats_momentum=0.1,none or attack=foe,alie; "
-            "given again, every value with every other",
+            help="several values of any key, e.g. lr=0.01,0.1 or partition=gamma=0,iid or "
+            "strategy.stats_momentum=0.1,none; given again, every value with every other",
         ),
     ] = None,
     out: Out = None,

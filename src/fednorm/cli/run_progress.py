@@ -54,22 +54,23 @@ def show_progress(experiment: Experiment, console: Console) -> Iterator[Callback
         console=console,
         transient=True,
     )
-    runs = len(experiment.strategies) * len(experiment.seeds)
-    total = bar.add_task("all rounds", total=runs * experiment.rounds, news="")
+    rounds = {entry.title: experiment.for_entry(entry).rounds for entry in experiment.strategies}
+    every = len(experiment.seeds) * sum(rounds.values())
+    total = bar.add_task("all rounds", total=every, news="")
     shown: dict[str, TaskID] = {}
     done: dict[str, int] = {}
 
     def on_round(event: Event) -> None:
         name = f"{event.strategy} seed {event.seed}"
         if name not in shown:
-            shown[name] = bar.add_task(name, total=experiment.rounds, news="")
+            shown[name] = bar.add_task(name, total=rounds[event.strategy], news="")
         done[name] = event.round
         bar.update(total, completed=sum(done.values()))
         bar.update(shown[name], completed=event.round)
         if event.evaluation is not None:
             accuracy, loss = event.evaluation.accuracy, event.evaluation.loss
             bar.update(shown[name], news=f"accuracy {accuracy:.1%}  loss {loss:.3f}")
-        if event.round == experiment.rounds:
+        if event.round == rounds[event.strategy]:
             bar.update(shown[name], visible=False)
 
     with bar:

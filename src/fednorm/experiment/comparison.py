@@ -92,7 +92,7 @@ def _check_runs(
         with measure_peak() as found, limit_threads(experiment.threads):
             prepared = prepare(experiment, entry, experiment.seeds[0], model)
         news = prepared.bytes_per_round() + window_bytes(prepared)
-        needs.add(found.bytes, prepared.kept * experiment.clients, news)
+        needs.add(found.bytes, prepared.kept * prepared.experiment.clients, news)
         most = max(most, prepared.count_workers(workers // at_once))
         if notes := prepared.task.conversion_notes:
             log.info("%s: %s", entry.title, "; ".join(notes))

@@ -56,7 +56,7 @@ def prepare(
             prepared = _connect_nodes(prepared, experiment, model)
         engine = choose(prepared.setup)
         # Diagnostics look at the reply of every client.
-        return replace(prepared, engine=ENGINES["loop"] if experiment.diagnose else engine)
+        return replace(prepared, engine=ENGINES["loop"] if prepared.experiment.diagnose else engine)
     except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError) or _TOO_LARGE.search(str(error)):
             raise ConfigError(

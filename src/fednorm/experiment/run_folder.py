@@ -20,7 +20,7 @@ from fednorm.experiment.checkpoint import Checkpoint
 from fednorm.experiment.results import Event, RunRecorder, RunResult, replace_nan
 from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.load import build_experiment, read_toml, to_toml
-from fednorm.experiment.schema.specs import OWN_SETTINGS, StrategySpec
+from fednorm.experiment.schema.specs import THREATS, StrategySpec
 from fednorm.experiment.trained_model import CLIENT_FILES, MODEL_FILE
 from fednorm.system import atomic_write
 
@@ -129,7 +129,7 @@ _VERSION = 2  # raised when the same settings give other results than before
 def run_key(experiment: Experiment, entry: StrategySpec, seed: int) -> dict[str, Any]:
     """Return all that a run depends on."""
     # Runs recorded before these keys existed are equal to runs that leave them at their defaults.
-    fields, later = Experiment.model_fields, ("diagnose", "precision", *OWN_SETTINGS)
+    fields, later = Experiment.model_fields, ("diagnose", "precision", *THREATS)
     unused = {key for key in later if getattr(experiment, key) == fields[key].default}
     left_out = _AXES | unused | _NEUTRAL
     settings = experiment.model_dump(mode="json", exclude=left_out)

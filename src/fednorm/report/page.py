@@ -32,6 +32,7 @@ from fednorm.report.format import (
     split_common,
 )
 from fednorm.report.heatmaps import describe_gaps, render_gap_maps, render_grid_maps
+from fednorm.report.sensitivity import render_sensitivity
 from fednorm.report.series import Plots, collect_plots
 from fednorm.report.tables import (
     NOTE,
@@ -53,6 +54,7 @@ def render_page(figure: FigureResult) -> str:
     metrics = dict.fromkeys(panel.comparison.metric for panel in figure.panels)
     return _load_template().render(
         figure=figure,
+        sensitivity=render_sensitivity(figure),
         plots=plots,
         title=" – ".join(filter(None, (figure.question, figure.title or "".join(settings[:1])))),
         policy=_make_policy(script),

@@ -10,6 +10,7 @@ from fednorm.data.partition import rename_partition
 from fednorm.errors import ConfigError
 from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.load import build_experiment, override_settings
+from fednorm.experiment.schema.specs import merge_tables
 from fednorm.report.format import flatten
 from fednorm.reproduce.figure import Figure, PanelSpec
 
@@ -141,21 +142,6 @@ def _keep_panels(figure: Figure, scale: Scale) -> list[PanelSpec]:
     if scale == "smoke":
         return figure.panels[:1] + figure.panels[1:][-1:]
     return figure.panels
-
-
-def merge_tables(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with changes; tables are merged key by key; a name counts as a table.
-
-    >>> merge_tables({"data": "digits", "rounds": 9}, {"data": {"test": 10}})
-    {'data': {'name': 'digits', 'test': 10}, 'rounds': 9}
-    """
-    result = dict(values)
-    for key, new in changes.items():
-        old = result.get(key)
-        table = {"name": old} if isinstance(old, str) else old
-        both = isinstance(table, Mapping) and isinstance(new, Mapping)
-        result[key] = merge_tables(table, new) if both else new  # type: ignore[arg-type]  # both are tables
-    return result
 
 
 def describe_cuts(figure: Figure, scale: Scale, settings: Sequence[str] = ()) -> tuple[str, ...]:

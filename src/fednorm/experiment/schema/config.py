@@ -1,6 +1,7 @@
 """The schema of an experiment: one description for the command line, TOML files and Python."""
 
 import dataclasses
+from collections.abc import Mapping
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -26,11 +27,12 @@ from fednorm.experiment.schema.checks import (
     check_threats,
 )
 from fednorm.experiment.schema.specs import (
-    OWN_SETTINGS,
+    THREATS,
     PrivacySpec,
     Spec,
     StrategySpec,
     create_entry,
+    merge_tables,
     parse_choice,
     parse_seeds,
     split_list,
@@ -244,8 +246,9 @@ class Experiment(BaseModel):
         Without Byzantine clients there is no attack. The reference on one machine has no clients
         that could be Byzantine or drop out: it is what honest clients would reach.
         """
-        own = _list_honest_settings() if entry.centralized else entry.settings
-        own = {name: _check_setting(name, value) for name, value in own.items()}
+        own = {name: self._check_setting(name, v) for name, v in entry.settings.items()}
+        if entry.centralized:
+            own |= {key: Experiment.model_fields[key].default for key in THREATS}
         if all(getattr(self, name) == value for name, value in own.items()):
             return self
         key = entry.model_dump_json()
@@ -253,16 +256,30 @@ class Experiment(BaseModel):
             self._variants[key] = self._make_variant(entry, own)
         return self._variants[key]
 
+    def _check_setting(self, key: str, value: Any) -> Any:
+        """Return the value of a key that an entry sets; a table without a name changes fields."""
+        held = getattr(self, key)
+        if isinstance(held, Spec) and isinstance(value, Mapping) and "name" not in value:
+            value = merge_tables(held.model_dump(), value)
+        try:
+            return _adapt_setting(key).validate_python(value)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"].lower()
+            raise ValueError(f"{key} = {value!r} is not valid: {reason}.") from None
+
     def _make_variant(self, entry: StrategySpec, own: dict[str, Any]) -> "Experiment":
         if not own.get("byzantine", self.byzantine):
             own = {**own, "attack": None}
         alone = StrategySpec(name=entry.name, label=entry.label, **entry.fields)
         common = {k: v for k, v in self.strategy.items() if k in entry.known_fields}
-        variant = self.model_copy(update={**own, "strategy": common, "strategies": [alone]})
-        for parsed in ("aggregators", "attack_rule", "_variants"):
-            variant.__dict__.pop(parsed, None)  # what these keys change is parsed again
-        check_threats(variant)
-        return variant
+        changes = {**own, "strategy": common, "strategies": [alone]}
+        try:
+            return Experiment.model_validate({**self.model_dump(), **changes})
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(
+                f"{entry.title}: {first.get('ctx', {}).get('error', first['msg'])}"
+            ) from None
 
     @property
     def plan(self) -> "Plan":
@@ -337,19 +354,7 @@ class Experiment(BaseModel):
 @cache
 def _adapt_setting(key: str) -> TypeAdapter[Any]:
     info = Experiment.model_fields[key]
-    annotated: Any = Annotated[info.annotation, info]
-    return TypeAdapter(annotated)
-
-
-def _check_setting(key: str, value: Any) -> Any:
-    """Return the value of a key that an entry sets for itself, checked as the schema says."""
-    try:
-        return _adapt_setting(key).validate_python(value)
-    except ValidationError as error:
-        reason = error.errors()[0]["msg"].lower()
-        raise ValueError(f"{key} = {value!r} is not valid: {reason}.") from None
-
-
-def _list_honest_settings() -> dict[str, Any]:
-    """Return the keys with which all clients are honest, answer, and are trusted."""
-    return {key: Experiment.model_fields[key].default for key in OWN_SETTINGS}
+    kind: Any = info.annotation
+    for limit in info.metadata:
+        kind = Annotated[kind, limit]
+    return TypeAdapter(kind)

@@ -1,8 +1,9 @@
-"""Experiments from TOML files, `--set` and `--sweep`; an unknown key is an error with a hint."""
+"""Experiments from TOML files, `--set` and sweeps; an unknown key is an error with a hint."""
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 
 from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.experiment.schema.config import Experiment
-from fednorm.experiment.schema.specs import OWN_SETTINGS
+from fednorm.experiment.schema.specs import OWN_SETTINGS, THREATS, merge_tables
 from fednorm.registry import RENAMED, unknown
 
 _CHOICES = re.compile(r",(?![^(]*\))")  # commas, but not those inside brackets
@@ -65,60 +66,115 @@ def parse_value(text: str) -> Any:
 
 
 def expand_sweep(values: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """Replace each strategy of the values by one entry for each value of a field or key.
+    """Replace each strategy of the values by one entry for each value of a key.
 
-    `strategy.FIELD` is a field of the strategies that have it; a key of the experiment is one that
-    an entry may set for itself. Keys joined by + get the same value.
+    `strategy.FIELD` is a field of the strategies that have it, `algorithm.lr` (or `lr`) one of
+    another table; any other key is one that an entry may set for itself. Keys joined by + get the
+    same value.
 
     >>> swept = expand_sweep({"strategies": ["fbn", "gn"]}, "strategy.stats_momentum=0.1,none")
     >>> [entry.get("label", entry["name"]) for entry in swept["strategies"]]
     ['fbn stats_momentum=0.1', 'fbn stats_momentum=none', 'gn']
-    >>> attacked = {"strategies": ["fbn"], "byzantine": 3}
-    >>> swept = expand_sweep(attacked, "aggregator=mean,nnm > median")
+    >>> swept = expand_sweep({"strategies": ["fbn"]}, "partition=gamma=0,iid")
     >>> [entry["label"] for entry in swept["strategies"]]
-    ['fbn, mean', 'fbn, nnm > median']
+    ['fbn, gamma=0', 'fbn, iid']
     """
     key, equals, choices = text.partition("=")
-    table, _, field = key.strip().partition(".")
-    names = [name.strip() for name in key.split("+")]
-    for name in names:
-        if RENAMED.get(name) in OWN_SETTINGS:
-            raise ConfigError(str(unknown("key", name, OWN_SETTINGS)))
-    own = all(name in OWN_SETTINGS for name in names)
-    if not equals or not (own or (table == "strategy" and field)):
-        raise ConfigError(
-            "--sweep takes strategy.FIELD=VALUE,VALUE,… or KEY=VALUE,VALUE,… with "
-            f"{', '.join(OWN_SETTINGS)}, not {text!r}."
-        )
+    if not equals:
+        raise ConfigError(f"--sweep takes KEY=VALUE,VALUE,…, not {text!r}.")
+    return sweep_key(values, key.strip(), [parse_value(part) for part in _CHOICES.split(choices)])
+
+
+def sweep_key(values: Mapping[str, Any], key: str, choices: Sequence[Any]) -> dict[str, Any]:
+    """Replace each strategy by one entry for each choice of a key; see `expand_sweep`."""
+    if not isinstance(choices, list | tuple) or not choices:
+        raise ConfigError(f"sweep.{key} is a list of values, not {choices!r}.")
     entries: list[dict[str, Any]] = []
-    chosen_strategies = build_experiment(values).strategies
-    known = {name for entry in chosen_strategies for name in entry.known_fields}
-    if not own and field not in known:
-        if RENAMED.get(field) in known:
-            raise ConfigError(str(unknown("strategy field", field, known)))
-        raise ConfigError(f"none of the chosen strategies has a field {field!r} to sweep.")
-    for entry in chosen_strategies:
+    strategies = build_experiment(values).strategies
+    names = [name.strip() for name in key.split("+")]
+    _check_swept(names, {name for entry in strategies for name in entry.known_fields})
+    table, _, field = names[0].rpartition(".")
+    for entry in strategies:
         plain = entry.model_dump(exclude_defaults=True)
-        if entry.centralized if own else field not in entry.known_fields:
+        fixed = (
+            field not in entry.known_fields
+            if table == "strategy"
+            else (entry.centralized and all(name in THREATS for name in names))
+        )
+        if fixed:
             entries.append(plain)
             continue
-        for choice in _CHOICES.split(choices):
-            value, word = parse_value(choice), choice.strip()
-            told = f", {word}" if own and isinstance(value, str) else f" {names[0]}={word}"
-            label = f"{entry.title}{told if own else f' {field}={word}'}"
-            chosen = dict.fromkeys(names, value) if own else {field: value}
-            entries.append({**plain, **chosen, "label": label})
+        for value in choices:
+            word = _name_choice(value)
+            told = f", {word}" if isinstance(value, str) and not table else f" {field}={word}"
+            changes = [_nest_choice(values, name, value) for name in names]
+            chosen = reduce(merge_tables, changes, plain)
+            entries.append({**chosen, "label": f"{entry.title}{told}"})
     return {**values, "strategies": entries}
 
 
+def _check_swept(names: Sequence[str], fields: Collection[str]) -> None:
+    """Raise an error for a key that cannot be swept."""
+    for name in names:
+        table, _, field = name.rpartition(".")
+        if table == "strategy":
+            if field not in fields and RENAMED.get(field) in fields:
+                raise ConfigError(str(unknown("strategy field", field, fields)))
+            if field not in fields:
+                raise ConfigError(f"none of the chosen strategies has a field {field!r} to sweep.")
+        elif (table or field) in Experiment.model_fields and (table or field) not in OWN_SETTINGS:
+            raise ConfigError(
+                f"{name} is the same for all runs of an experiment: no sweep sets it."
+            )
+        elif name != "lr" and (table or field) not in OWN_SETTINGS:
+            raise ConfigError(str(unknown("key", name, OWN_SETTINGS)))
+
+
+def _name_choice(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(str(part) for part in value.values())
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _nest_choice(values: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """Return a choice as an entry says it; another algorithm keeps the learning rate."""
+    table, _, field = name.rpartition(".")
+    if table == "privacy":  # an entry sets it as a whole
+        return {table: {**values.get(table, {}), field: value}}
+    if name == "algorithm" and isinstance(value, str):
+        return {"algorithm": {"name": value}}
+    return {table: {field: value}} if table and table != "strategy" else {field: value}
+
+
 def build_experiment(values: Mapping[str, Any]) -> Experiment:
-    """Return the checked experiment."""
+    """Return the checked experiment; a table `sweep` has a list of values for each of its keys.
+
+    >>> swept = build_experiment({"strategies": ["fbn"], "sweep": {"algorithm.lr": [0.01, 0.1]}})
+    >>> [entry.title for entry in swept.strategies]
+    ['fbn lr=0.01', 'fbn lr=0.1']
+    """
+    plain = {key: value for key, value in values.items() if key != "sweep"}
+    for key, choices in _list_swept(values.get("sweep", {})):
+        plain = sweep_key(plain, key, choices)
     try:
-        return Experiment.model_validate(dict(values))
+        return Experiment.model_validate(plain)
     except ValidationError as error:
         raise ConfigError("\n".join(_describe_error(e) for e in error.errors())) from None
     except UnknownNameError as error:
         raise ConfigError(str(error)) from None
+
+
+def _list_swept(sweep: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys of a table with their values: TOML nests `algorithm.lr`."""
+    if not isinstance(sweep, Mapping):
+        raise ConfigError(
+            f"sweep is a table of lists, such as {{lr = [0.01, 0.1]}}, not {sweep!r}."
+        )
+    for key, value in sweep.items():
+        if isinstance(value, Mapping):
+            yield from _list_swept(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _describe_error(error: Mapping[str, Any]) -> str:

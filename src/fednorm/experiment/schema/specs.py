@@ -16,8 +16,8 @@ T = TypeVar("T")
 _MOST_SEEDS = 10_000
 _LONGEST = 200  # characters of a label: it names a folder
 
-# Keys of the experiment that an entry may set for itself.
-OWN_SETTINGS = (
+# Keys of the experiment that say which clients fail, and what the server does about it.
+THREATS = (
     "attack",
     "attack_target",
     "byzantine",
@@ -30,6 +30,29 @@ OWN_SETTINGS = (
     "rollback",
     "secure",
     "privacy",
+)
+# Keys of the experiment that an entry may set for itself.
+OWN_SETTINGS = (
+    "data",
+    "model",
+    "partition",
+    "clients",
+    "participation",
+    "algorithm",
+    "rounds",
+    "batch_size",
+    "local_steps",
+    "local_epochs",
+    "eval_every",
+    "evaluate",
+    "adapt_statistics",
+    "unseen_clients",
+    "unseen_init",
+    "engine",
+    "diagnose",
+    "dtype",
+    "precision",
+    *THREATS,
 )
 
 
@@ -61,11 +84,20 @@ class Spec(BaseModel):
 class StrategySpec(Spec):
     """A strategy; `centralized` is the reference on one machine, as is `centralized:gn`.
 
-    Besides fields of the strategy it may set some keys of the experiment for itself:
-    `{name = "fbn", byzantine = 3, statistics_aggregator = "median", label = "fbn, median"}`.
+    Besides fields of the strategy it may set keys of the experiment for itself, and `lr`, which is
+    short for `algorithm = {lr = …}`:
+    `{name = "fbn", lr = 0.1, statistics_aggregator = "median", label = "fbn, median"}`.
     """
 
     label: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _move_rate(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or "lr" not in value:
+            return value
+        rest = {key: part for key, part in value.items() if key != "lr"}
+        return merge_tables(rest, {"algorithm": {"lr": value["lr"]}})
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -170,6 +202,21 @@ class PrivacySpec(BaseModel):
             )
         if experiment.min_replies > 1:
             yield "min_replies must be 1: which rounds are repeated tells who answered"
+
+
+def merge_tables(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with changes; tables are merged key by key; a name counts as a table.
+
+    >>> merge_tables({"data": "digits", "rounds": 9}, {"data": {"test": 10}})
+    {'data': {'name': 'digits', 'test': 10}, 'rounds': 9}
+    """
+    result = dict(values)
+    for key, new in changes.items():
+        old = result.get(key)
+        table = {"name": old} if isinstance(old, str) else old
+        both = isinstance(table, Mapping) and isinstance(new, Mapping)
+        result[key] = merge_tables(table, new) if both else new  # type: ignore[arg-type]  # both are tables
+    return result
 
 
 def create_entry(registry: Registry[T], name: str, fields: Mapping[str, Any]) -> T:
