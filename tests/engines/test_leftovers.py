@@ -158,7 +158,8 @@ def test_a_worker_that_hangs_is_replaced():
 
 
 @pytest.mark.slow
-def test_a_process_of_runs_that_hangs_is_replaced(tmp_path):
+@pytest.mark.parametrize("signals", [(signal.SIGSTOP,) * 2, (signal.SIGSTOP, signal.SIGKILL)])
+def test_processes_of_runs_that_hang_are_replaced(signals, tmp_path):
     values = {
         "strategies": ["gn"], "seeds": 2, "rounds": 30, "clients": 2, "timeout": 0.5,
         "engine": "loop",
@@ -169,8 +170,8 @@ def test_a_process_of_runs_that_hangs_is_replaced(tmp_path):
         if not stopped and event.round == 2:
             workers = multiprocessing.active_children()
             stopped.extend(workers)
-            for worker in workers:
-                os.kill(worker.pid, signal.SIGSTOP)
+            for worker, sent in zip(workers, signals, strict=True):
+                os.kill(worker.pid, sent)
 
     runs = run_comparison(
         build_experiment(values), folder=tmp_path, workers=2, monitor=Monitor([stop])

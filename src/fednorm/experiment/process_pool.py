@@ -76,6 +76,7 @@ def _run_once(
             _watch(set(futures), events, monitor, guard)
         except BrokenProcessPool:
             died = True
+            guard.end_workers()
         except BaseException as error:
             _end(set(futures), events, stop)
             if not isinstance(error, KeyboardInterrupt):
@@ -131,6 +132,11 @@ class _StopGuard:
                 self.since.pop(worker, None)
             elif time.monotonic() - self.since.setdefault(worker, time.monotonic()) > self.timeout:
                 worker.kill()
+
+    def end_workers(self) -> None:
+        """End all workers, as a broken pool does; but its SIGTERM waits in a stopped one."""
+        for worker in self.workers:
+            worker.kill()
 
 
 def _watch(
