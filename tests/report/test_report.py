@@ -10,7 +10,6 @@ import pytest
 
 from fednorm.experiment.results import Comparison, Evaluation, PanelResult
 from fednorm.report import write
-from fednorm.report.format import describe_setting
 from fednorm.report.tables import fill_rows
 from fednorm.report.write import write_comparison
 from report.report_cases import (
@@ -79,7 +78,7 @@ def test_a_failing_write_keeps_the_old_file(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_results_json_has_the_promised_schema(tmp_path):
     record = written(three_strategies(), tmp_path)
-    assert list(record) == ["schema", "environment", "config", "runs"]
+    assert list(record) == ["schema", "environment", "config", "runs", "label_counts"]
     assert record["schema"] == 1
     assert record["environment"] == ENVIRONMENT
     assert record["config"] == CONFIG
@@ -178,7 +177,7 @@ def test_a_label_cannot_add_a_script_to_the_page():
 def test_the_page_says_what_was_run():
     html = page(three_strategies())
     assert "Which normalization survives these clients?" in html
-    assert "digits · mlp · dirichlet (alpha 0.1) · 10 clients · fedavg" in html
+    assert "dirichlet (alpha 0.1); mlp on digits; 20 rounds of fedavg" in html
     assert "<dt>partition.alpha</dt><dd><code>0.1</code></dd>" in html
     listed = "[&#34;fbn&#34;, { name = &#34;naive&#34;, pool = true }]"
     assert f"<dt>strategies</dt><dd><code>{listed}</code></dd>" in html
@@ -200,11 +199,3 @@ def test_failures_are_listed_with_their_message():
     html = page(comparison(run("fbn", (0.8,)), diverged("naive", (0.2,), error="loss is nan")))
     failure = "<strong>naive</strong>, seed 0: diverged after 10 rounds<pre>loss is nan</pre>"
     assert failure in html
-
-
-def test_the_setting_leaves_out_what_the_config_does_not_name():
-    assert describe_setting({}) == ""
-    assert (
-        describe_setting({"clients": 1, "model": {"name": "cnn", "layers": [1]}})
-        == "cnn · 1 client"
-    )

@@ -68,7 +68,7 @@ def test_panels_stand_side_by_side_three_in_a_row(count, columns, rows, tmp_path
 def test_a_story_without_panels_or_runs_can_be_drawn(tmp_path):
     assert png_size(told(), tmp_path / "c.png")
     assert "Nothing to plot" in page(wrap_comparison(comparison()))
-    assert "Nothing was run." in page(wrap_comparison(comparison()))
+    assert "<h1>Nothing was run</h1>" in page(wrap_comparison(comparison()))
 
 
 @pytest.mark.slow

@@ -25,6 +25,8 @@ from fednorm.data.partition.natural import Natural
 from fednorm.data.sampling import Plan, count_participants, draw_participants
 from fednorm.data.transforms import Batch
 
+_MOST_COUNTS = 100_000  # clients times classes; more would not fit a page
+
 
 @dataclass(frozen=True, slots=True)
 class Federation:
@@ -48,6 +50,15 @@ class Federation:
     def all(self) -> list[ClientId]:
         """Return every client that trains."""
         return list(range(self.clients - self.unseen))
+
+    def count_labels(self) -> tuple[tuple[int, ...], ...]:
+        """Return each client's training samples of each class; nothing where labels are masks."""
+        y, classes = self.data.y, self.data.classes
+        if y.dim() != 1 or y.is_floating_point() or self.clients * classes > _MOST_COUNTS:
+            return ()
+        labels = y.cpu().numpy()
+        counts = (np.bincount(labels[part], minlength=classes) for part in self.parts)
+        return tuple(tuple(int(n) for n in row) for row in counts)
 
     def participants(self, round_: int) -> list[ClientId]:
         """Return the clients that take part in a round."""

@@ -51,7 +51,7 @@ def run_comparison(
     are processes, several clients of a run.
     """
     remove_leftovers()
-    prepared = _check_runs(experiment, model, workers)
+    prepared, counts = _check_runs(experiment, model, workers)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     with nullcontext() if folder is None else lock_folder(folder):
@@ -66,9 +66,8 @@ def run_comparison(
             runs = _collect_results(jobs, monitor, model, workers, prepared)
         finally:
             clear_data_cache()  # a user's own data may be other ones the next time
-    return Comparison(
-        experiment.model_dump(mode="json", exclude_none=True), describe_environment(), runs
-    )
+    config = experiment.model_dump(mode="json", exclude_none=True)
+    return Comparison(config, describe_environment(), runs, counts)
 
 
 _SUMS_ALONE = (
@@ -79,15 +78,17 @@ _SUMS_ALONE = (
 
 def _check_runs(
     experiment: Experiment, model: ModelSource | None, workers: int
-) -> dict[str, PreparedRun]:
+) -> tuple[dict[str, PreparedRun], tuple[tuple[int, ...], ...]]:
     """Try one step of every strategy, and whether the runs fit into memory.
 
-    Return the runs with the first seed that this process will make, by the names of their jobs.
+    Return the runs with the first seed that this process will make, by the names of their jobs, and
+    the clients' numbers of labels, unless a run may not publish results of single clients.
     """
     needs = MemoryEstimate(limit=round(experiment.client_state_memory * 1e9))
     at_once = min(workers, len(experiment.strategies) * len(experiment.seeds))
     most, held, kept = 1, 0, dict[str, PreparedRun]()
-    secure, exposed = False, ""
+    secure, private, exposed = False, False, ""
+    counts = set[tuple[tuple[int, ...], ...]]()  # one, unless entries have different clients
     for entry in experiment.strategies:
         with measure_peak() as found, limit_threads(experiment.threads):
             prepared = prepare(experiment, entry, experiment.seeds[0], model)
@@ -97,6 +98,8 @@ def _check_runs(
         if notes := prepared.task.conversion_notes:
             log.info("%s: %s", entry.title, "; ".join(notes))
         secure = secure or prepared.task.secure
+        private = private or prepared.task.privacy is not None
+        counts.add(prepared.federation.count_labels())
         if not exposed and (exposed := find_exposure(prepared) or ""):
             warnings.warning("%s: %s", entry.title, exposed)
         held += _count_bytes(prepared)
@@ -106,7 +109,7 @@ def _check_runs(
     if secure:
         log.info(_SUMS_ALONE)
     needs.check(at_once * most)
-    return kept
+    return kept, () if secure or private or len(counts) > 1 else counts.pop()
 
 
 def _count_bytes(prepared: PreparedRun) -> int:

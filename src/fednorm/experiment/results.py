@@ -192,6 +192,8 @@ class Comparison:
     config: dict[str, Any]
     environment: dict[str, str]
     runs: tuple[RunResult, ...] = field(default=())
+    # Training samples of each client by class, with the first seed; none if they are private.
+    label_counts: tuple[tuple[int, ...], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of results.json."""
@@ -200,6 +202,7 @@ class Comparison:
             "environment": self.environment,
             "config": self.config,
             "runs": [run.to_json() for run in self.runs],
+            "label_counts": self.label_counts,
         }
 
     @property
@@ -344,6 +347,7 @@ class FigureResult:
     cuts: tuple[str, ...] = ()  # how the setting differs from the paper's, a sentence each
     finals: str = ""  # what the panels differ in, if final values are drawn against it
     curves: tuple[str, ...] | None = None  # titles of the panels whose curves are drawn; all
+    smoke: bool = False  # two rounds on synthetic data: its numbers mean nothing
     heat: tuple[str, str] | None = None  # methods whose difference is drawn panel by panel
 
     @property

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
-from math import sqrt
 from typing import Any, Literal, TypeAlias
 
 from fednorm.experiment.results import PanelResult, Summary
 from fednorm.report.format import keep_finite
-from fednorm.report.verdict import has_diverged
+from fednorm.report.ranking import estimate_noise, has_diverged
 
 Order: TypeAlias = Literal["same", "swapped", "too close to call"]
 
@@ -123,18 +122,9 @@ def _make_row(summary: Summary, panel: PanelResult) -> Row:
         summary.strategy,
         *_find_published(panel, summary.strategy),
         measured=None if mean is None else 100 * mean,
-        spread=100
-        * max(keep_finite(summary.spread) or 0.0, _estimate_standard_error(summary, mean)),
+        spread=100 * estimate_noise(summary, best=panel.best),
         seeds=seeds,
     )
-
-
-def _estimate_standard_error(summary: Summary, accuracy: float | None) -> float:
-    """Return the standard error that the number of test samples leaves in one run's accuracy."""
-    tested = min((run.tested for run in summary.runs), default=0)
-    if not tested or accuracy is None or any(run.metric != "accuracy" for run in summary.runs):
-        return 0.0
-    return sqrt(accuracy * (1 - accuracy) / tested / len(summary.runs))
 
 
 def _compare_order(above: Row, below: Row) -> Order:

@@ -13,7 +13,6 @@ from rich.text import Text
 
 MISSING = "–"
 
-_ASPECTS = ("data", "model", "partition", "clients", "algorithm")
 _WHOLE = 100  # larger numbers have no decimals
 _SHOWN = 4  # names in a list
 
@@ -117,42 +116,6 @@ def capitalize(words: str) -> str:
     ('Accuracy', 'Mean IoU')
     """
     return words[:1].upper() + words[1:]
-
-
-def describe_setting(config: Mapping[str, Any]) -> str:
-    """Return data, model, partition, number of clients and algorithm in one line.
-
-    An aspect is a key of the config or of one of its sections; missing aspects are left out.
-
-    >>> describe_setting({"data": {"name": "digits"}, "federation": {"clients": 10},
-    ...                   "partition": {"name": "dirichlet", "alpha": 0.1}})
-    'digits · dirichlet (alpha 0.1) · 10 clients'
-    """
-    found = ((aspect, _find_aspect(config, aspect)) for aspect in _ASPECTS)
-    return " · ".join(
-        _describe_aspect(aspect, value) for aspect, value in found if value is not None
-    )
-
-
-def _find_aspect(config: Mapping[str, Any], aspect: str) -> Any:
-    if config.get(aspect) is not None:
-        return config[aspect]
-    sections = (value for value in config.values() if isinstance(value, Mapping))
-    return next((s[aspect] for s in sections if s.get(aspect) is not None), None)
-
-
-def _describe_aspect(aspect: str, value: Any) -> str:
-    if isinstance(value, Mapping):
-        plain = {k: v for k, v in value.items() if isinstance(v, str | int | float) and v != ""}
-        details = ", ".join(f"{k} {_format_word(v)}" for k, v in plain.items() if k != "name")
-        return f"{value.get('name', aspect)}" + (f" ({details})" if details else "")
-    if aspect == "clients" and not isinstance(value, str):
-        return f"{_format_word(value)} client{'' if value == 1 else 's'}"
-    return _format_word(value)
-
-
-def _format_word(value: Any) -> str:
-    return value if isinstance(value, str) else format_toml(value)
 
 
 def format_toml(value: Any) -> str:

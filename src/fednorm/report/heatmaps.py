@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 
 from fednorm.experiment.results import Comparison, FigureResult, PanelResult
 from fednorm.report.format import format_points, keep_finite
+from fednorm.report.ranking import has_diverged
 from fednorm.report.styles import render_svg
 
 Colors: TypeAlias = tuple[
@@ -110,7 +111,8 @@ def render_gap_maps(figure: FigureResult) -> str:
 
 def collect_grid_maps(comparison: Comparison) -> list[HeatMap]:
     """Return one map per strategy; none unless entries differ in rows and in columns."""
-    finals = {s.strategy: keep_finite(s.accuracy) for s in comparison.summaries()}
+    summaries = [s for s in comparison.summaries() if not has_diverged(s)]
+    finals = {s.strategy: keep_finite(s.accuracy) for s in summaries}
     located = _locate_entries(comparison)
     # All maps have the same rows and columns, so that cells can be compared by their place.
     rows, columns = (tuple(dict.fromkeys(place[axis] for place in located)) for axis in (1, 2))
@@ -119,6 +121,21 @@ def collect_grid_maps(comparison: Comparison) -> list[HeatMap]:
         if (accuracy := finals.get(label)) is not None:
             found.setdefault(name, {})[place[0], place[1]] = 100 * accuracy
     return [HeatMap(name, rows, columns, cells) for name, cells in found.items()]
+
+
+def describe_grid(comparison: Comparison) -> str:
+    """Say which strategy and defence keep most in their worst case, and which least."""
+    worst = {
+        f"{one.title} with {column}": min(one.cells[row, column] for row in one.rows)
+        for one in collect_grid_maps(comparison)
+        for column in one.columns
+        if all((row, column) in one.cells for row in one.rows)
+    }
+    if not worst:
+        return ""
+    most, least = max(worst, key=lambda name: worst[name]), min(worst, key=lambda name: worst[name])
+    told = f"At worst, {most} keeps {worst[most]:.1f} %"
+    return told if most == least else f"{told}; {least} keeps {worst[least]:.1f} %"
 
 
 def is_full(comparison: Comparison) -> bool:

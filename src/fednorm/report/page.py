@@ -12,7 +12,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from fednorm.experiment.results import FigureResult, PanelResult
+from fednorm.experiment.results import Comparison, FigureResult, PanelResult
 from fednorm.report.agreement import RULE, compare_published
 from fednorm.report.curves import (
     NARROW,
@@ -25,15 +25,22 @@ from fednorm.report.curves import (
 )
 from fednorm.report.format import (
     capitalize,
-    describe_setting,
     flatten,
     format_percent,
     format_toml,
     split_common,
 )
-from fednorm.report.heatmaps import describe_gaps, render_gap_maps, render_grid_maps
+from fednorm.report.headline import write_headline
+from fednorm.report.heatmaps import (
+    describe_gaps,
+    describe_grid,
+    find_swept,
+    render_gap_maps,
+    render_grid_maps,
+)
 from fednorm.report.sensitivity import render_sensitivity
 from fednorm.report.series import Plots, collect_plots
+from fednorm.report.setting import describe_setting
 from fednorm.report.tables import (
     NOTE,
     STRATEGY,
@@ -50,13 +57,12 @@ def render_page(figure: FigureResult) -> str:
     """Return the page as HTML."""
     plots = collect_plots(figure)
     script = _read_file("page.js")
-    settings = [describe_setting(panel.comparison.config) for panel in figure.panels]
+    settings = [_describe(panel) for panel in figure.panels]
     metrics = dict.fromkeys(panel.comparison.metric for panel in figure.panels)
     return _load_template().render(
         figure=figure,
         sensitivity=render_sensitivity(figure),
         plots=plots,
-        title=" – ".join(filter(None, (figure.question, figure.title or "".join(settings[:1])))),
         policy=_make_policy(script),
         css=_read_file("page.css"),
         script=script,
@@ -101,19 +107,45 @@ def _make_policy(script: str) -> str:
 
 
 def _introduce(figure: FigureResult) -> dict[str, Any]:
-    """Answer the question panel by panel, and list what qualifies the answer."""
+    """Answer the question, and list what qualifies the answer.
+
+    A comparison of the user's has its outcome as heading. A published figure has its question, and
+    the outcomes of its panels below; numbers of a smoke run have no outcome.
+    """
+    caveats = [list_caveats(panel.comparison) for panel in figure.panels]
+    qualified = {"caveats": _merge_sentences(figure, caveats)}
+    if not figure.title and len(figure.panels) == 1:
+        comparison = figure.panels[0].comparison
+        heading = _tell_outcome(comparison)
+        told = _bind_numbers(state_verdict(comparison))
+        details = "" if find_swept(figure) or told == f"{heading}." else told
+        headed = {"kicker": figure.question, "heading": heading}
+        return {**headed, "verdicts": [("", details, "")], **qualified}
     gaps = describe_gaps(figure)
     verdicts = [("", gaps, "")] if gaps else [_state_verdict(panel) for panel in figure.panels]
-    caveats = [list_caveats(panel.comparison) for panel in figure.panels]
-    return {"verdicts": verdicts, "caveats": _merge_sentences(figure, caveats)}
+    headed = {"kicker": figure.title, "heading": figure.question}
+    return {**headed, "verdicts": [] if figure.smoke else verdicts, **qualified}
+
+
+def _tell_outcome(comparison: Comparison) -> str:
+    return _bind_numbers(describe_grid(comparison) or write_headline(comparison))
 
 
 def _state_verdict(panel: PanelResult) -> tuple[str, str, str]:
-    """Return the panel's title, its verdict, and whether the order is the published one."""
+    """Return the panel's title, its outcome, and whether the order is the published one."""
     found = compare_published(panel)
-    # A number stays on one line with its spread and sign.
-    text = state_verdict(panel.comparison).replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
-    return panel.title, text, found.describe() if found else ""
+    return panel.title, f"{_tell_outcome(panel.comparison)}.", found.describe() if found else ""
+
+
+def _bind_numbers(text: str) -> str:
+    """Keep a number on one line with its spread and unit."""
+    for sign in (" ± ", " %", " points"):
+        text = text.replace(sign, sign.replace(" ", "\u00a0"))
+    return text
+
+
+def _describe(panel: PanelResult) -> str:
+    return describe_setting(panel.comparison.config, panel.comparison.label_counts)
 
 
 def _merge_sentences(figure: FigureResult, sentences: Sequence[Sequence[str]]) -> list[str]:
@@ -143,7 +175,7 @@ def _draw_plots(figure: FigureResult, plots: Plots) -> dict[str, Any]:
         "curves": [
             {
                 "title": panel.title,
-                "setting": describe_setting(panel.comparison.config),
+                "setting": _describe(panel),
                 "wide": render_panel(plots, plot, WIDE) if alone else "",
                 "narrow": render_panel(plots, plot, NARROW),
             }

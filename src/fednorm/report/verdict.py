@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from fednorm.experiment.results import Comparison, RunResult, Summary
-from fednorm.report.format import format_mean, format_percent, keep_finite
-from fednorm.report.styles import find_known_name
+from fednorm.report.format import format_mean, format_percent, list_names
+from fednorm.report.ranking import Ranking, is_personal, is_reference, measure_lead, rank
 
 
 def state_verdict(comparison: Comparison) -> str:
@@ -12,12 +12,14 @@ def state_verdict(comparison: Comparison) -> str:
     summaries = comparison.summaries()
     if not summaries:
         return "Nothing was run."
-    federated = [s for s in summaries if find_known_name(s.strategy) != "centralized"]
-    references = [s for s in summaries if s not in federated]
-    ranked = _rank(federated)
-    return " ".join(
-        filter(None, (_name_winner(ranked, federated), _state_gap(ranked, _rank(references))))
-    )
+    ranking = rank(comparison)
+    run = [s for s in summaries if not is_reference(comparison, s)]
+    shared = [s for s in run if not is_personal(s)]
+    if shared or not run:
+        sentences = [_name_winner(ranking.federated, shared), _state_gap(ranking)]
+    else:
+        sentences = [_state_gap(ranking)]
+    return " ".join(filter(None, (*sentences, _state_personal(ranking))))
 
 
 def list_caveats(comparison: Comparison) -> list[str]:
@@ -31,17 +33,6 @@ def list_caveats(comparison: Comparison) -> list[str]:
         _tell_personal(comparison),
     )
     return [sentence for sentence in sentences if sentence]
-
-
-def _rank(summaries: Sequence[Summary]) -> list[Summary]:
-    """Sort the strategies with a result, best first; those that diverged have none."""
-    having = [s for s in summaries if keep_finite(s.accuracy) is not None and not has_diverged(s)]
-    return sorted(having, key=lambda s: -(s.accuracy or 0.0))
-
-
-def has_diverged(summary: Summary) -> bool:
-    """Return whether every seed diverged; the last evaluation is then not a result."""
-    return all(run.status == "diverged" for run in summary.runs)
 
 
 def _format_accuracy(summary: Summary) -> str:
@@ -79,26 +70,32 @@ def _doubt_lead(best: Summary, second: Summary) -> str:
     """Say if the second is level, or if the lead is within the spread over seeds."""
     if format_percent(best.accuracy) == format_percent(second.accuracy):
         return f" {second.strategy} is level with it."
-    lead = (best.accuracy or 0.0) - (second.accuracy or 0.0)
+    lead = measure_lead(best, second)
     if lead > max(best.spread, second.spread):
         return ""
     points = f"{format_percent(lead)} points"
     return f" Its lead over {second.strategy} ({points}) is within the spread over seeds."
 
 
-def _state_gap(ranked: Sequence[Summary], references: Sequence[Summary]) -> str:
-    if not references:
+def _state_gap(ranking: Ranking) -> str:
+    reference, ranked = ranking.reference, ranking.federated
+    if reference is None:
         return ""
-    reference = references[0]
     name = f"{reference.strategy} ({_format_accuracy(reference)})"
     if not ranked:
         return f"The reference {reference.strategy} ends at {_format_accuracy(reference)}."
-    gap = (reference.accuracy or 0.0) - (ranked[0].accuracy or 0.0)
-    points = format_percent(abs(gap))
+    lead = measure_lead(ranked[0], reference)
+    points = format_percent(abs(lead))
     if points == format_percent(0.0):
         return f"{ranked[0].strategy} is level with {name}."
-    side = "below" if gap > 0 else "above"
+    side = "above" if lead > 0 else "below"
     return f"{ranked[0].strategy} is {points} points {side} {name}."
+
+
+def _state_personal(ranking: Ranking) -> str:
+    """State the results of personal models, which are not compared with those of global ones."""
+    listed = [f"{s.strategy} {_format_accuracy(s)}" for s in ranking.personal]
+    return f"Personal models, in the mean over clients: {list_names(listed)}." if listed else ""
 
 
 def _tell_diverged(summary: Summary) -> str:

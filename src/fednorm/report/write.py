@@ -9,7 +9,6 @@ from typing import IO, Any
 from fednorm.experiment.results import SCHEMA, Comparison, FigureResult, PanelResult, replace_nan
 from fednorm.report.agreement import compare_published
 from fednorm.report.curves import draw_figure
-from fednorm.report.format import describe_setting
 from fednorm.report.heatmaps import (
     collect_gap_maps,
     draw_gap_maps,
@@ -19,6 +18,7 @@ from fednorm.report.heatmaps import (
 )
 from fednorm.report.page import render_page
 from fednorm.report.series import collect_plots
+from fednorm.report.setting import describe_setting
 from fednorm.report.styles import write_png
 from fednorm.system import atomic_write
 
@@ -81,7 +81,8 @@ def _write(figure: FigureResult, record: Mapping[str, Any], folder: Path) -> Pat
 
 def write_curves(figure: FigureResult, file: IO[bytes]) -> None:
     """Write the curves of all panels as one PNG, or the heat maps of a swept grid."""
-    title = figure.title or " – ".join(describe_setting(p.comparison.config) for p in figure.panels)
+    compared = [panel.comparison for panel in figure.panels]
+    title = figure.title or " – ".join(describe_setting(c.config, c.label_counts) for c in compared)
     maps = collect_gap_maps(figure)
     if (swept := find_swept(figure)) and is_full(swept):
         write_png(partial(draw_grid_maps, swept), file)

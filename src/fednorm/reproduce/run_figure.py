@@ -76,6 +76,7 @@ def _make_result(
         panels=tuple(panels),
         source=figure.source,
         cuts=said,
+        smoke=request.scale == "smoke",
         finals=figure.finals,
         heat=figure.heat,
         curves=None if figure.curves is None else tuple(figure.curves),
