@@ -25,6 +25,7 @@ CASES = {
     "server adam": ("fedavg", {**LR, "server": "adam"}),
     "server yogi": ("fedavg", {**LR, "server": "yogi"}),
     "server adagrad": ("fedavg", {**LR, "server": "adagrad"}),
+    "adamw": ("fedavg", {"lr": 0.01, "optimizer": "adamw", "weight_decay": 0.1}),
     "adam on both sides": ("fedavg", {"lr": 0.01, "optimizer": "adam", "server": "adam"}),
 }
 STATE = ("weights", "momentum", "buffers")
@@ -33,7 +34,8 @@ PRIVACY = Privacy(clip=1.0, noise=0.5, clip_statistics=1.0, clients=2.0, rate=0.
 
 def task(case, strategy="naive", **changes):
     name, fields = CASES[case]
-    return replace(task_of(strategy, create_algorithm(name, **fields), count=4), **changes)
+    made = task_of(strategy, create_algorithm(name, **fields), count=4)
+    return replace(made, clients=CLIENTS.clients, **changes)
 
 
 def run(chosen, count=4, **options):
@@ -84,7 +86,7 @@ def test_merged_batches_are_refused(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["server adam"])
+@pytest.mark.parametrize("case", ["scaffold", "feddyn"])
 def test_processes_give_the_same_bits(case):
     *_, alone = run(task(case))
     *_, found = in_processes(task(case), CLIENTS, 4)
@@ -121,7 +123,7 @@ def test_privacy_is_kept_or_refused_by_name(case):
     name, fields = CASES[case]
     algorithm = create_algorithm(name, **fields)
     make = partial(Task.build, nested_model(), create_strategy("gn"), algorithm, privacy=PRIVACY)
-    if algorithm.sends_momentum:
+    if algorithm.sends(nested_model().state_dict()):
         with pytest.raises(ValueError, match="privacy cannot be kept"):
             make()
     else:

@@ -95,6 +95,16 @@ def test_global_momentum_gives_the_same(name):
         assert_same(one, other)
 
 
+@pytest.mark.parametrize("algorithm", ["fedprox", "scaffold", "fednova", "feddyn", "server adam"])
+def test_every_algorithm_gives_the_same(algorithm):
+    fields = {"server": "adam"} if algorithm == "server adam" else {}
+    step = create_algorithm("fedavg" if fields else algorithm, lr=0.05, **fields)
+    task = replace(task_of("fbn", step, count=3), clients=3)
+    _, ours = over_flower(task, nodes("fbn", step))
+    for one, other in zip(ours, rounds(task, CLIENTS, 3), strict=True):
+        assert_same(one, other)
+
+
 @pytest.mark.parametrize("attack", ["sign_flip", "non_finite"])
 def test_byzantine_clients_and_robust_rules_give_the_same(attack):
     clients = ToyClients(sizes=(4, 4, 4, 4), steps=2)

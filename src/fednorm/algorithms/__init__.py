@@ -12,7 +12,16 @@ if TYPE_CHECKING:
 __all__ = ["ALGORITHMS", "SGD", "create_algorithm", "list_algorithms"]
 
 ALGORITHMS: "Registry[FedAvg | DSGD]" = Registry(
-    "algorithm", __name__, {"fedavg": "fedavg:FedAvg", "dsgd": "dsgd:DSGD"}
+    "algorithm",
+    __name__,
+    {
+        "fedavg": "fedavg:FedAvg",
+        "dsgd": "dsgd:DSGD",
+        "fedprox": "fedprox:FedProx",
+        "scaffold": "scaffold:Scaffold",
+        "fednova": "fednova:FedNova",
+        "feddyn": "feddyn:FedDyn",
+    },
 )
 
 __getattr__ = export_lazily(__name__, {"fednorm.algorithms.base": "SGD"})
@@ -31,6 +40,6 @@ def list_algorithms() -> list[str]:
     """Return the names of all algorithms, sorted.
 
     >>> list_algorithms()
-    ['dsgd', 'fedavg']
+    ['dsgd', 'fedavg', 'feddyn', 'fednova', 'fedprox', 'scaffold']
     """
     return sorted(ALGORITHMS)

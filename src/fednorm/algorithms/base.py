@@ -82,10 +82,9 @@ class SGD:
         """Whether a client clips its gradient before a step."""
         return self.clip_norm > 0
 
-    @property
-    def sends_momentum(self) -> bool:
-        """Whether clients send the optimizer's momentum with the update."""
-        return False
+    def sends(self, update: Tensors) -> Tensors:  # noqa: ARG002 (protocol)
+        """Return what clients send with an update, by name: nothing."""
+        return {}
 
     @property
     def server_optimizer(self) -> ServerOptimizer:

@@ -4,14 +4,15 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 arXiv:1602.05629. The optimizer's momentum between rounds follows Zhong et al., 2023,
 arXiv:2303.06530, section 7.
 
-Client: trains with SGD (or Adam) on its batches of the round, and sends the change of its weights.
+Client: trains with SGD, Adam or AdamW on its batches of the round, and sends the change of its
+weights.
 
 Server: adds the weighted mean of the changes.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -31,8 +32,10 @@ class FedAvg(SGD):
 
     single_step: ClassVar[bool] = False
 
-    optimizer: Literal["sgd", "adam"] = param(
-        "sgd", "optimizer of the local steps; 'adam' is reset every round and takes no momentum"
+    optimizer: Literal["sgd", "adam", "adamw"] = param(
+        "sgd",
+        "optimizer of the local steps; 'adam' and 'adamw' (weight decay apart from the gradient) "
+        "are reset every round and take no momentum",
     )
     momentum_state: Literal["reset", "local", "global"] = param(
         "reset",
@@ -46,18 +49,17 @@ class FedAvg(SGD):
             raise ValueError(
                 f"momentum_state must be 'reset', 'local' or 'global', not {self.momentum_state!r}."
             )
-        if self.optimizer not in ("sgd", "adam"):
-            raise ValueError(f"optimizer must be 'sgd' or 'adam', not {self.optimizer!r}.")
-        if self.optimizer == "adam" and (self.momentum or self.momentum_state != "reset"):
+        if self.optimizer not in ("sgd", "adam", "adamw"):
+            raise ValueError(f"optimizer must be 'sgd', 'adam' or 'adamw', not {self.optimizer!r}.")
+        if self.optimizer != "sgd" and (self.momentum or self.momentum_state != "reset"):
             raise ValueError(
-                "the optimizer 'adam' keeps its moments itself and resets them every round; "
-                "use momentum = 0 and momentum_state = 'reset' with it."
+                f"the optimizer {self.optimizer!r} keeps its moments itself and resets them every "
+                "round; use momentum = 0 and momentum_state = 'reset' with it."
             )
 
-    @property
-    def sends_momentum(self) -> bool:
-        """Whether clients send the optimizer's momentum with the update."""
-        return self.momentum_state == "global" and self.momentum > 0
+    def sends(self, update: Tensors) -> Tensors:
+        """Return the momentum of all parameters, if it is global."""
+        return update if self.momentum_state == "global" and self.momentum > 0 else {}
 
     @property
     def keeps_state(self) -> bool:
@@ -80,6 +82,7 @@ class FedAvg(SGD):
             optimizer.zero_grad()
             loss = work.loss(work.model(x), y)
             loss.backward()  # type: ignore[no-untyped-call]
+            self.correct_gradients(work)
             self._clip(parameters, work)
             optimizer.step()
             losses.append(loss.detach())
@@ -96,7 +99,26 @@ class FedAvg(SGD):
             loss=float(torch.stack(losses).mean()),
             optimizer=kept,
             momentum=sent,
+            steps=len(losses),
         )
+
+    def sum_weights(self, steps: int) -> float:
+        """Return ‖a‖₁: what all gradients of `steps` weigh in the change, in learning rates.
+
+        With momentum ρ, from 0, it is (τ - ρ(1-ρ^τ)/(1-ρ)) / (1-ρ) of τ steps.
+
+        >>> FedAvg().sum_weights(3), round(FedAvg(momentum=0.5).sum_weights(3), 9)  # 1.75+1.5+1
+        (3.0, 4.25)
+        """
+        rho = self.momentum
+        return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+
+    def forget_clients(self) -> "FedAvg":
+        """Return plain FedAvg of the same settings, for one machine: no client drifts there."""
+        return FedAvg(**{field.name: getattr(self, field.name) for field in fields(FedAvg)})
+
+    def correct_gradients(self, work: LocalWork) -> None:
+        """Change the gradients of a step before they are clipped; FedAvg's stay as they are."""
 
     def _clip(self, parameters: Mapping[str, nn.Parameter], work: LocalWork) -> None:
         """Clip the gradients of a step, as the strategy says and by their joint norm."""
@@ -112,11 +134,12 @@ class FedAvg(SGD):
 
     def _optimizer(
         self, parameters: Mapping[str, nn.Parameter], work: LocalWork
-    ) -> "torch.optim.Adam | GroupedSGD":
+    ) -> "torch.optim.Optimizer | GroupedSGD":
         rate = self.rate(work.broadcast.round, work.broadcast.rounds)
         groups = parameter_groups(parameters, rate, work.rates)
-        if self.optimizer == "adam":
-            return torch.optim.Adam(groups, lr=rate, weight_decay=self.weight_decay)
+        if self.optimizer != "sgd":
+            adam = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
+            return adam(groups, lr=rate, weight_decay=self.weight_decay)
         return GroupedSGD(groups, self.momentum, self.weight_decay)
 
     def _received_momentum(self, work: LocalWork) -> Tensors:
@@ -127,7 +150,7 @@ class FedAvg(SGD):
         return {**work.optimizer, **work.broadcast.state.momentum}
 
     def _momentum(
-        self, optimizer: "torch.optim.Adam | GroupedSGD", work: LocalWork
+        self, optimizer: "torch.optim.Optimizer | GroupedSGD", work: LocalWork
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the momentum to send and the momentum to keep."""
         if self.momentum_state == "reset" or not self.momentum:
@@ -180,7 +203,7 @@ class GroupedSGD:
 
 
 def _buffers(
-    optimizer: "torch.optim.Adam | GroupedSGD", parameters: Mapping[str, nn.Parameter]
+    optimizer: "torch.optim.Optimizer | GroupedSGD", parameters: Mapping[str, nn.Parameter]
 ) -> dict[str, Tensor]:
     states = {name: optimizer.state[p].get("momentum_buffer") for name, p in parameters.items()}
     return {name: buffer for name, buffer in states.items() if buffer is not None}

@@ -116,7 +116,13 @@ class _Corruption:
             }
         if target != "statistics":
             update = self._corrupt_tensors(update, [h.update for h in honest])
-            momentum = self._corrupt_tensors(momentum, [h.momentum for h in honest])
+            sent = {
+                name: t for name, t in momentum.items() if name in update
+            }  # no numbers of steps
+            momentum = {
+                **momentum,
+                **self._corrupt_tensors(sent, [h.momentum for h in honest]),
+            }
         return replace(own, stats=stats, update=update, momentum=momentum)
 
     def _corrupt_tensors(self, own: Tensors, honest: Sequence[Tensors]) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ class LocalWork:
     personal: Mapping[str, nn.Parameter]
     batches: Batches
     broadcast: Broadcast
-    optimizer: Tensors  # momentum that this client kept
+    optimizer: Tensors  # momentum, or what else this client kept, by parameter
     rates: Mapping[str, float] = field(default_factory=dict)  # times the learning rate; else 1
     clips: Mapping[str, Clip] = field(default_factory=dict)  # of gradients, before each step
 
@@ -34,8 +34,9 @@ class LocalResult:
     update: Tensors  # of the shared parameters
     examples: int  # the client's weight in averages
     loss: float  # mean over the steps
-    optimizer: Tensors = field(default_factory=dict)  # momentum that stays with the client
-    momentum: Tensors = field(default_factory=dict)  # momentum that the server averages
+    optimizer: Tensors = field(default_factory=dict)  # that stays with the client
+    momentum: Tensors = field(default_factory=dict)  # that the server averages, as `sends` says
+    steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +61,11 @@ class Algorithm(Protocol):
         """Whether a client clips its gradient before a step."""
 
     @property
-    def sends_momentum(self) -> bool:
-        """Whether clients send the optimizer's momentum along."""
-
-    @property
     def keeps_state(self) -> bool:
-        """Whether clients keep the optimizer's momentum of shared parameters between rounds."""
+        """Whether clients keep something of shared parameters between rounds, such as momentum."""
+
+    def sends(self, update: Tensors) -> Tensors:
+        """Return what clients send with `update`, such as momentum; only its form counts."""
 
     def examples(self, batches: Batches, samples: int) -> int:
         """Return a client's weight in averages, in a step on a batch of `samples`."""

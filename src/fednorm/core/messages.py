@@ -120,7 +120,7 @@ class ServerState:
     weights: Tensors  # shared parameters
     buffers: Tensors  # shared buffers outside normalization layers
     running: Mapping[str, RunningStats]  # by layer
-    momentum: Tensors = field(default_factory=dict)  # of the optimizer, if it is global
+    momentum: Tensors = field(default_factory=dict)  # or control variates: what clients start with
     # What the server's optimizer keeps, by kind and parameter; it is not broadcast.
     optimizer: Mapping[str, Tensors] = field(default_factory=dict)
     strategy_state: Tensors = field(default_factory=dict)  # what the strategy keeps
@@ -162,10 +162,11 @@ class Reply:
     update: Tensors  # of the shared parameters
     buffers: Tensors  # shared buffers outside normalization layers, as they are now
     stats: Mapping[str, LayerStats]  # by layer
-    momentum: Tensors = field(default_factory=dict)
+    momentum: Tensors = field(default_factory=dict)  # or what else the algorithm sends
     loss: float = 0.0  # mean over the client's steps
     metrics: Mapping[str, float] = field(default_factory=dict)  # a user's own
     round: int | None = None  # that it answers, if it says
+    clients: float = 1  # whose replies it combines
     fault: str = ""  # why the engine could not read it, if so; the rest is empty then
 
 
@@ -178,7 +179,7 @@ class ClientState:
     """
 
     tensors: Tensors = field(default_factory=dict)  # personal parameters and statistics
-    optimizer: Tensors = field(default_factory=dict)  # momentum by parameter name
+    optimizer: Tensors = field(default_factory=dict)  # momentum or the like, by parameter
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,6 +238,7 @@ def _merge_replies(task: Task, state: ServerState, good: Sequence[Reply]) -> Ser
     combined = CombinedReplies(
         combine_tensors([r.update for r in good], examples, task.aggregator),
         combine_tensors([r.momentum for r in good], examples, task.aggregator),
+        share=sum(r.clients for r in good) / task.clients if task.clients else 1.0,
         rounds=task.rounds,
         rates=task.rates,
     )
@@ -276,7 +277,7 @@ def reply_schema(task: Task, state: ServerState, asked: Asked | None = None) -> 
         update=update,
         buffers=state.buffers,
         running=select_reporting(task, state) if strategy.reports(received) else {},
-        momentum=update if task.algorithm.sends_momentum else {},
+        momentum=task.algorithm.sends(update),
         clients=None if asked is None else frozenset(asked),
         claims=asked if isinstance(asked, Mapping) else {},
         counts_values=strategy.measures or records,

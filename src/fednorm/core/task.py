@@ -66,6 +66,7 @@ class Task:
     outlier_factor: float = OUTLIER_FACTOR
     secure: bool = False  # the server sees sums over clients alone
     privacy: Privacy | None = None  # with which outliers are clipped instead
+    clients: int | None = None  # that may be asked; None: all are, in every round
 
     @classmethod
     def build(  # noqa: PLR0913 (one argument for each independent axis)
@@ -82,6 +83,7 @@ class Task:
         outlier_factor: float = OUTLIER_FACTOR,
         secure: bool = False,
         privacy: Privacy | None = None,
+        clients: int | None = None,
     ) -> "Task":
         """Convert a copy of `model` for `strategy` and read the initial state off it.
 
@@ -113,6 +115,7 @@ class Task:
             outlier_factor=outlier_factor,
             secure=secure,
             privacy=privacy,
+            clients=clients,
         )
 
 

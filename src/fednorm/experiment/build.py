@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import nn
 
+from fednorm.algorithms.fedavg import FedAvg
 from fednorm.attacks import Adversary, Backdoor, DataInfo, choose_byzantine
 from fednorm.core.replies.privacy import Privacy, require_accountant
 from fednorm.core.task import Task
@@ -169,10 +170,13 @@ def _build_task(experiment: Experiment, entry: StrategySpec, network: nn.Module,
     on_cpu = experiment.device.startswith("cpu")
     if experiment.precision == "bf16" and on_cpu and not has_bfloat16():
         _warn_of_slow_bfloat16()
+    algorithm = experiment.make_algorithm(strategy)
+    if entry.centralized and isinstance(algorithm, FedAvg):
+        algorithm = algorithm.forget_clients()
     task = Task.build(
         network,
         strategy,
-        experiment.make_algorithm(strategy),
+        algorithm,
         rounds=experiment.rounds,
         aggregator=aggregator,
         statistics_aggregator=statistics_aggregator,
@@ -180,6 +184,7 @@ def _build_task(experiment: Experiment, entry: StrategySpec, network: nn.Module,
         outlier_factor=experiment.outlier_factor,
         secure=experiment.secure,
         privacy=_make_privacy(experiment, entry, seed),
+        clients=None if entry.centralized else experiment.clients - experiment.unseen_clients,
     )
     if task.privacy and is_personal(task):
         raise ValueError(

@@ -271,7 +271,7 @@ def _sent_gradient(
     elif (
         isinstance(algorithm, FedAvg)
         and algorithm.optimizer == "sgd"
-        and (not algorithm.momentum or algorithm.momentum_state == "reset")
+        and not (algorithm.keeps_state or algorithm.sends(reply.update))
     ):  # it moves along the gradient
         rate = algorithm.rate(before.round + 1, task.rounds)
         steps = {

@@ -169,8 +169,9 @@ def _list_leaks(
         running = layer.read_running()
         if running is not None and not running.var.numel():
             yield f"{who} shares means without a variance as their unit, such as {path!r}"
-    if algorithm.sends_momentum:
-        yield "clients send their momentum; set momentum_state to 'local' or 'reset'"
+    if algorithm.sends(layout.shared):
+        what = f"{type(algorithm).__name__}'s clients send more than an update"
+        yield f"{what}; choose 'fedavg' with momentum_state = 'local' or 'reset'"
     for name in layout.buffers:
         yield f"clients send the buffer {name!r} of the model; make it persistent=False"
     if not all(rule.uses_weights for rule in rules):
@@ -209,7 +210,7 @@ def release_mean(
     number = state.round + 1
     for one in rejected:
         log.info("round %d: the reply of client %d is rejected: %s", number, one.client, one.reason)
-    released = make_neutral_reply(state, expected)
+    released = replace(make_neutral_reply(state, expected), clients=privacy.clients)
     update = sum_clipped_vectors((_flatten(r.update, expected.update) for r in good), privacy.clip)
     rng = np.random.default_rng([privacy.seed, number, Stream.UPDATE_NOISE])
     scale = privacy.noise * privacy.clip

@@ -173,6 +173,7 @@ class Encoding:
             stats=self._decode_statistics(total.statistics),
             momentum=momentum,
             loss=loss / examples,
+            clients=clients,
             round=expected.round,
         )
 

@@ -72,11 +72,11 @@ class FlowerNodes:
         kept = run.task.algorithm.keeps_state
         if start and (run.task.layout.personal or (kept and self.exact)):
             raise ConfigError(
-                "what this strategy or its momentum keeps on the nodes is in no checkpoint, so the "
+                "what this strategy or algorithm keeps on the nodes is in no checkpoint, so the "
                 "run cannot be resumed; start it again with --no-resume."
             )
         if start and kept:
-            log.warning("the run is resumed without the momentum that nodes kept for it.")
+            log.warning("the run is resumed without what nodes kept for its algorithm.")
         with self.open() as grid:
             uses = run.faults.limits.layers
             self.link = RemoteClients(grid, run.task, self.entry, self.seed, self.timeout, uses)
@@ -212,7 +212,8 @@ class RemoteClients:
             if isfinite(loss):
                 raise WireError("it sends a loss without an update.")
             return replace(make_faulty(client, f"its loss is {loss}"), loss=loss)
-        return wire.read_reply(content, client, received.state)
+        sent = self.task.algorithm.sends(received.state.weights)
+        return wire.read_reply(content, client, received.state, sent)
 
     def _read_pending(self, content: RecordDict, said: wire.Header) -> PendingError:
         if not self.task.strategy.exchanges:

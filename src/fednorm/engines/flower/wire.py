@@ -265,8 +265,8 @@ def reply_records(reply: Reply, **more: float | str) -> RecordDict:
     return record
 
 
-def read_reply(record: RecordDict, client: ClientId, state: ServerState) -> Reply:
-    """Return the reply of a client to the broadcast of a state."""
+def read_reply(record: RecordDict, client: ClientId, state: ServerState, sent: Tensors) -> Reply:
+    """Return the reply of a client to the broadcast of a state; `sent` with its update."""
     update, momentum = to_tensors(read_arrays(record, WEIGHTS)), optional(record, MOMENTUM)
     metrics = read_metrics(record)
     metrics.pop(EXAMPLES, None)
@@ -278,7 +278,7 @@ def read_reply(record: RecordDict, client: ClientId, state: ServerState) -> Repl
         update=expect("the update", update, _name_parts(state.weights, update)),
         buffers=expect("the reply", optional(record, BUFFERS), state.buffers),
         stats=read_stats(record, header(record).layers(), state.running),
-        momentum=expect("the momentum", momentum, _name_parts(state.weights, momentum)),
+        momentum=expect("the momentum", momentum, _name_parts(sent, momentum)),
         loss=metrics.pop(LOSS),
         metrics=metrics,
     )

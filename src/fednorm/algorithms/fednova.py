@@ -1,0 +1,59 @@
+"""FedNova: changes are divided by the clients' numbers of steps before they are averaged.
+
+Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
+2020, arXiv:2007.07481.
+
+Client: trains as in FedAvg and sends its change divided by ‖a‖₁, and ‖a‖₁: the sum of the weights
+that its gradients have in the change. Of τ plain SGD steps it is τ, with momentum more.
+
+Server: adds the mean of both multiplied, weighted by examples: mean(‖a‖₁)·mean(change/‖a‖₁). If all
+clients take equally many steps that is FedAvg.
+"""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from fednorm.algorithms.fedavg import FedAvg
+from fednorm.core.algorithm import CombinedReplies, LocalResult, LocalWork
+from fednorm.core.messages import ServerState
+from fednorm.core.types import Tensors
+
+_STEPS = "steps"  # the name of ‖a‖₁ in a reply
+
+
+@dataclass(frozen=True)
+class FedNova(FedAvg):
+    """FedAvg of normalized changes: clients that take more steps do not weigh more."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimizer != "sgd" or self.momentum_state != "reset":
+            raise ValueError(
+                "fednova normalizes SGD that starts anew every round; use optimizer = 'sgd' and "
+                "momentum_state = 'reset' with it."
+            )
+
+    def sends(self, update: Tensors) -> Tensors:
+        """Return one number: the weight of all steps."""
+        like = next(iter(update.values()), None)
+        return {} if like is None else {_STEPS: like.new_zeros(())}
+
+    def local(self, work: LocalWork) -> LocalResult:
+        """Train, and normalize the change."""
+        trained = super().local(work)
+        weight = self.sum_weights(trained.steps)
+        return replace(
+            trained,
+            update={name: change / weight for name, change in trained.update.items()},
+            momentum={name: t.fill_(weight) for name, t in self.sends(trained.update).items()},
+        )
+
+    def change(self, state: ServerState, combined: CombinedReplies) -> Tensors:  # noqa: ARG002 (protocol)
+        """Return the mean normalized change times the mean weight of steps."""
+        weight: Tensor | float = combined.momentum.get(_STEPS, 1.0)
+        return {name: weight * change for name, change in combined.update.items()}
+
+    def apply(self, state: ServerState, combined: CombinedReplies) -> ServerState:
+        """Move the weights; the weight of steps is not broadcast."""
+        return replace(super().apply(state, combined), momentum={})
