@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fednorm.algorithms import ALGORITHMS
 from fednorm.strategies import STRATEGIES
 
 ROOT = Path(__file__).parents[2]
@@ -30,8 +31,8 @@ def test_every_cited_test_exists():
         assert not name or f"def {name}(" in text, f"{path}::{name}"
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_every_strategy_has_a_row_with_a_test(name):
+@pytest.mark.parametrize("name", [*STRATEGIES, *ALGORITHMS])
+def test_every_strategy_and_algorithm_has_a_row_with_a_test(name):
     (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")]
     _, _, paper, here, shown, deviation, _ = re.split(r"(?<!\\)\|", row)
     assert all(cell.strip() for cell in (paper, here, deviation))
