@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from fednorm.report.tables import build_table, fill_rows, list_columns
+from fednorm.report.tables import build_table, fill_rows, group_rows, list_columns, write_caption
 from report.report_cases import (
     Elements,
     comparison,
@@ -23,6 +23,7 @@ def test_rows_hold_means_over_seeds():
     assert row == {
         "strategy": "fbn",
         "final accuracy %": "81.0 ± 1.0",
+        "Δ": "−2.0",
         "best %": "81.0",
         "exchanges / round": "1",
         "up / round": "44.43 kB",
@@ -111,3 +112,34 @@ def test_numbers_stay_whole_on_a_narrow_terminal_with_long_names():
     for cell in fill_rows(result)[0].values():
         if cell and not cell.startswith("fbn"):
             assert cell in text
+
+
+def test_differences_are_from_the_reference_and_not_of_personal_models():
+    result = comparison(
+        run("centralized", (0.9,)), run("fbn", (0.92,)), personal("fedbn", (1.0, 0.9)),
+        diverged("gn"),
+    )  # fmt: skip
+    assert [row["Δ"] for row in fill_rows(result)] == ["–", "+2.0", "–", "–"]
+    assert "Δ: points above centralized." in write_caption(result)
+    assert "Δ" not in list_columns(comparison(run("fbn", (0.8,))))
+
+
+def test_the_best_are_marked_among_their_kind():
+    result = comparison(
+        run("centralized", (0.99,)), run("fbn", (0.9,), tested=400), run("naive", (0.5,)),
+        run("gn", (0.895,), tested=400), personal("fedbn", (1.0, 1.0)), personal("silobn", (0.9,)),
+    )  # fmt: skip
+    shared, own = group_rows(result)
+    assert [row["strategy"].text for row in shared.rows] == ["centralized", "fbn", "naive", "gn"]
+    assert shared.best == {"fbn", "gn"}  # within the standard error of 400 samples
+    assert own.title == "Personal models: mean over clients, each on its own test split"
+    assert own.best == {"fedbn"}
+    html = page(result)
+    assert html.count('class="best"') == 3
+    assert html.count('scope="rowgroup"') == 1
+
+
+def test_nothing_is_marked_if_all_are_level_or_the_only_one():
+    level = comparison(run("fbn", (0.8,)), run("gn", (0.8,)))
+    assert all(not group.best for group in group_rows(level))
+    assert 'class="best"' not in page(comparison(run("fbn", (0.8,))))

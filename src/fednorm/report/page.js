@@ -68,8 +68,9 @@
     header.setAttribute("aria-sort", direction);
     const sign = direction === "ascending" ? 1 : -1;
     const value = (row) => sortValue(row, header.cellIndex, numeric);
-    const body = table.tBodies[0];
-    body.append(...[...body.rows].sort((a, b) => compareValues(value(a), value(b), sign)));
+    for (const body of all("tbody:not(.group)", table)) {
+      body.append(...[...body.rows].sort((a, b) => compareValues(value(a), value(b), sign)));
+    }
   }
 
   // ---- Reading: a line at the nearest round, and the values of all methods in sight.

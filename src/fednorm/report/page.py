@@ -46,7 +46,7 @@ from fednorm.report.tables import (
     STRATEGY,
     compare_accuracies,
     compare_exchanges,
-    fill_cells,
+    group_rows,
     list_columns,
     write_caption,
 )
@@ -204,13 +204,15 @@ def _fill_tables(figure: FigureResult) -> dict[str, Any]:
     """Return the tables of published and of measured numbers, by panel."""
     found = [(panel, compare_published(panel)) for panel in figure.panels]
     exchanges = [(panel.title, compare_exchanges(panel)) for panel in figure.panels]
+    results = [
+        (panel.title, list_columns(panel.comparison), group_rows(panel.comparison))
+        for panel in figure.panels
+    ]
     return {
         "published": [(p.title, compare_accuracies(one, best=p.best)) for p, one in found if one],
         "exchanges": [(title, rows) for title, rows in exchanges if rows],
-        "results": [
-            (panel.title, list_columns(panel.comparison), fill_cells(panel.comparison))
-            for panel in figure.panels
-        ],
+        "results": results,
+        "best_marked": not figure.smoke and any(g.best for _, _, of in results for g in of),
         "result_captions": _merge_sentences(
             figure, [[write_caption(panel.comparison)] for panel in figure.panels]
         ),

@@ -4,7 +4,7 @@ The reference on one machine is not a federated strategy. Personal models are te
 than a global model, so the two are ranked apart.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
 
@@ -27,10 +27,6 @@ class Ranking:
         """The reference that others are compared with: plain `centralized` if it was run."""
         plain = [s for s in self.references if s.strategy == "centralized"]
         return next(iter((*plain, *self.references)), None)
-
-    def find_best(self, kind: Sequence[Summary]) -> list[Summary]:
-        """Return the best of a kind, and those that differ from it by no more than noise."""
-        return [s for s in kind if is_level(s, kind[0])]
 
 
 def rank(comparison: Comparison) -> Ranking:
@@ -64,7 +60,7 @@ def is_personal(summary: Summary) -> bool:
 
 
 def is_uniform(comparison: Comparison) -> bool:
-    """Return whether all strategies have the same data and attacks; rates may be chosen for each."""
+    """Return whether all strategies have the same data and attacks; rates may differ."""
     entries = comparison.config.get("strategies", [])
     own = set(OWN_SETTINGS) - {"algorithm"}
     return not any(isinstance(entry, Mapping) and entry.keys() & own for entry in entries)

@@ -28,11 +28,21 @@ from fednorm.report.format import (
     keep_finite,
     make_table,
 )
+from fednorm.report.ranking import is_level, is_personal, measure_lead, rank
 from fednorm.report.styles import choose_style
 
 STRATEGY, NOTE = "strategy", "note"  # the columns of text; all others hold numbers
-_WORST, _SUCCESS, _EPSILON = "worst client %", "attack success %", "ε"
+_DELTA, _WORST, _SUCCESS, _EPSILON = "Δ", "worst client %", "attack success %", "ε"
 _NOTE_LENGTH = 60  # the page has the whole message under "Failures"
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows whose numbers may be compared with each other."""
+
+    title: str
+    rows: tuple[dict[str, "Cell"], ...]
+    best: frozenset[str]  # strategies: the best one and those level with it; none if all are
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,7 @@ def list_columns(comparison: Comparison) -> list[str]:
     titles = [
         STRATEGY,
         _name_final(comparison),
+        _DELTA,
         "best %",
         _WORST,
         _SUCCESS,
@@ -58,8 +69,9 @@ def list_columns(comparison: Comparison) -> list[str]:
         "s / run",
         NOTE,
     ]
-    summaries = comparison.summaries()
+    summaries, ranking = comparison.summaries(), rank(comparison)
     measured = {
+        _DELTA: ranking.reference is not None and bool(ranking.federated),
         _WORST: any(s.worst_client is not None for s in summaries),
         _SUCCESS: any(s.attack_success is not None for s in summaries),
         _EPSILON: any(run.delta is not None for run in comparison.runs),
@@ -71,8 +83,34 @@ def fill_cells(comparison: Comparison) -> list[dict[str, Cell]]:
     """Return the rows by column, in the order in which the strategies were run."""
     titles = list_columns(comparison)
     seeds = len({run.seed for run in comparison.runs})
-    filled = [_fill_row(s, _name_final(comparison), seeds) for s in comparison.summaries()]
+    final, reference = _name_final(comparison), rank(comparison).reference
+    filled = [
+        _fill_row(s, final, seeds) | {_DELTA: _fill_delta(s, reference)}
+        for s in comparison.summaries()
+    ]
     return [{title: row[title] for title in titles} for row in filled]
+
+
+def _fill_delta(summary: Summary, reference: Summary | None) -> Cell:
+    """Return the points above the reference; none of what is not tested as the reference is."""
+    same = reference is None or summary.strategy == reference.strategy
+    if reference is None or same or is_personal(summary) or keep_finite(summary.accuracy) is None:
+        return Cell(MISSING)
+    points = 100 * measure_lead(summary, reference)
+    return Cell(format_points(points), points)
+
+
+def group_rows(comparison: Comparison) -> list[RowGroup]:
+    """Return the rows of global models, then those of personal ones."""
+    ranking, rows = rank(comparison), fill_cells(comparison)
+    personal = {s.strategy for s in comparison.summaries() if is_personal(s)}
+    title = f"Personal models: mean over clients, each on {comparison.tested_on}"
+    groups = []
+    for kind, heading in ((ranking.federated, ""), (ranking.personal, title)):
+        own = tuple(row for row in rows if (row[STRATEGY].text in personal) == bool(heading))
+        best = frozenset(s.strategy for s in kind if is_level(s, kind[0]))
+        groups.append(RowGroup(heading, own, best if len(best) < len(kind) else frozenset()))
+    return [group for group in groups if group.rows]
 
 
 def fill_rows(comparison: Comparison) -> list[dict[str, str]]:
@@ -111,7 +149,11 @@ def write_caption(comparison: Comparison) -> str:
     seeds = len({run.seed for run in comparison.runs})
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     metric = capitalize(comparison.metric)
-    text = f"{metric}: {over}. Up and down: bytes that one client sends and receives per round."
+    reference = rank(comparison).reference
+    delta = f" Δ: points above {reference.strategy}." if reference else ""
+    text = (
+        f"{metric}: {over}.{delta} Up and down: bytes that one client sends and receives per round."
+    )
     deltas = sorted({run.delta for run in comparison.runs if run.delta is not None})
     at = " or ".join(f"{delta:g}" for delta in deltas)
     return (
