@@ -10,7 +10,8 @@ from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import ALGORITHMS, create_algorithm
 from fednorm.core.replies.privacy import Privacy
 from fednorm.core.task import Task
-from fednorm.engines import stacked
+from fednorm.engines import ENGINES, stacked
+from fednorm.engines.base import EngineRun
 from fednorm.engines.loop import rounds
 from fednorm.engines.merged_batch import rounds as merged_rounds
 from fednorm.experiment.checkpoint import Checkpoint, check_fit, load_newest, save_checkpoint
@@ -83,6 +84,13 @@ def test_merged_batches_give_what_the_loop_gives(rule):
 @pytest.mark.parametrize("case", [c for c, (name, _) in CASES.items() if name != "dsgd"])
 def test_merged_batches_are_refused(case):
     assert "one step per round" in why_not("merged", task(case), CLIENTS)
+
+
+@pytest.mark.parametrize("case", ["scaffold", "feddyn", "server adam"])
+def test_clients_side_by_side_give_the_same_bits(case):
+    *_, alone = run(task(case, "fedtan"), 2)
+    *_, found = ENGINES["barrier"].rounds(EngineRun(task(case, "fedtan"), CLIENTS, 2))
+    assert_close(found, alone, 0.0)
 
 
 @pytest.mark.slow

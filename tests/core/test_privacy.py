@@ -434,7 +434,9 @@ def test_strategies_that_send_more_are_refused_by_name(name, reason):
 
 def test_momentum_buffers_and_robust_rules_are_refused():
     sending = create_algorithm("fedavg", lr=0.1, momentum=0.9, momentum_state="global")
-    with pytest.raises(ValueError, match="clients send their momentum; set momentum_state"):
+    with pytest.raises(
+        ValueError, match="clients send more than an update; choose 'fedavg' with momentum_state"
+    ):
         make_task("gn", sending)
     with pytest.raises(ValueError, match="robust rules depend on every client"):
         make_task("gn", rules=(create_aggregator("median", 1),))

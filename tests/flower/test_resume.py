@@ -83,9 +83,10 @@ def test_it_can_be_started_over(capsys):
 
 
 @pytest.mark.slow
-def test_what_nodes_keep_cannot_be_resumed_so_that_the_run_is_made_anew(capsys):
-    start(capsys, run_id=1, ends=6, seeds=1, strategies=["fedbn"])
-    trained, events, (result,), _ = start(capsys, run_id=2, seeds=1, strategies=["fedbn"])
+@pytest.mark.parametrize("keeping", [{"strategies": ["fedbn"]}, {"algorithm": "scaffold"}])
+def test_what_nodes_keep_cannot_be_resumed_so_that_the_run_is_made_anew(keeping, capsys):
+    start(capsys, run_id=1, ends=6, seeds=1, **keeping)
+    trained, events, (result,), _ = start(capsys, run_id=2, seeds=1, **keeping)
     assert len(trained) == 8
     assert [event.round for event in events] == [1, 2, 3, 4]
     assert result.status == "finished"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ Schedule: TypeAlias = Literal["constant", "step", "inverse"]
 @dataclass(frozen=True)
 class SGD:
     """Stochastic gradient descent: learning rate, schedule, momentum and weight decay."""
+
+    needs_client_state: ClassVar[bool] = False
 
     lr: float = param(0.05, "learning rate")
     momentum: float = param(0.0, "momentum of the optimizer, in [0, 1)")

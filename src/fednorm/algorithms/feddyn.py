@@ -15,6 +15,7 @@ regularized.
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
@@ -29,6 +30,8 @@ _KEPT = "feddyn"  # the kind under which the server keeps h
 @dataclass(frozen=True)
 class FedDyn(FedAvg):
     """Local steps with a regularizer that follows each client's drift."""
+
+    needs_client_state: ClassVar[bool] = True
 
     alpha: float = param(0.1, "weight of the regularizer; the paper uses 0.001 to 0.1")
 

@@ -12,8 +12,6 @@ clients take equally many steps that is FedAvg.
 
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
 from fednorm.algorithms.fedavg import FedAvg
 from fednorm.core.algorithm import CombinedReplies, LocalResult, LocalWork
 from fednorm.core.messages import ServerState
@@ -51,7 +49,9 @@ class FedNova(FedAvg):
 
     def change(self, state: ServerState, combined: CombinedReplies) -> Tensors:  # noqa: ARG002 (protocol)
         """Return the mean normalized change times the mean weight of steps."""
-        weight: Tensor | float = combined.momentum.get(_STEPS, 1.0)
+        if _STEPS not in combined.momentum:
+            return combined.update
+        weight = combined.momentum[_STEPS].clamp_min(1.0)  # less than of one step is false
         return {name: weight * change for name, change in combined.update.items()}
 
     def apply(self, state: ServerState, combined: CombinedReplies) -> ServerState:

@@ -16,6 +16,7 @@ control variates. Option I, a pass over all the client's data at x, is not here.
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ from fednorm.core.types import Tensors
 @dataclass(frozen=True)
 class Scaffold(FedAvg):
     """Local steps corrected by control variates of the client and of all clients."""
+
+    needs_client_state: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

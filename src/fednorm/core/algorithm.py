@@ -55,6 +55,8 @@ class Algorithm(Protocol):
 
     # A round is one step along the mean of the clients' gradients, weighted by their batches.
     single_step: ClassVar[bool]
+    # A client that loses what it keeps trains wrongly from then on; momentum is only lost.
+    needs_client_state: ClassVar[bool]
 
     @property
     def clips_gradients(self) -> bool:

@@ -69,14 +69,16 @@ class FlowerNodes:
 
     def rounds(self, run: EngineRun, start: Progress | None = None) -> Iterator[RoundResult]:
         """Run the rounds of `run`, or those after `start`, on the nodes."""
-        kept = run.task.algorithm.keeps_state
-        if start and (run.task.layout.personal or (kept and self.exact)):
+        algorithm = run.task.algorithm
+        kept = algorithm.keeps_state
+        needed = run.task.layout.personal or algorithm.needs_client_state
+        if start and (needed or (kept and self.exact)):
             raise ConfigError(
                 "what this strategy or algorithm keeps on the nodes is in no checkpoint, so the "
                 "run cannot be resumed; start it again with --no-resume."
             )
         if start and kept:
-            log.warning("the run is resumed without what nodes kept for its algorithm.")
+            log.warning("the run is resumed without the momentum that nodes kept for it.")
         with self.open() as grid:
             uses = run.faults.limits.layers
             self.link = RemoteClients(grid, run.task, self.entry, self.seed, self.timeout, uses)

@@ -132,8 +132,8 @@ def _continue_run(job: Job, events: EventFile, place: _Place, model: Path) -> Ru
     if prepared.remote:
         prepared.remote.open = lambda: nullcontext(place.grid)
         prepared.remote.exact = False  # rounds on machines are dear
-    if prepared.task.layout.personal:
-        clear_checkpoints(folder)  # personal layers are gone with the nodes' part of the run
+    if prepared.task.layout.personal or prepared.task.algorithm.needs_client_state:
+        clear_checkpoints(folder)  # what nodes kept is gone with their part of the run
     key = run_key(job.experiment, job.entry, job.seed)
     saves = RunCheckpointer(folder, key, events, job.saving.every)
     start, _ = saves.start(prepared.data.transform.device, partial(check_start, prepared))
