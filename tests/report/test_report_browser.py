@@ -295,4 +295,4 @@ def test_without_script_the_page_has_no_buttons_and_all_else(tmp_path):
     script = """return [all("button").length, texts(".legend li").join(" "),
                         all("figure svg").length, all("tbody tr").length]"""
     legend = "centralized fbn naive gn ×diverged - -published"
-    assert browse(html, script, tmp_path).value == [0, legend, 2, 12]
+    assert browse(html, script, tmp_path).value == [0, legend, 4, 12]

@@ -106,6 +106,7 @@ class RunResult:
     metric: str = "accuracy"  # what `accuracy` is; "mean IoU" of segmentation
     epsilon: float | None = None  # of the whole run; None also if there is no noise
     delta: float | None = None  # None if the run is not private
+    frozen_from: int | None = None  # the first round with frozen statistics, if others came before
 
     # Where the trained model is. No field: a result is compared and written without it.
     _trained: ClassVar[TrainedModel | Path | None] = None
@@ -270,6 +271,7 @@ class RunRecorder:
     rejected: int = 0
     dropped_out: int = 0
     retries: int = 0
+    frozen_from: int | None = None
     before: float = 0.0  # seconds of the parts before the last start
     begun: float = field(default_factory=time.perf_counter)
     window: Window = field(default_factory=dict)  # of the diagnostics; tensors
@@ -319,6 +321,7 @@ class RunRecorder:
             retries=self.retries,
             error=error,
             diagnostics=tuple(self.diagnostics),
+            frozen_from=self.frozen_from,
             **about,
         )
 

@@ -10,7 +10,7 @@ from fednorm.attacks import Backdoor
 from fednorm.core.messages import Batches, ClientState, ServerState
 from fednorm.core.replies.secure_sum import FEWEST
 from fednorm.core.round import broadcast
-from fednorm.core.task import export, select_reporting
+from fednorm.core.task import Task, export, select_reporting
 from fednorm.core.types import ClientId
 from fednorm.data import Dataset
 from fednorm.data.federation import Federation
@@ -148,6 +148,9 @@ def _run_rounds(
     diagnosis = Diagnosis(prepared) if experiment.diagnose else None
     if diagnosis and start:
         diagnosis.resume(start.state, start.client_states, start.window)
+    frozen = has_frozen_statistics(
+        prepared.task, start.state if start else prepared.task.initial_state
+    )
     sends = not prepared.entry.centralized  # one machine that holds everything sends nothing
     for result in prepared.rounds(start):
         number = result.state.round
@@ -173,10 +176,19 @@ def _run_rounds(
         )
         recorder.add(event)
         recorder.window = diagnosis.window if diagnosis else {}
+        was, frozen = frozen, has_frozen_statistics(prepared.task, result.state)
+        if frozen and not was and number < experiment.rounds:
+            recorder.frozen_from = number + 1
         # The replies are large, and not needed any more.
         kept = replace(result, replies=(), tested=tested)
         del result
         yield kept, event
+
+
+def has_frozen_statistics(task: Task, state: ServerState) -> bool:
+    """Return whether the next round normalises with statistics that no client reports anew."""
+    rule = task.strategy.rule(broadcast(task, state))
+    return rule.normalize_with == "shared" and rule.reports == "nothing"
 
 
 def _log(prepared: PreparedRun, result: RoundResult) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from math import ceil
 from textwrap import fill
 from typing import Any
@@ -12,8 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fednorm.experiment.results import Comparison, RunResult
+from fednorm.report.annotations import label_ends, mark_freezing
 from fednorm.report.format import keep_finite
-from fednorm.report.series import Curve, Plot, Plots, summarize_rounds
+from fednorm.report.series import Curve, Plot, Plots, invert, summarize_rounds
 from fednorm.report.styles import Style, frame_axes, name_method, render_svg, use_log_scale
 
 WIDE, NARROW = (7.2, 3.7), (4.2, 3.1)  # inches: a single panel; one of several, or on a phone
@@ -25,6 +27,8 @@ _TICK_LETTERS = 44  # of all tick labels that fit without rotation
 _KEY = 9  # width of a legend's line and gaps, in letters
 _LONGEST = 32  # longer labels are cut
 _MARKS = 8  # markers on a line
+_CLOSE = 0.03  # ends of curves, in heights of the plot
+_ROUNDING = 1e-9
 _DIVERGED, _PUBLISHED = "diverged", "published"
 _BESIDE = (1.015, 1.06)  # where published numbers are marked, in widths of the plot
 
@@ -77,7 +81,21 @@ def render_panel(plots: Plots, plot: Plot, size: tuple[float, float]) -> str:
     """Render the curves of one panel as an SVG element of `size` inches."""
     shown = size if plots.drawn else (size[0], _EMPTY)
     name = f"{plots.panels.index(plot)} {size}"
-    return _render_alone(partial(_draw_panel, plots=plots, plot=plot), shown, name)
+    drawn = partial(_draw_panel, plots=plots, plot=plot, labeled=size == WIDE)
+    return _render_alone(drawn, shown, name)
+
+
+def render_errors(plots: Plots, plot: Plot, size: tuple[float, float]) -> str:
+    """Render the errors of one panel on a logarithmic axis as an SVG element."""
+    name = f"errors {plots.panels.index(plot)} {size}"
+    return _render_alone(partial(_draw_errors, plots=plots, plot=plot), size, name)
+
+
+def overlap(plots: Plots, plot: Plot) -> bool:
+    """Return whether curves end too close to each other to be told apart."""
+    ends = sorted((line.mean[-1] for line in plot.lines.values()), reverse=True)
+    close = _CLOSE * (plots.y[1] - plots.y[0])
+    return any(above - below < close for above, below in pairwise(ends))
 
 
 def render_final_values(plots: Plots, size: tuple[float, float]) -> str:
@@ -116,7 +134,22 @@ def draw_final_values(axes: Axes, plots: Plots, ink: str) -> None:
     axes.set_ylabel(f"final {drawn.metric} (%)", color=ink)
 
 
-def _draw_panel(axes: Axes, plots: Plots, plot: Plot, ink: str) -> None:
+def _draw_errors(axes: Axes, plots: Plots, plot: Plot, ink: str) -> None:
+    """Draw 100 % minus the curves; zeros are drawn at half of the smallest error above zero."""
+    frame_axes(axes, ink)
+    errors = {label: invert(line) for label, line in plot.lines.items()}
+    least = min((v for line in errors.values() for v in line.low if v > _ROUNDING), default=1.0)
+    for label, line in errors.items():
+        spans = (line.mean, line.low, line.high)
+        shown = Curve(line.rounds, *(tuple(max(v, least / 2) for v in of) for of in spans))
+        _draw_curve(axes, shown, plots.styles[label], plots.numbers[label])
+    axes.set_xlim(plot.x)
+    axes.set_ylabel(f"100 % − {plot.metric} (%)", color=ink)
+    use_log_scale(axes)
+    mark_freezing(axes, plots, plot, worded=False)
+
+
+def _draw_panel(axes: Axes, plots: Plots, plot: Plot, ink: str, *, labeled: bool = False) -> None:
     """Draw a mean line and a band from minimum to maximum over seeds for each method."""
     if not plot.lines:
         axes.set_axis_off()
@@ -139,6 +172,9 @@ def _draw_panel(axes: Axes, plots: Plots, plot: Plot, ink: str) -> None:
     crossed = {"marker": "x", "markersize": 9, "zorder": 4}
     for label, points in plot.ends.items():
         _mark(axes, points, plots.styles[label], plots.numbers[label], **crossed)
+    mark_freezing(axes, plots, plot)
+    if labeled:
+        label_ends(axes, plots, plot)
 
 
 def _draw_curve(axes: Axes, line: Curve, style: Style, number: int) -> None:

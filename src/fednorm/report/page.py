@@ -19,7 +19,9 @@ from fednorm.report.curves import (
     WIDE,
     explain_diagnostics,
     list_diagnosed,
+    overlap,
     render_diagnostics,
+    render_errors,
     render_final_values,
     render_panel,
 )
@@ -178,6 +180,12 @@ def _draw_plots(figure: FigureResult, plots: Plots) -> dict[str, Any]:
                 "setting": _describe(panel),
                 "wide": render_panel(plots, plot, WIDE) if alone else "",
                 "narrow": render_panel(plots, plot, NARROW),
+                "errors": {
+                    name: render_errors(plots, plot, size)
+                    for name, size in sizes.items()
+                    if plot.lines and (alone or size == NARROW)
+                },
+                "overlap": overlap(plots, plot),
             }
             for panel, plot in zip(figure.curve_panels, plots.panels, strict=True)
         ],

@@ -36,6 +36,7 @@ class Plot:
     lines: Mapping[str, Curve]
     ends: Mapping[str, list[tuple[int, float]]]  # where diverged runs were last evaluated
     published: Mapping[str, float]
+    frozen: Mapping[str, tuple[int, ...]]  # first rounds with frozen statistics, over seeds
     x: Limits
 
 
@@ -115,13 +116,30 @@ def _collect_plot(panel: PanelResult) -> Plot:
         lines={label: line for label, line in lines.items() if line.rounds},
         ends={label: points for label, points in ends.items() if points},
         published={k: v for k, v in panel.published.items() if keep_finite(v) is not None},
+        frozen={s.strategy: rounds for s in summaries if (rounds := _find_freezing(s.runs))},
     )
+
+
+def _find_freezing(runs: Sequence[RunResult]) -> tuple[int, ...]:
+    return tuple(sorted({run.frozen_from for run in runs if run.frozen_from is not None}))
 
 
 def average_accuracy(runs: Sequence[RunResult]) -> Curve:
     """Return mean, minimum and maximum over the runs, ignoring values that are not finite."""
     found = ((e.round, keep_finite(e.accuracy)) for run in runs for e in run.history)
     return summarize_rounds((number, 100 * value) for number, value in found if value is not None)
+
+
+def invert(curve: Curve) -> Curve:
+    """Return the errors of a curve of accuracies, both in per cent.
+
+    >>> invert(Curve((1,), (90.0,), (80.0,), (95.0,)))
+    Curve(rounds=(1,), mean=(10.0,), low=(5.0,), high=(20.0,))
+    """
+    mean, low, high = (
+        tuple(100 - value for value in of) for of in (curve.mean, curve.high, curve.low)
+    )
+    return Curve(curve.rounds, mean, low, high)
 
 
 def summarize_rounds(points: Iterable[tuple[int, float]]) -> Curve:
