@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fednorm.experiment.results import PanelResult
-from fednorm.report.agreement import Pair, compare_published
+from fednorm.report.outcome.agreement import Pair, compare_published
 from report.report_cases import comparison, diverged, run
 
 SAME = "Same order of methods as published."

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fednorm.experiment.results import PanelResult
-from fednorm.report.headline import write_headline
+from fednorm.report.outcome.headline import write_headline
 from fednorm.report.setting import describe_setting
 from report.report_cases import CONFIG, comparison, diverged, page, personal, run, told
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fednorm.report.verdict import list_caveats, state_verdict
+from fednorm.report.outcome.verdict import list_caveats, state_verdict
 from report.report_cases import CONFIG, comparison, diverged, page, personal, run
 
 VERDICTS = [

@@ -13,7 +13,6 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from fednorm.experiment.results import Comparison, FigureResult, PanelResult
-from fednorm.report.agreement import RULE, compare_published
 from fednorm.report.curves import (
     NARROW,
     WIDE,
@@ -32,7 +31,6 @@ from fednorm.report.format import (
     format_toml,
     split_common,
 )
-from fednorm.report.headline import write_headline
 from fednorm.report.heatmaps import (
     describe_gaps,
     describe_grid,
@@ -40,6 +38,9 @@ from fednorm.report.heatmaps import (
     render_gap_maps,
     render_grid_maps,
 )
+from fednorm.report.outcome.agreement import RULE, compare_published
+from fednorm.report.outcome.headline import write_headline
+from fednorm.report.outcome.verdict import list_caveats, state_verdict
 from fednorm.report.sensitivity import render_sensitivity
 from fednorm.report.series import Plots, collect_plots
 from fednorm.report.setting import describe_setting
@@ -52,7 +53,6 @@ from fednorm.report.tables import (
     list_columns,
     write_caption,
 )
-from fednorm.report.verdict import list_caveats, state_verdict
 
 
 def render_page(figure: FigureResult) -> str:

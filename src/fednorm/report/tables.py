@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from fednorm.experiment.results import Comparison, FigureResult, PanelResult, RunResult, Summary
-from fednorm.report.agreement import Agreement, Row, compare_published
 from fednorm.report.format import (
     MISSING,
     Column,
@@ -28,7 +27,8 @@ from fednorm.report.format import (
     keep_finite,
     make_table,
 )
-from fednorm.report.ranking import is_level, is_personal, measure_lead, rank
+from fednorm.report.outcome.agreement import Agreement, Row, compare_published
+from fednorm.report.outcome.ranking import is_level, is_personal, measure_lead, rank
 from fednorm.report.styles import choose_style
 
 STRATEGY, NOTE = "strategy", "note"  # the columns of text; all others hold numbers

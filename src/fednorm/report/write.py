@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from fednorm.experiment.results import SCHEMA, Comparison, FigureResult, PanelResult, replace_nan
-from fednorm.report.agreement import compare_published
 from fednorm.report.curves import draw_figure
 from fednorm.report.heatmaps import (
     collect_gap_maps,
@@ -16,6 +15,7 @@ from fednorm.report.heatmaps import (
     find_swept,
     is_full,
 )
+from fednorm.report.outcome.agreement import compare_published
 from fednorm.report.page import render_page
 from fednorm.report.series import collect_plots
 from fednorm.report.setting import describe_setting

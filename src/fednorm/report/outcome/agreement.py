@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from fednorm.experiment.results import PanelResult, Summary
 from fednorm.report.format import keep_finite
-from fednorm.report.ranking import estimate_noise, has_diverged
+from fednorm.report.outcome.ranking import estimate_noise, has_diverged
 
 Order: TypeAlias = Literal["same", "swapped", "too close to call"]
 

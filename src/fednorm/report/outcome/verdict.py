@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fednorm.experiment.results import Comparison, RunResult, Summary
 from fednorm.report.format import format_mean, format_percent, list_names
-from fednorm.report.ranking import Ranking, is_personal, is_reference, measure_lead, rank
+from fednorm.report.outcome.ranking import Ranking, is_personal, is_reference, measure_lead, rank
 
 
 def state_verdict(comparison: Comparison) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from fednorm.experiment.results import Comparison, Summary
 from fednorm.report.format import capitalize, format_percent
-from fednorm.report.ranking import (
+from fednorm.report.outcome.ranking import (
     Ranking,
     find_baseline,
     has_diverged,
