@@ -8,6 +8,7 @@ Names are imported when they are first used, so that `import fednorm` does not i
 """
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 from fednorm import errors
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from fednorm.models import create_model, list_models
     from fednorm.nn.folding import fold
     from fednorm.strategies import convert, create_strategy, list_strategies
+
+__version__: str  # read from the installed package when it is asked for
 
 __all__ = [
     "Batches",
@@ -98,6 +101,8 @@ _MODULES = ("doctor", "flower", "strategies")
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.metadata.version(__name__)
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     return _find_export(name)

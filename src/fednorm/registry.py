@@ -143,7 +143,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
     names = sorted(known)
     if RENAMED.get(name) in names:
         return UnknownNameError(f"{kind} {name!r} is now called {RENAMED[name]!r}.")
-    near = difflib.get_close_matches(name, names, n=2, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), names, n=2, cutoff=0.5)
     hint = f" did you mean {' or '.join(map(repr, near))}?" if near else ""
     return UnknownNameError(f"unknown {kind} {name!r};{hint} Known: {', '.join(names)}.")
 

@@ -10,6 +10,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
+import fednorm
 from fednorm.attacks import ATTACKS
 from fednorm.cli import app, main
 from fednorm.cli.listing import KINDS
@@ -156,6 +157,15 @@ def test_fresh_starts_over(tmp_path):
         (["show", "strategy", "fb"], "did you mean 'fbn'"),
         (["list", "strategie"], "did you mean 'strategies'"),
         (["compare", "--set", "rouns=3"], "did you mean 'rounds'"),
+        (["compare", "--set", "lr=0.1"], "did you mean 'algorithm.lr'?"),
+        (["compare", "--set", "strategy.momentm=0.1"], "did you mean 'stats_momentum'"),
+        (["compare", "--set", "privacy.clp=1"], "Known: clip, clip_statistics, delta, noise"),
+        (["compare", "--strategies", "FBN"], "did you mean 'fbn'"),
+        (["compare", "--seeds", "x"], "seeds are a number or a list such as 0,7, not 'x'."),
+        (["compare", "--seeds", "-1"], "at least 1 seed is needed, not -1"),
+        (["compare", "--device", "gpu"], "device is 'auto', 'cpu', 'cuda', 'cuda:1'"),
+        (["compare", "--device", "meta"], "not 'meta'"),
+        (["compare", "--device", "xpu"], "this machine has none, or torch was installed without"),
         (["compare", "--sweep", "algorithm.lr=1,2"], "--sweep takes strategy.FIELD"),
         (["compare", "--sweep", "strategy.groupz=1,2"], "none of the chosen strategies"),
     ],
@@ -197,6 +207,30 @@ def test_what_show_says_of_an_entry_it_says_of_no_other():
         assert len(set(bodies)) == len(entries)
     assert "2f + 2" in inside("show", "aggregator", "krum").output  # of several in one file
     assert "Unbitrium" in inside("show", "model", "tutorial_cnn").output
+
+
+def test_the_help_of_compare_fits_on_a_screen_and_cuts_nothing():
+    told = CliRunner().invoke(app, ["compare", "-h"], terminal_width=80).output
+    lines = told.splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 80
+    assert "…" not in told.replace("KEY=VALUE,…", "")
+    groups = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert {"Federation:", "Training and evaluation:", "Faults:", "Machine:"} <= set(groups)
+    assert "Options:" not in groups  # every option has its group
+
+
+def test_the_version_is_told():
+    assert inside("--version").output == f"fednorm {fednorm.__version__}\n"
+
+
+def test_lists_tell_the_reference_keys_and_how_a_partition_is_written():
+    assert "centralized" in inside("list", "strategies").output
+    assert "one machine" in inside("show", "strategy", "centralized").output
+    partitions = inside("list", "partitions").output
+    assert "dirichlet=<alpha>" in partitions
+    assert "feature_shift[=<kind>]" in partitions
+    assert "client_state_memory" in inside("list", "keys").output
 
 
 def test_help_teaches():
@@ -241,4 +275,25 @@ def test_an_out_that_is_a_file_gets_a_message_and_no_traceback(call, tmp_path):
     result = call("compare", *QUICK, "--strategies", "gn", "--out", tmp_path / "file")
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
+    assert "is a file; choose a folder" in result.stderr
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_ctrl_c_during_imports_is_one_sentence(tmp_path):
+    (tmp_path / "typer.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(60)\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "fednorm", "list"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        assert process.stdout.readline() == "here\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines() == [
+        "Interrupted; the same command starts again and keeps what is finished."
+    ]

@@ -19,12 +19,6 @@ finally:
     print("imported:", *(name for name in {heavy!r} if name in sys.modules), file=sys.stderr)
 """
 NO_DETECTION = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-COMPLETION = {
-    "_FEDNORM_COMPLETE": "complete_bash",
-    "_TYPER_COMPLETE_ARGS": "fednorm compare --part",
-    "COMP_WORDS": "fednorm compare --part",
-    "COMP_CWORD": "2",
-}
 
 
 def run(code, *arguments, **environment):
@@ -45,7 +39,9 @@ def run(code, *arguments, **environment):
     ("command", "answer"),
     [
         ("--help", "reproduce"),
+        ("--version", "fednorm"),
         ("list", "deeplabv3plus"),
+        ("list keys", "unseen_clients"),
         ("list strategies", "fixbn"),
         ("list data", "cifar10"),
         ("show strategy fedfn", "options"),
@@ -69,9 +65,20 @@ def test_a_command_that_tells_something_needs_no_torch(command, answer):
 
 
 @pytest.mark.slow
-def test_shell_completion_needs_no_torch():
-    told, imported = run(CALL.format(heavy=HEAVY), **COMPLETION)
-    assert sorted(told.split()) == ["--participation", "--partition"]
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("compare --part", ["--participation", "--partition"]),
+        ("compare --strategies gn,fixb", ["gn,fixbn"]),
+        ("compare --set unseen_c", ["unseen_clients="]),
+        ("show strategy gn", ["gn", "gn_ws"]),
+    ],
+)
+def test_shell_completion_needs_no_torch(typed, offered):
+    line = {"_TYPER_COMPLETE_ARGS": f"fednorm {typed}", "COMP_WORDS": f"fednorm {typed}"}
+    position = {"_FEDNORM_COMPLETE": "complete_bash", "COMP_CWORD": str(len(typed.split()))}
+    told, imported = run(CALL.format(heavy=HEAVY), **line, **position)
+    assert sorted(told.split()) == offered
     assert imported == "imported:"
 
 

@@ -5,6 +5,7 @@ answer at once.
 """
 
 import sys
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -13,14 +14,15 @@ from fednorm.cli.compare import compare, run
 from fednorm.cli.data import app as data
 from fednorm.cli.doctor import doctor
 from fednorm.cli.listing import list_, show
-from fednorm.cli.options import INTERRUPTED, Command, errors
 from fednorm.cli.reproduce import reproduce, ring
+from fednorm.cli.terminal import Command, console, errors
 from fednorm.errors import FednormError
 from fednorm.system import keep_memory
 
 app = typer.Typer(
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_show_locals=False,
     help="Normalization layers that are right in federated learning.\n\n"
     "Try `fednorm compare`: it shows in a minute, on embedded data, why BatchNorm breaks in "
@@ -30,10 +32,29 @@ app.command(cls=Command)(compare)
 app.command(cls=Command)(run)
 app.command(cls=Command)(reproduce)
 app.add_typer(data, name="data")
-app.command()(ring)
+app.command(cls=Command)(ring)
 app.command(cls=Command)(doctor)
-app.command("list")(list_)
-app.command()(show)
+app.command("list", cls=Command)(list_)
+app.command(cls=Command)(show)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        import fednorm
+
+        console.print(f"fednorm {fednorm.__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def read_options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="the version")
+    ] = False,
+) -> None:
+    """Read the options that come before a command."""
+    del version  # its callback has shown it
 
 
 def main() -> None:
@@ -48,6 +69,3 @@ def main() -> None:
     except MemoryError:
         errors.print("[bold red]Error:[/] there is not enough memory; use smaller values.")
         sys.exit(2)
-    except KeyboardInterrupt:
-        errors.print("Interrupted before the first run; nothing was written.")
-        sys.exit(INTERRUPTED)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fednorm.cli.listing import complete_setting
 from fednorm.cli.options import (
     CheckpointEvery,
     DataDir,
@@ -16,15 +17,14 @@ from fednorm.cli.options import (
     Resume,
     Set,
     Workers,
-    console,
     default_workers,
-    errors,
     exit_if_interrupted,
     list_overrides,
     option_help,
     prefetch,
     take_settings,
 )
+from fednorm.cli.terminal import console, errors
 from fednorm.errors import ConfigError
 from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.load import (
@@ -69,7 +69,7 @@ _OPTIONS = (
 )
 
 
-@take_settings(_OPTIONS, {"seeds": "how many seeds, or a list such as 0,7 [default: 3]"})
+@take_settings(_OPTIONS, {"seeds": "how many, or a list such as 0,7 [3]"})
 def compare(  # noqa: PLR0913 (each option is one choice)
     given: dict[str, Any],
     *,
@@ -83,8 +83,8 @@ def compare(  # noqa: PLR0913 (each option is one choice)
         typer.Option(
             "--sweep",
             metavar="KEY=VALUE,…",
-            help="several values of any key, e.g. lr=0.01,0.1 or partition=gamma=0,iid or "
-            "strategy.stats_momentum=0.1,none; given again, every value with every other",
+            help="several values of any key: lr=0.01,0.1",
+            autocompletion=complete_setting,
         ),
     ] = None,
     out: Out = None,
@@ -95,18 +95,12 @@ def compare(  # noqa: PLR0913 (each option is one choice)
 ) -> None:
     """Run strategies side by side and write a table, a plot and a report.
 
-    Without options: 8×8 digits, 10 clients with one digit each, 600 rounds, 3 seeds.
-
-    For example:
+    Without options: 8×8 digits, 10 clients with one digit each. [Defaults] are in brackets;
+    `fednorm list` shows all names, and `fednorm list keys` what --set takes. For example:
 
     - `fednorm compare --strategies centralized,naive,fbn --partition dirichlet=0.1`
 
-    - `fednorm compare --model resnet --algorithm fedavg --local-steps 5 --rounds 100 --clients 20`
-
-    - `fednorm compare --data folder --data-dir photos --partition natural --clients 4 --model cnn`
-
-    - `fednorm compare --strategies naive,fbn --byzantine 3 --attack sign_flip \
-      --attack-target statistics --statistics-aggregator "nnm > median"`
+    - `fednorm compare --model resnet --algorithm fedavg --local-steps 5`
 
     - `fednorm compare --config mine.toml --set algorithm.lr=0.1`
     """

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from fednorm.cli.options import console
+from fednorm.cli.listing import complete_key
+from fednorm.cli.terminal import Command, console
 from fednorm.data import DATASETS
 from fednorm.errors import ConfigError
 from fednorm.experiment.schema.load import override_settings
@@ -15,16 +16,21 @@ from fednorm.report.format import Column, format_bytes, make_table
 
 app = typer.Typer(
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
     help="Get data sets and list those on this machine.\n\n"
     "They are kept in `$FEDNORM_DATA`, by default `fednorm` in your cache folder. "
     "A run gets its data by itself.",
 )
 
 
-@app.command()
+@app.command(cls=Command)
 def get(
-    name: Annotated[str, typer.Argument(help="a name that `fednorm data list` shows")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="a name that `fednorm data list` shows", autocompletion=complete_key("data")
+        ),
+    ],
     root: Annotated[
         Path | None,
         typer.Option("--data-dir", "--root", help="folder with a copy of torchvision, Keras, …"),
@@ -62,7 +68,7 @@ def get(
     )
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_() -> None:
     """List data sets: whether they are here, where, how large, and where they come from."""
     from fednorm.data.cache import get_decoded_home

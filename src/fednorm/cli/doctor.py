@@ -15,11 +15,10 @@ from fednorm.cli.options import (
     LearningRate,
     Momentum,
     Set,
-    console,
-    errors,
     list_overrides,
     take_settings,
 )
+from fednorm.cli.terminal import console, errors
 from fednorm.experiment.schema.load import override_settings
 
 if TYPE_CHECKING:

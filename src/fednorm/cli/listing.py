@@ -1,16 +1,16 @@
-"""`fednorm list` and `fednorm show`: the entries of the registries, read from their source.
+"""`fednorm list`, `fednorm show` and TAB: the entries of the registries, read from their source.
 
 Importing a strategy imports torch, which takes seconds; its docstring and its fields are in the
 text of its module. A base class or a constant of another module of the package is looked up there.
 """
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias, get_args
 
 import typer
 from rich.console import Group
@@ -20,16 +20,35 @@ from rich.text import Text
 from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS
 from fednorm.algorithms import ALGORITHMS
 from fednorm.attacks import ATTACKS
-from fednorm.cli.options import console
+from fednorm.cli.terminal import console
 from fednorm.data import DATASETS
 from fednorm.data.partition import PARTITIONS
+from fednorm.experiment.schema.config import Experiment
 from fednorm.models import MODELS
 from fednorm.registry import Registry, unknown
-from fednorm.report.format import Column, make_table
+from fednorm.report.format import Column, format_toml, make_table
 from fednorm.strategies import STRATEGIES
 
+
+@dataclass(frozen=True)
+class Centralized:
+    """The reference: all clients' batches merged on one machine, with ordinary BatchNorm.
+
+    What federated training would reach if the data could be gathered: every round is one step on
+    the union of the batches that the clients draw, or as many steps as a client takes. No client
+    is Byzantine, and none drops out.
+
+    `centralized:gn` is the same with the layers of another strategy. A table takes the fields of
+    that strategy: `{name = "centralized:gn", groups = 4}`.
+    """
+
+
+_REFERENCE: Registry[Any] = Registry(
+    "strategy", __package__, {"centralized": "listing:Centralized"}
+)
+
 KINDS: Mapping[str, Registry[Any]] = {
-    "strategies": STRATEGIES,
+    "strategies": STRATEGIES | _REFERENCE,
     "algorithms": ALGORITHMS,
     "aggregators": AGGREGATORS | PRE_AGGREGATORS,
     "attacks": ATTACKS,
@@ -37,6 +56,7 @@ KINDS: Mapping[str, Registry[Any]] = {
     "data": DATASETS,
     "models": MODELS,
 }
+_KEYS = "keys"
 _SINGULAR = {"strategy": "strategies", "dataset": "data", "datasets": "data"}
 _SINGULAR |= {kind.removesuffix("s"): kind for kind in KINDS if kind != "strategies"}
 
@@ -53,22 +73,128 @@ def find_kind(name: str) -> str:
     return found
 
 
+# What the shell offers on TAB.
+
+Complete: TypeAlias = Callable[[str], list[str]]
+
+
+def complete_key(key: str) -> Complete:
+    """Return what completes the value of a key of the experiment.
+
+    >>> complete_key("strategies")("gn,fixb"), complete_key("attack_target")("s")
+    (['gn,fixbn'], ['statistics'])
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{value}" for value in _select(list_values(key), last)]
+
+    return complete
+
+
+def list_values(key: str) -> list[str]:
+    """Return the values of a key that have names.
+
+    >>> list_values("partition")[:2]
+    ['iid', 'gamma=']
+    """
+    kind = {"statistics_aggregator": "aggregators"}.get(key, key)
+    registry = KINDS.get(kind) or KINDS.get(f"{kind}s") or KINDS.get(f"{kind}es")
+    if key == "partition" and registry:
+        return [f"{name}=" if find_argument(name) else name for name in registry]
+    if key == "device":
+        return ["auto", "cpu", "cuda"]
+    field = Experiment.model_fields.get(key)
+    words = get_args(field.annotation) if field else ()
+    return list(registry or (word for word in words if isinstance(word, str)))
+
+
+def complete_setting(incomplete: str) -> list[str]:
+    """Complete the key of `--set` and `--sweep`.
+
+    >>> complete_setting("unseen_c")
+    ['unseen_clients=']
+    """
+    return _select((f"{key}=" for key in Experiment.model_fields), incomplete)
+
+
+def complete_kind(incomplete: str) -> list[str]:
+    """Complete a kind of `list` and `show`."""
+    return _select(KINDS, incomplete)
+
+
+def complete_entry(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete a name of the kind that `show` was given."""
+    return _select(KINDS[find_kind(ctx.params["kind"])], incomplete)
+
+
+def _select(values: Iterable[str], start: str) -> list[str]:
+    return [value for value in values if value.startswith(start)]
+
+
 def list_(
     kind: Annotated[
-        str | None, typer.Argument(help=f"one of {', '.join(KINDS)}; all if not given")
+        str | None,
+        typer.Argument(
+            help=f"one of {', '.join(KINDS)}; or {_KEYS}, which --set takes",
+            autocompletion=complete_kind,
+        ),
     ] = None,
 ) -> None:
     """List strategies, algorithms, aggregators, attacks, partitions, data sets and models."""
+    if kind in {"key", _KEYS}:
+        console.print(_list_keys())
+        return
     columns = [Column("name"), Column("description", wraps=True)]
     for title in [find_kind(kind)] if kind else list(KINDS):
         known = KINDS[title]
-        rows = ([name, read_docstring(*known.locate(name))[0]] for name in known)
+        write = _write_partition if title == "partitions" else str
+        rows = ([write(name), read_docstring(*known.locate(name))[0]] for name in known)
         console.print(make_table(columns, rows, title=title, ruled=False))
 
 
+def _list_keys() -> Table:
+    """Return the keys of an experiment, their defaults, and what they mean."""
+    columns = [Column("key"), Column("default", wraps=True), Column("meaning", wraps=True)]
+    rows = [
+        [key, format_toml(field.default), str(field.description)]
+        for key, field in Experiment.model_fields.items()
+    ]
+    return make_table(columns, rows, title=_KEYS, ruled=False)
+
+
+def _write_partition(name: str) -> str:
+    """Return a partition as it is written, such as "gamma=<gamma>"."""
+    argument = find_argument(name)
+    if argument is None:
+        return name
+    fields = {field.name: field for field in read_fields(*PARTITIONS.locate(name))}
+    return f"{name}=<{argument}>" if fields[argument].default is None else f"{name}[=<{argument}>]"
+
+
+def find_argument(partition: str) -> str | None:
+    """Return the field that the text after "=" sets, if a partition has one.
+
+    >>> find_argument("dirichlet")
+    'alpha'
+    """
+    cls = _find(*PARTITIONS.locate(partition))[1]
+    told = [ast.unparse(node.value) for node in cls.body if _assigns(node, "argument")]
+    return ast.literal_eval(told[0]) if told else None
+
+
+def _assigns(node: ast.stmt, name: str) -> bool:
+    return isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name
+
+
 def show(
-    kind: Annotated[str, typer.Argument(help=f"one of {', '.join(KINDS)}")],
-    name: Annotated[str, typer.Argument(help="a name that `fednorm list` shows")],
+    kind: Annotated[
+        str, typer.Argument(help=f"one of {', '.join(KINDS)}", autocompletion=complete_kind)
+    ],
+    name: Annotated[
+        str,
+        typer.Argument(help="a name that `fednorm list` shows", autocompletion=complete_entry),
+    ],
 ) -> None:
     """Show a method, its paper and its parameters.
 

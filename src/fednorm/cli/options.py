@@ -4,63 +4,51 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
-from click.exceptions import NoSuchOption
-from rich.console import Console
-from typer.core import TyperCommand
 
+from fednorm.cli.listing import complete_key, complete_setting
+from fednorm.cli.terminal import errors
 from fednorm.errors import ConfigError, FednormError
 from fednorm.experiment.schema.config import Experiment
-from fednorm.registry import RENAMED
 from fednorm.system import count_cores
-
-console = Console()
-errors = Console(stderr=True)
 
 INTERRUPTED = 130
 
 Set = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="override any key, e.g. strategy.stats_momentum=0.05"
+        "--set",
+        metavar="KEY=VALUE",
+        help="any key of `fednorm list keys`, or table.key",
+        autocompletion=complete_setting,
     ),
 ]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        help="folder for report.html, results.json, curves.png, runs/ "
-        "[default: below results/, named after the settings]"
-    ),
-]
+Out = Annotated[Path | None, typer.Option(help="folder of the results [below results/]")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="repeat runs that the folder already holds")]
-Resume = Annotated[
-    bool, typer.Option(help="continue stopped or killed runs from their last checkpoint")
-]
+Resume = Annotated[bool, typer.Option(help="continue runs that were stopped, or start over")]
 CheckpointEvery = Annotated[
-    int | None, typer.Option(min=1, help="rounds between checkpoints [default: every 10 seconds]")
+    int | None, typer.Option(min=1, help="rounds between checkpoints [every 10 seconds]")
 ]
-DataDir = Annotated[
-    Path | None, typer.Option(help="folder that holds your copy of the data; see `data get`")
-]
-LearningRate = Annotated[float | None, typer.Option(help="learning rate [default: 0.05]")]
-Momentum = Annotated[float | None, typer.Option(help="momentum of the optimizer [default: 0.9]")]
-Workers = Annotated[
-    int | None, typer.Option(min=1, help="processes for runs, or for clients [default: all cores]")
-]
-
-_LISTED = {key: f"{key}s" for key in ("model", "partition", "algorithm", "attack", "aggregator")}
-_LISTED |= {"strategies": "strategies", "data": "data", "statistics_aggregator": "aggregators"}
+DataDir = Annotated[Path | None, typer.Option(help="folder with your copy of the data")]
+LearningRate = Annotated[float | None, typer.Option(help="learning rate [0.05]")]
+Momentum = Annotated[float | None, typer.Option(help="momentum of the optimizer [0.9]")]
+Workers = Annotated[int | None, typer.Option(min=1, help="processes [all cores]")]
 
 
 def option_help(key: str) -> str:
-    """Return the schema's description of a key, with its default."""
+    """Return the schema's description of a key up to the first semicolon, with its default.
+
+    >>> option_help("byzantine")
+    'number of Byzantine clients [0]'
+    """
     shown = {"strategies": "centralized,naive,fixbn,fbn,gn", "algorithm": "dsgd"}
     default = shown.get(key, Experiment.model_fields[key].default)
-    known = f"; see `fednorm list {_LISTED[key]}`" if key in _LISTED else ""
-    end = "" if default is None else f" [default: {default}]"
-    return f"{Experiment.model_fields[key].description}{known}{end}"
+    short = str(Experiment.model_fields[key].description).partition(";")[0]
+    if default is None or default is False or default == []:
+        return short
+    return f"{short} [{default:g}]" if isinstance(default, float) else f"{short} [{default}]"
 
 
 def list_overrides(
@@ -111,29 +99,15 @@ def _make_option(key: str, text: str | None) -> inspect.Parameter:
     """Return the option of a key: a number, a flag, or text that the schema reads."""
     annotation = Experiment.model_fields[key].annotation
     types = {annotation, *get_args(annotation)}
-    kind: Any = next((kind for kind in (bool, int, float) if kind in types), str)
+    plain = (kind for kind in (bool, int, float) if kind in types)
+    kind: Any = str if get_origin(annotation) is list else next(plain, str)
     help_ = text or option_help(key)
     flag = typer.Option(f"--{key}", help=help_, show_default=False)
-    option = flag if kind is bool else typer.Option(help=help_)
+    value = typer.Option(help=help_, autocompletion=complete_key(key) if kind is str else None)
+    option = flag if kind is bool else value
     return inspect.Parameter(
         key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
-
-
-class Command(TyperCommand):
-    """A command that tells the new name of an option that was renamed."""
-
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # typer's context is click's
-        """Read the arguments."""
-        try:
-            return super().parse_args(ctx, args)
-        except NoSuchOption as error:
-            new = RENAMED.get(error.option_name.lstrip("-").replace("-", "_"), "")
-            option = f"--{new.replace('_', '-')}"
-            if not any(option in parameter.opts for parameter in self.params):
-                raise
-            text = f"option '{error.option_name}' is now called '{option}'."
-            raise NoSuchOption(error.option_name, text, ctx=ctx) from None
 
 
 def exit_if_interrupted(statuses: Iterable[str]) -> None:

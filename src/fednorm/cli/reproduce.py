@@ -12,12 +12,12 @@ from fednorm.cli.options import (
     Fresh,
     Set,
     Workers,
-    console,
     default_workers,
     exit_if_interrupted,
     option_help,
     prefetch,
 )
+from fednorm.cli.terminal import console
 from fednorm.errors import ConfigError
 from fednorm.experiment.schema.config import Experiment
 from fednorm.report.format import Column, make_table

@@ -294,9 +294,11 @@ def _find_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"device {name!r} cannot be used here: {reason}") from None
+    except (RuntimeError, AssertionError):
+        raise ValueError(
+            f"device {name!r} cannot be used: this machine has none, or torch was installed "
+            "without support for it; choose 'cpu', or 'auto' for a GPU if there is one."
+        ) from None
     return device
 
 

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from fednorm.errors import ConfigError
 from fednorm.experiment.build import ModelSource, PreparedRun, clear_data_cache, load_data
 from fednorm.experiment.diagnostics import window_bytes
 from fednorm.experiment.job import CheckpointPolicy, Job, execute_job, lock_folder
@@ -50,6 +51,8 @@ def run_comparison(
     Up to `workers` processes share the work: several runs at once or, if fewer are left than there
     are processes, several clients of a run.
     """
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{str(folder)!r} is a file; choose a folder for the results (--out).")
     remove_leftovers()
     prepared, counts = _check_runs(experiment, model, workers)
     if folder is not None:

@@ -1,10 +1,11 @@
 """Checks of an experiment as a whole: keys that do not fit together are refused with the reason."""
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fednorm.aggregators import check_client_count
-from fednorm.registry import RENAMED, unknown
+from fednorm.registry import unknown
 
 if TYPE_CHECKING:  # which needs torch
     from fednorm.core.strategy import Strategy
@@ -54,13 +55,8 @@ def check_strategy_fields(experiment: Any) -> None:
     """Raise an error for a field of the table `strategy` that no chosen strategy has."""
     known = {f for entry in experiment.strategies for f in entry.known_fields}
     for key in experiment.strategy:
-        if key in RENAMED and RENAMED[key] in known:
-            raise unknown("strategy field", key, known)
         if key not in known:
-            raise ValueError(
-                f"strategy.{key} is a field of none of the chosen strategies; "
-                f"their fields are {', '.join(sorted(known)) or 'none'}."
-            )
+            raise unknown("field of the chosen strategies", key, known)
 
 
 def check_rates(algorithm: Any, dtype: str) -> None:
@@ -71,6 +67,24 @@ def check_rates(algorithm: Any, dtype: str) -> None:
             raise ValueError(
                 f"{key} is at most {largest:g} with dtype {dtype!r}, not {getattr(algorithm, key)}."
             )
+
+
+def choose_device(name: str) -> str:
+    """Return the device that "auto" means here; refuse what cannot train.
+
+    >>> choose_device("gpu")
+    Traceback (most recent call last):
+    ValueError: device is 'auto', 'cpu', 'cuda', 'cuda:1', 'mps' or 'xpu', not 'gpu'.
+    """
+    import torch  # noqa: PLC0415 (keys are listed without torch)
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d{1,3})?", name):
+        raise ValueError(
+            f"device is 'auto', 'cpu', 'cuda', 'cuda:1', 'mps' or 'xpu', not {name!r}."
+        )
+    return name
 
 
 def check_sums(experiment: Any, title: str, strategy: "Strategy") -> None:

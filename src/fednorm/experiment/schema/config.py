@@ -6,6 +6,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -25,6 +26,7 @@ from fednorm.experiment.schema.checks import (
     check_strategy_fields,
     check_sums,
     check_threats,
+    choose_device,
 )
 from fednorm.experiment.schema.specs import (
     THREATS,
@@ -69,7 +71,7 @@ class Experiment(BaseModel):
         default=["centralized", "naive", "fixbn", "fbn", "gn"],
         validate_default=True,
         min_length=1,
-        description="strategies to compare",
+        description="compared methods",
     )
     strategy: dict[str, Any] = Field(
         default={}, description="fields for all strategies that have them"
@@ -102,9 +104,9 @@ class Experiment(BaseModel):
     )
     evaluate: Literal["auto", "global", "clients"] = Field(
         default="auto",
-        description="'auto' tests a global model on all test samples and personal ones each on its "
-        "client's split, 'global' personal ones on all test samples too, in the mean over "
-        "clients, 'clients' a global model on each client's split too",
+        description="tested on: auto, global or clients; 'auto' tests a global model on all test "
+        "samples and personal ones each on its client's split, 'global' personal ones on all test "
+        "samples too, in the mean over clients, 'clients' a global model on each split too",
     )
     adapt_statistics: float = Field(
         default=0.0,
@@ -125,18 +127,18 @@ class Experiment(BaseModel):
         default=None, description="attack of the Byzantine clients; none if not given"
     )
     attack_target: Literal["updates", "statistics", "both"] = Field(
-        default="both", description="what the attack corrupts: updates, statistics or both"
+        default="both", description="corrupts updates, statistics or both"
     )
     byzantine: int = Field(
         default=0,
         ge=0,
-        description="number of Byzantine clients, and the number that robust rules tolerate",
+        description="number of Byzantine clients; robust rules tolerate this number",
     )
     aggregator: str = Field(
-        default="mean", description="how updates are combined, e.g. 'nnm > trimmed_mean'"
+        default="mean", description="how updates are combined; e.g. 'nnm > trimmed_mean'"
     )
     statistics_aggregator: str = Field(
-        default="mean", description="how statistics are combined, e.g. 'nnm > median'"
+        default="mean", description="how statistics are combined; e.g. 'nnm > median'"
     )
     client_dropout: float = Field(
         default=0.0, ge=0, lt=1, description="probability that a client drops out of a round"
@@ -179,7 +181,8 @@ class Experiment(BaseModel):
     )
     engine: Literal["auto", "loop", "merged", "stacked", "barrier", "processes", "flower"] = Field(
         default="auto",
-        description="'loop' trains client after client, 'merged' all in one pass, 'stacked' "
+        description="how rounds are executed; 'loop' trains client after client, 'merged' all in "
+        "one pass, 'stacked' "
         "several in one wide model, 'barrier' in one thread each, synchronized at every exchange "
         "(fedtan), 'processes' on all cores, 'flower' on Flower's nodes; 'auto' takes the fastest "
         "that is exact, and an engine that would not be exact is refused",
@@ -193,10 +196,13 @@ class Experiment(BaseModel):
     )
     diagnose: bool = Field(
         default=False,
-        description="record every round's drift, deviation and variance of statistics, gradient "
-        "error (with the same dropout masks as the reference) and cost; trains client after client",
+        description="record drift, statistics and cost of each round; also deviation and variance "
+        "of statistics, and gradient error (with the same dropout masks as the reference); trains "
+        "client after client",
     )
-    device: str = Field(default="cpu", description="'cpu', 'cuda', 'cuda:1', …")
+    device: Annotated[str, AfterValidator(choose_device)] = Field(
+        default="cpu", description="cpu, cuda, cuda:1, or auto: a GPU if any"
+    )
     threads: int = Field(
         default=1,
         ge=1,

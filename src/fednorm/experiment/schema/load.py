@@ -1,5 +1,6 @@
 """Experiments from TOML files, `--set` and sweeps; an unknown key is an error with a hint."""
 
+import inspect
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -10,10 +11,12 @@ from typing import Any, get_args
 import tomli_w
 from pydantic import ValidationError
 
+from fednorm.algorithms import ALGORITHMS
 from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.specs import OWN_SETTINGS, THREATS, merge_tables
 from fednorm.registry import RENAMED, unknown
+from fednorm.strategies import STRATEGIES
 
 _CHOICES = re.compile(r",(?![^(]*\))")  # commas, but not those inside brackets
 
@@ -180,7 +183,7 @@ def _list_swept(sweep: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _describe_error(error: Mapping[str, Any]) -> str:
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        return str(unknown("key", where, Experiment.model_fields))
+        return _describe_unknown_key(*map(str, error["loc"]))
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
     if error["type"] == "literal_error" and str(error["input"]) in RENAMED:
@@ -188,6 +191,17 @@ def _describe_error(error: Mapping[str, Any]) -> str:
             unknown(where, error["input"], get_args(Experiment.model_fields[where].annotation))
         )
     return f"{where} = {error['input']!r} is not valid: {error['msg'].lower()}."
+
+
+def _describe_unknown_key(key: str, *inside: str) -> str:
+    """Name the keys of the table that the key is in, or the table that has such a key."""
+    if inside:
+        table, *_ = get_args(Experiment.model_fields[key].annotation)
+        return str(unknown(f"key of the table [{key}]", inside[-1], table.model_fields))
+    for name, known in (("algorithm", ALGORITHMS), ("strategy", STRATEGIES)):
+        if any(key in inspect.signature(cls).parameters for cls in known.values()):
+            return f"unknown key {key!r}; did you mean '{name}.{key}'?"
+    return str(unknown("key", key, Experiment.model_fields))
 
 
 def to_toml(experiment: Experiment) -> str:

@@ -246,6 +246,8 @@ def parse_seeds(value: Any) -> Any:
             value = [int(part) for part in value.split(",")] if "," in value else int(value)
     except ValueError:
         raise ValueError(f"seeds are a number or a list such as 0,7, not {value!r}.") from None
+    if isinstance(value, int) and value < 1:
+        raise ValueError(f"at least 1 seed is needed, not {value}; a list names them: 0,7.")
     if isinstance(value, int) and value > _MOST_SEEDS:
         raise ValueError(f"seeds are at most {_MOST_SEEDS}, not {value}; a list names the seeds.")
     return list(range(value)) if isinstance(value, int) else value
