@@ -166,7 +166,6 @@ def test_fresh_starts_over(tmp_path):
         (["compare", "--device", "gpu"], "device is 'auto', 'cpu', 'cuda', 'cuda:1'"),
         (["compare", "--device", "meta"], "not 'meta'"),
         (["compare", "--device", "xpu"], "this machine has none, or torch was installed without"),
-        (["compare", "--sweep", "algorithm.lr=1,2"], "--sweep takes strategy.FIELD"),
         (["compare", "--sweep", "strategy.groupz=1,2"], "none of the chosen strategies"),
     ],
 )
