@@ -96,7 +96,7 @@ def test_the_test_data_of_personal_models_are_named(evaluate, tested):
     (sentence,) = list_caveats(result)
     assert sentence.endswith(tested)
     assert sentence in page(result)
-    assert f"In %, {tested[:-1].replace('each', 'each client')}, at the last" in page(result)
+    assert f"{tested[:-1].replace('each', 'Each client')}, at the last" in page(result)
 
 
 @pytest.mark.slow

@@ -13,6 +13,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from fednorm.experiment.results import Comparison, FigureResult, PanelResult
+from fednorm.report.clients import (
+    describe_labels,
+    list_client_values,
+    render_labels,
+    render_strip,
+)
 from fednorm.report.curves import (
     NARROW,
     WIDE,
@@ -54,6 +60,8 @@ from fednorm.report.tables import (
     write_caption,
 )
 
+_MOST_PANELS = 6  # whose clients are plotted
+
 
 def render_page(figure: FigureResult) -> str:
     """Return the page as HTML."""
@@ -74,6 +82,7 @@ def render_page(figure: FigureResult) -> str:
         **_draw_plots(figure, plots),
         **_fill_tables(figure),
         **_list_runs(figure),
+        **_show_clients(figure, plots),
         **_describe_setup(figure),
     )
 
@@ -228,20 +237,36 @@ def _fill_tables(figure: FigureResult) -> dict[str, Any]:
 
 
 def _list_runs(figure: FigureResult) -> dict[str, Any]:
-    """Return the runs that did not finish, and what each client reaches where it was measured."""
+    """Return the runs that did not finish."""
     runs = [(panel.title, run) for panel in figure.panels for run in panel.comparison.runs]
+    return {"failures": [(title, run) for title, run in runs if run.status != "finished"]}
+
+
+def _show_clients(figure: FigureResult, plots: Plots) -> dict[str, Any]:
+    """Return what data each client has and, where it was measured, what each client reaches."""
+    shown = list(enumerate(figure.curve_panels[:_MOST_PANELS]))
+    runs = [(p.title, run) for p in figure.panels for run in p.comparison.runs]
     tested = [
-        [f"In %, each client on {panel.comparison.tested_on}, at the last evaluation."]
+        [f"Each client on {panel.comparison.tested_on}, at the last evaluation."]
         for panel in figure.panels
     ]
     return {
-        "failures": [(title, run) for title, run in runs if run.status != "finished"],
+        "label_plots": [
+            (p.title, render_labels(counts, str(number)), describe_labels(p.comparison))
+            for number, p in shown
+            if (counts := p.comparison.label_counts)
+        ],
+        "strips": [
+            (p.title, render_strip(p.comparison, plots, str(number)))
+            for number, p in shown
+            if list_client_values(p.comparison)
+        ],
         "clients": {
             ", ".join(filter(None, (title, run.strategy, f"seed {run.seed}"))): " · ".join(
                 format_percent(value) for value in run.final.per_client
             )
             for title, run in runs
-            if run.final and run.final.per_client
+            if run.final and run.final.per_client and run.delta is None
         },
         "client_captions": _merge_sentences(figure, tested),
     }
