@@ -33,7 +33,8 @@ from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.load import build_experiment
 from fednorm.experiment.schema.specs import PrivacySpec
 from fednorm.models import MODELS
-from fednorm.reproduce.figure import list_figures
+from fednorm.reproduce.figure import Figure, list_figures
+from fednorm.reproduce.scale import scale_figure
 from fednorm.strategies import STRATEGIES
 
 EXCEPTIONS = {
@@ -235,7 +236,11 @@ def run_shell(block, programs):
 
 @pytest.mark.parametrize("block", list_blocks("toml"), ids=str)
 def test_a_toml_block_is_an_experiment(block):
-    build_experiment(tomllib.loads(block.text))
+    values = tomllib.loads(block.text)
+    if "panels" in values:
+        assert scale_figure(Figure.model_validate(values), "full")
+    else:
+        build_experiment(values)
 
 
 def test_the_experiment_of_the_deployment_is_one():

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from fednorm.api import compare
 from fednorm.cli import app
-from fednorm.data import Dataset, load_dataset
+from fednorm.data import Dataset, held_out, load_dataset
 from fednorm.doctor import Budget, examine, read_budget, show
 from fednorm.doctor import race as racing
 from fednorm.doctor.costs import ExaminedModel
@@ -96,7 +96,7 @@ def test_other_budgets_are_refused(text):
 
 
 def test_validation_samples_are_training_samples_that_nobody_trains_on():
-    whole, held = load_dataset("digits", 0), racing.hold_out({"name": "digits"}, 0)
+    whole, held = load_dataset("digits", 0), held_out.hold_out({"name": "digits"}, 0)
 
     def rows(x):
         return sorted(map(tuple, x.flatten(1).tolist()))
@@ -106,7 +106,7 @@ def test_validation_samples_are_training_samples_that_nobody_trains_on():
     share = torch.bincount(held.y_test) / torch.bincount(whole.y)
     assert share.min() > 0.17
     assert share.max() < 0.23
-    again = racing.hold_out({"name": "digits"}, 0)
+    again = held_out.hold_out({"name": "digits"}, 0)
     assert torch.equal(held.x_test, again.x_test)
 
 
@@ -114,17 +114,17 @@ def test_no_natural_group_loses_its_only_sample(monkeypatch):
     x, y = torch.randn(60, 2), torch.zeros(60, dtype=torch.int64)
     groups = np.array([*range(30), *([30] * 30)])  # thirty writers of one sample
     whole = Dataset("own", x, y, x, y, 1, groups=groups, groups_test=groups)
-    monkeypatch.setattr(racing, "load_dataset", lambda *_, **__: whole)
-    held = racing.hold_out({"name": "own"}, 0)
+    monkeypatch.setattr(held_out, "load_dataset", lambda *_, **__: whole)
+    held = held_out.hold_out({"name": "own"}, 0)
     assert set(held.groups) == set(groups)
     assert set(held.groups_test) == {30}
 
 
 def test_large_data_on_disk_are_thinned(monkeypatch):
     whole = replace(load_dataset("digits", 0), on_disk=True)
-    monkeypatch.setattr(racing, "load_dataset", lambda *_, **__: whole)
-    monkeypatch.setattr(racing, "LARGEST", whole.x.nbytes / 4)
-    held = racing.hold_out({"name": "digits"}, 0)
+    monkeypatch.setattr(held_out, "load_dataset", lambda *_, **__: whole)
+    monkeypatch.setattr(held_out, "LARGEST", whole.x.nbytes / 4)
+    held = held_out.hold_out({"name": "digits"}, 0)
     assert len(held.y) + len(held.y_test) == pytest.approx(len(whole.y) / 4, abs=1)
     assert not held.on_disk
 
@@ -155,7 +155,7 @@ def test_a_run_that_was_paused_is_the_run_without_a_pause(raced):
     ]
     whole = run(track.prepare(start))
     assert [e.accuracy for e in whole.history] == [m.accuracy for m in naive.marks]
-    assert whole.tested == naive.tested == len(racing.hold_out({"name": "digits"}, 0).y_test)
+    assert whole.tested == naive.tested == len(held_out.hold_out({"name": "digits"}, 0).y_test)
 
 
 def test_the_race_scales_warm_ups_and_keeps_the_setting():

@@ -17,7 +17,16 @@ TINY = {"rounds": 3, "clients": 3, "seeds": [0]}
 RATE = {"name": "dsgd", "lr": 0.1, "momentum": 0.9}
 FEDAVG = {"name": "fedavg", "lr": 0.05, "momentum": 0.9}
 # These are the same for all runs: what is compared, and the machine.
-SHARED = {"strategies", "strategy", "seeds", "device", "threads", "timeout", "client_state_memory"}
+SHARED = {
+    "strategies",
+    "strategy",
+    "tune",
+    "seeds",
+    "device",
+    "threads",
+    "timeout",
+    "client_state_memory",
+}
 
 
 def losses(result):
@@ -126,4 +135,4 @@ def test_a_grid_runs_in_processes_and_resumes(tmp_path, monkeypatch):
     made = [path for path, stamp in stamps.items() if path.stat().st_mtime_ns != stamp]
     assert len(made) == 1
     assert len(json.loads((folder / "results.json").read_text())["runs"]) == 4
-    assert "Sensitivity: accuracy by lr" in (folder / "report.html").read_text()
+    assert "Sensitivity: accuracy on test data by lr" in (folder / "report.html").read_text()

@@ -220,7 +220,7 @@ def test_standard_deviations_need_means(tmp_path, std, message):
 def test_mistakes_in_a_file_are_named(tmp_path):
     path = tmp_path / "bad.toml"
     path.write_text(OWN.replace("question", "qestion"), encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"bad.toml: question: field required"):
+    with pytest.raises(ConfigError, match=r"bad.toml: qestion: extra inputs"):
         find_figure(str(path))
     path.write_text(OWN.replace('panels = ["γ = 0",', 'panels = ["γ = 2",'), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"no panel 'γ = 2' to keep"):

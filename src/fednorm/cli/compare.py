@@ -31,6 +31,7 @@ from fednorm.experiment.schema.load import (
     build_experiment,
     expand_sweep,
     override_settings,
+    parse_choices,
     read_toml,
 )
 
@@ -87,6 +88,15 @@ def compare(  # noqa: PLR0913 (each option is one choice)
             autocompletion=complete_setting,
         ),
     ] = None,
+    tuned: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tune",
+            metavar="KEY=VALUE,…",
+            help="values from which each strategy gets its best, chosen on validation data, "
+            "e.g. lr=0.01,0.05,0.1",
+        ),
+    ] = None,
     out: Out = None,
     workers: Workers = None,
     checkpoint_every: CheckpointEvery = None,
@@ -109,6 +119,8 @@ def compare(  # noqa: PLR0913 (each option is one choice)
     values = override_settings({**plain, **given}, [*extra, *(settings or [])])
     for text in swept or []:
         values = expand_sweep(values, text)
+    if tuned:
+        values["tune"] = dict(parse_choices(text, "--tune") for text in tuned)
     experiment = build_experiment(values)
     folder = out or _choose_folder(experiment, config, plain)
     _run(experiment, folder, workers, _make_policy(checkpoint_every, resume=resume), fresh=fresh)
@@ -133,10 +145,15 @@ def run(  # noqa: PLR0913, PLR0917 (each option is one choice)
 ) -> None:
     """Run an experiment from a TOML file, as `compare` writes it next to its results.
 
+    A file with `[[panels]]` is several experiments on one page (docs/sweeps.md).
+
     Example: `fednorm run results/compare/config.toml --set rounds=100`
     """
     saving = _make_policy(checkpoint_every, resume=resume)
     plain = read_toml(config)
+    if "panels" in plain:
+        _run_panels(config, settings or [], out, workers, fresh=fresh)
+        return
     values = override_settings(plain, settings or []) | ({"engine": engine} if engine else {})
     experiment = build_experiment(values)
     folder = out or _choose_folder(experiment, config, plain)
@@ -150,6 +167,17 @@ def run(  # noqa: PLR0913, PLR0917 (each option is one choice)
         clear_folder(folder)
         saving = replace(saving, resume=False)
     _submit(experiment, SuperLink(superlink, root_certificates), folder, saving)
+
+
+def _run_panels(
+    config: Path, settings: list[str], out: Path | None, workers: int | None, *, fresh: bool
+) -> None:
+    from fednorm.cli.reproduce import run_panels
+    from fednorm.experiment.run_folder import RESULTS, name_folder
+    from fednorm.reproduce.run_figure import FigureRequest
+
+    folder = out or RESULTS / name_folder("-".join([config.stem, *settings]))
+    run_panels(FigureRequest(str(config), "full", settings), folder, workers, fresh=fresh)
 
 
 def _choose_folder(experiment: Experiment, config: Path | None, plain: dict[str, Any]) -> Path:

@@ -66,7 +66,7 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is one choice)
     if listed or name is None:
         console.print(_list_known())
         return
-    from fednorm.experiment.run_folder import RESULTS, clear_folder, name_folder
+    from fednorm.experiment.run_folder import RESULTS, name_folder
     from fednorm.reproduce.figure import find_figure
     from fednorm.reproduce.run_figure import FigureRequest
 
@@ -79,18 +79,21 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is one choice)
     given = {"data.root": data_dir, "device": device, "partition": partition}
     chosen = [f"{key}={value}" for key, value in given.items() if value is not None]
     request = FigureRequest(name, scale, [*chosen, *(settings or [])])
-    if fresh:
-        for panel in folder.glob("*/config.toml"):
-            clear_folder(panel.parent)
-    _run(request, folder, workers)
+    run_panels(request, folder, workers, fresh=fresh)
 
 
-def _run(request: "FigureRequest", folder: Path, workers: int | None) -> None:
+def run_panels(
+    request: "FigureRequest", folder: Path, workers: int | None, *, fresh: bool = False
+) -> None:
     """Run all panels; the report grows with each of them."""
+    from fednorm.experiment.run_folder import clear_folder, link_latest
     from fednorm.report.tables import build_figure_table
     from fednorm.report.write import write_figure
     from fednorm.reproduce.run_figure import reproduce as run_figure
 
+    if fresh:
+        for panel in folder.glob("*/config.toml"):
+            clear_folder(panel.parent)
     experiments = [experiment for _, experiment in request.experiments]
     for experiment in {e.data.model_dump_json(): e for e in experiments}.values():
         prefetch(experiment)
@@ -98,6 +101,7 @@ def _run(request: "FigureRequest", folder: Path, workers: int | None) -> None:
     result = report = None
     for result in run_figure(request, folder, shown=_show_panel, workers=count):
         report = write_figure(result, folder)
+        link_latest(folder)
     if result is None:
         raise ConfigError(f"{request.name} has no panels at the scale {request.scale!r}.")
     console.print(build_figure_table(result))

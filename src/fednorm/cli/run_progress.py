@@ -22,6 +22,7 @@ from rich.progress import (
 from fednorm.experiment.results import Event
 from fednorm.experiment.run import Callback
 from fednorm.experiment.schema.config import Experiment
+from fednorm.experiment.tuning import make_validation
 
 
 @contextmanager
@@ -54,8 +55,9 @@ def show_progress(experiment: Experiment, console: Console) -> Iterator[Callback
         console=console,
         transient=True,
     )
-    rounds = {entry.title: experiment.for_entry(entry).rounds for entry in experiment.strategies}
-    every = len(experiment.seeds) * sum(rounds.values())
+    parts = [make_validation(experiment), experiment] if experiment.tune else [experiment]
+    rounds = {e.title: part.for_entry(e).rounds for part in parts for e in part.strategies}
+    every = sum(len(p.seeds) * sum(rounds[e.title] for e in p.strategies) for p in parts)
     total = bar.add_task("all rounds", total=every, news="")
     shown: dict[str, TaskID] = {}
     done: dict[str, int] = {}

@@ -17,12 +17,9 @@ from statistics import fmean
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from fednorm.algorithms.base import SGD
-from fednorm.core.random_streams import Stream, make_rng
 from fednorm.core.types import Kind, Role
-from fednorm.data import Dataset, load_dataset
+from fednorm.data.held_out import hold_out
 from fednorm.doctor.costs import REFUSALS, ExaminedModel, describe_error
 from fednorm.doctor.findings import Budget, Entrant, Mark, Race, estimate_noise
 from fednorm.engines.base import RoundResult
@@ -50,39 +47,9 @@ SHORTEST = 8  # rounds; a race of fewer has one learning rate only
 FINALISTS = 4
 SEEDS = 3  # at most
 EVALUATIONS = 16  # of a run that reaches the end
-SHARE, MOST = 5, 2000  # every fifth training sample is held out, at most so many
-LARGEST = 1e9  # bytes of data on disk that are raced on
 _PROBE = 0.05  # share of a budget in which a round is timed
 _MARGIN = 1.6  # other strategies are slower
 _PREPARATIONS = 4  # of runs, for each run of the whole length
-
-
-def hold_out(of: Mapping[str, Any], seed: int) -> Dataset:
-    """Return a data set whose test samples are a part of its training samples.
-
-    They are spread evenly over the natural groups, or else over the labels.
-    """
-    data = load_dataset(of["name"], seed, **{k: v for k, v in of.items() if k != "name"})
-    strata = data.labels() if data.groups is None else data.groups
-    _, stratum, counts = np.unique(strata, return_inverse=True, return_counts=True)
-    order = make_rng(seed, Stream.DOCTOR_BATCHES).permutation(len(stratum))
-    order = order[np.argsort(stratum[order], kind="stable")]
-    if data.on_disk:
-        order = order[:: math.ceil(data.x.nbytes / LARGEST)]
-    every = max(SHARE, math.ceil(len(order) / MOST))
-    held = np.zeros(len(order), dtype=bool)
-    held[every // 2 :: every] = counts[stratum[order[every // 2 :: every]]] > 1
-    train, test = np.sort(order[~held]), np.sort(order[held])
-    return replace(
-        data,
-        x=data.x[train],
-        y=data.y[train],
-        x_test=data.x[test],
-        y_test=data.y[test],
-        groups=None if data.groups is None else data.groups[train],
-        groups_test=None if data.groups is None else data.groups[test],
-        on_disk=False,
-    )
 
 
 @dataclass(slots=True)

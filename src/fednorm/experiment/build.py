@@ -45,7 +45,7 @@ _SAFE_CHANNELS = 16
 # Settings that do not change what a run computes, or are said by its entry and its seed.
 _SAME_RESULT = {
     "strategies", "seeds", "engine", "device", "threads", "timeout", "client_state_memory",
-    "eval_every",
+    "eval_every", "tune",
 }  # fmt: skip
 
 ModelSource: TypeAlias = nn.Module | Callable[[], nn.Module]

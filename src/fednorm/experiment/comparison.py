@@ -3,8 +3,9 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from fednorm.errors import ConfigError
 from fednorm.experiment.build import ModelSource, PreparedRun, clear_data_cache, load_data
@@ -16,6 +17,7 @@ from fednorm.experiment.results import Comparison, Event, RunResult
 from fednorm.experiment.run import UNWATCHED, Monitor
 from fednorm.experiment.run_folder import open_folder
 from fednorm.experiment.schema.config import Experiment
+from fednorm.experiment.tuning import VALIDATION, choose_entries, make_validation
 from fednorm.system import (
     MemoryEstimate,
     describe_environment,
@@ -31,6 +33,9 @@ warnings = logging.getLogger("fednorm")
 # run; holding all of a large comparison would cost memory that the runs need, so those beyond this
 # limit are prepared again. The memory check counts a held run twice, which is on the safe side.
 _HELD = 500_000_000
+
+# Prepared runs by the names of their jobs, and the clients' numbers of labels.
+Checked: TypeAlias = tuple[dict[str, PreparedRun], tuple[tuple[int, ...], ...]]
 
 
 def run_comparison(
@@ -54,23 +59,49 @@ def run_comparison(
     if folder is not None and folder.exists() and not folder.is_dir():
         raise ConfigError(f"{str(folder)!r} is a file; choose a folder for the results (--out).")
     remove_leftovers()
-    prepared, counts = _check_runs(experiment, model, workers)
+    team = _Team(monitor, model, workers, saving or CheckpointPolicy())
+    first = make_validation(experiment) if experiment.tune else experiment
+    checked = _check_runs(first, model, workers)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     with nullcontext() if folder is None else lock_folder(folder):
         if folder is not None:
             open_folder(folder, experiment)
+        if not experiment.tune:
+            return team.run(experiment, folder, checked)
+        validation = team.run(first, folder and folder / VALIDATION, checked)
+        if any(run.status == "interrupted" for run in validation.runs):
+            return validation
+        chosen = choose_entries(experiment, validation)
+        found = team.run(chosen, folder, _check_runs(chosen, model, workers))
+        return replace(
+            found, config={**found.config, "tune": experiment.tune}, validation=validation
+        )
+
+
+@dataclass(frozen=True)
+class _Team:
+    """How runs are made: watched by a monitor, by several processes."""
+
+    monitor: Monitor
+    model: ModelSource | None
+    workers: int
+    saving: CheckpointPolicy
+
+    def run(self, experiment: Experiment, folder: Path | None, checked: Checked) -> Comparison:
+        """Make all runs of an experiment that the folder does not hold."""
+        prepared, counts = checked
         jobs = [
-            Job(experiment, entry, seed, folder, saving or CheckpointPolicy())
+            Job(experiment, entry, seed, folder, self.saving)
             for entry in experiment.strategies
             for seed in experiment.seeds
         ]
         try:
-            runs = _collect_results(jobs, monitor, model, workers, prepared)
+            runs = _collect_results(jobs, self.monitor, self.model, self.workers, prepared)
         finally:
             clear_data_cache()  # a user's own data may be other ones the next time
-    config = experiment.model_dump(mode="json", exclude_none=True)
-    return Comparison(config, describe_environment(), runs, counts)
+        config = experiment.model_dump(mode="json", exclude_none=True)
+        return Comparison(config, describe_environment(), runs, counts)
 
 
 _SUMS_ALONE = (
@@ -79,9 +110,7 @@ _SUMS_ALONE = (
 )
 
 
-def _check_runs(
-    experiment: Experiment, model: ModelSource | None, workers: int
-) -> tuple[dict[str, PreparedRun], tuple[tuple[int, ...], ...]]:
+def _check_runs(experiment: Experiment, model: ModelSource | None, workers: int) -> Checked:
     """Try one step of every strategy, and whether the runs fit into memory.
 
     Return the runs with the first seed that this process will make, by the names of their jobs, and

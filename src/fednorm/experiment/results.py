@@ -195,16 +195,30 @@ class Comparison:
     runs: tuple[RunResult, ...] = field(default=())
     # Training samples of each client by class, with the first seed; none if they are private.
     label_counts: tuple[tuple[int, ...], ...] = ()
+    validation: "Comparison | None" = None  # by which the settings of `tune` were chosen
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of results.json."""
+        tried = {"validation": self.validation.to_json()["runs"]} if self.validation else {}
         return {
             "schema": SCHEMA,
             "environment": self.environment,
             "config": self.config,
             "runs": [run.to_json() for run in self.runs],
             "label_counts": self.label_counts,
+            **({"chosen": self.chosen, **tried} if tried else {}),
         }
+
+    @property
+    def chosen(self) -> dict[str, dict[str, Any]]:
+        """The values of `tune` that were chosen for each strategy, by its label and their keys."""
+        tuned = self.config.get("tune") or {}
+        keys = ["algorithm.lr" if key == "lr" else key.removeprefix("strategy.") for key in tuned]
+        found: dict[str, dict[str, Any]] = {}
+        for entry in self.config["strategies"] if keys else ():
+            values = {key.rpartition(".")[2]: _find_value(entry, key) for key in keys}
+            found[entry["label"]] = {key: v for key, v in values.items() if v is not None}
+        return found
 
     @property
     def tested_on(self) -> str:
@@ -224,6 +238,14 @@ class Comparison:
             _summarize(label, tuple(r for r in self.runs if r.strategy == label))
             for label in labels
         ]
+
+
+def _find_value(table: Mapping[str, Any], key: str) -> Any:
+    first, _, rest = key.partition(".")
+    value = table.get(first)
+    if not rest:
+        return value
+    return _find_value(value, rest) if isinstance(value, Mapping) else None
 
 
 def replace_nan(value: Any) -> Any:

@@ -129,7 +129,7 @@ _VERSION = 2  # raised when the same settings give other results than before
 def run_key(experiment: Experiment, entry: StrategySpec, seed: int) -> dict[str, Any]:
     """Return all that a run depends on."""
     # Runs recorded before these keys existed are equal to runs that leave them at their defaults.
-    fields, later = Experiment.model_fields, ("diagnose", "precision", *THREATS)
+    fields, later = Experiment.model_fields, ("diagnose", "precision", "tune", *THREATS)
     unused = {key for key in later if getattr(experiment, key) == fields[key].default}
     left_out = _AXES | unused | _NEUTRAL
     settings = experiment.model_dump(mode="json", exclude=left_out)

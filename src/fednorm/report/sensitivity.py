@@ -26,15 +26,20 @@ class Sensitivity:
 
 
 def render_sensitivity(figure: FigureResult) -> list[Sensitivity]:
-    """Render a plot for each key that a comparison of the figure was swept over."""
+    """Render a plot for each key that a comparison was swept over, or tuned."""
     return [
-        _render(found, " – ".join(filter(None, (panel.title, f"{found.metric} by {found.axis}"))))
+        _render(found, panel.title, where)
         for panel in figure.panels
-        for found in collect_sensitivity(panel.comparison)
+        for where, compared in (
+            ("test data", panel.comparison),
+            ("validation data", panel.comparison.validation),
+        )
+        if compared
+        for found in collect_sensitivity(compared)
     ]
 
 
-def _render(found: Finals, title: str) -> Sensitivity:
+def _render(found: Finals, panel: str, where: str) -> Sensitivity:
     styles = choose_styles(found.lines)
     plots = Plots(styles=styles, panels=(), y=(0.0, 100.0), finals=found)
     # The page's script numbers the methods of the other plots.
@@ -42,8 +47,9 @@ def _render(found: Finals, title: str) -> Sensitivity:
         re.sub(r' data-method="\d+"', "", render_final_values(plots, size))
         for size in (WIDE, NARROW)
     )
+    title = f"Sensitivity: {found.metric} on {where} by {found.axis}"
     caption = "At the last evaluation; bars reach from the lowest to the highest seed."
-    return Sensitivity(f"Sensitivity: {title}", styles, wide, narrow, caption)
+    return Sensitivity(" – ".join(filter(None, (panel, title))), styles, wide, narrow, caption)
 
 
 def collect_sensitivity(comparison: Comparison) -> Iterator[Finals]:

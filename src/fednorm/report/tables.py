@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from textwrap import fill
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -76,7 +77,12 @@ def list_columns(comparison: Comparison) -> list[str]:
         _SUCCESS: any(s.attack_success is not None for s in summaries),
         _EPSILON: any(run.delta is not None for run in comparison.runs),
     }
-    return [title for title in titles if measured.get(title, True)]
+    shown = [title for title in titles if measured.get(title, True)]
+    return [STRATEGY, *_list_tuned(comparison), *shown[1:]]
+
+
+def _list_tuned(comparison: Comparison) -> list[str]:
+    return list(dict.fromkeys(key for values in comparison.chosen.values() for key in values))
 
 
 def fill_cells(comparison: Comparison) -> list[dict[str, Cell]]:
@@ -88,6 +94,9 @@ def fill_cells(comparison: Comparison) -> list[dict[str, Cell]]:
         _fill_row(s, final, seeds) | {_DELTA: _fill_delta(s, reference)}
         for s in comparison.summaries()
     ]
+    for row in filled:
+        chosen = comparison.chosen.get(row[STRATEGY].text, {})
+        row |= {key: _write_choice(chosen.get(key)) for key in _list_tuned(comparison)}
     return [{title: row[title] for title in titles} for row in filled]
 
 
@@ -111,6 +120,11 @@ def group_rows(comparison: Comparison) -> list[RowGroup]:
         best = frozenset(s.strategy for s in kind if is_level(s, kind[0]))
         groups.append(RowGroup(heading, own, best if len(best) < len(kind) else frozenset()))
     return [group for group in groups if group.rows]
+
+
+def _write_choice(value: Any) -> Cell:
+    number = isinstance(value, int | float)
+    return Cell(MISSING if value is None else str(value), float(value) if number else None)
 
 
 def fill_rows(comparison: Comparison) -> list[dict[str, str]]:

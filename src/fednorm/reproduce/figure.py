@@ -1,4 +1,4 @@
-"""The schema of a published table or figure, and where its files are."""
+"""The schema of a table or figure with panels, published or your own, and where its files are."""
 
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -37,13 +37,13 @@ class PanelSpec(BaseModel):
 
 
 class Figure(BaseModel):
-    """A published table or figure; `experiment` is the paper's setting."""
+    """A table or figure; `experiment` is the setting of all panels, the paper's if published."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    title: str
-    question: str
-    source: str
+    title: str = ""
+    question: str = ""
+    source: str = Field(default="", description="the paper; none for panels of your own")
     note: str = Field(default="", description="what had to be assumed")
     finals: str = Field(default="", description="axis of a plot of final values by panel")
     curves: list[str] | None = Field(default=None, description="panels whose curves are drawn")

@@ -10,6 +10,7 @@ from fednorm.experiment.results import FigureResult, PanelResult
 from fednorm.experiment.run import Monitor
 from fednorm.experiment.run_folder import name_folder
 from fednorm.experiment.schema.config import Experiment
+from fednorm.report.write import QUESTION
 from fednorm.reproduce.figure import Figure, PanelSpec, find_figure
 from fednorm.reproduce.scale import Scale, describe_cuts, scale_figure
 
@@ -69,10 +70,12 @@ def _make_result(
     request: FigureRequest, figure: Figure, panels: Sequence[PanelResult], said: tuple[str, ...]
 ) -> FigureResult:
     settings = "".join(f" --set {setting}" for setting in request.settings)
+    command = f"fednorm reproduce {request.name} --scale {request.scale}"
+    own = not figure.source
     return FigureResult(
         title=figure.title,
-        question=figure.question,
-        command=f"fednorm reproduce {request.name} --scale {request.scale}{settings}",
+        question=figure.question or QUESTION,
+        command=f"fednorm run {request.name}{settings}" if own else f"{command}{settings}",
         panels=tuple(panels),
         source=figure.source,
         cuts=said,

@@ -34,6 +34,7 @@ from fednorm.experiment.schema.specs import (
     Spec,
     StrategySpec,
     create_entry,
+    flatten_choices,
     merge_tables,
     parse_choice,
     parse_seeds,
@@ -75,6 +76,10 @@ class Experiment(BaseModel):
     )
     strategy: dict[str, Any] = Field(
         default={}, description="fields for all strategies that have them"
+    )
+    tune: Annotated[dict[str, list[Any]], BeforeValidator(flatten_choices)] = Field(
+        default={},
+        description="values each strategy chooses from, on validation data: {lr = [0.01, 0.1]}",
     )
     data: Spec = Field(
         default="digits", validate_default=True, description="data set, or package.module:function"
@@ -278,7 +283,7 @@ class Experiment(BaseModel):
             own = {**own, "attack": None}
         alone = StrategySpec(name=entry.name, label=entry.label, **entry.fields)
         common = {k: v for k, v in self.strategy.items() if k in entry.known_fields}
-        changes = {**own, "strategy": common, "strategies": [alone]}
+        changes = {**own, "strategy": common, "strategies": [alone], "tune": {}}
         try:
             return Experiment.model_validate({**self.model_dump(), **changes})
         except ValidationError as error:

@@ -3,7 +3,7 @@
 import inspect
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any, get_args
@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from fednorm.algorithms import ALGORITHMS
 from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.experiment.schema.config import Experiment
-from fednorm.experiment.schema.specs import OWN_SETTINGS, THREATS, merge_tables
+from fednorm.experiment.schema.specs import OWN_SETTINGS, THREATS, flatten_choices, merge_tables
 from fednorm.registry import RENAMED, unknown
 from fednorm.strategies import STRATEGIES
 
@@ -82,16 +82,25 @@ def expand_sweep(values: Mapping[str, Any], text: str) -> dict[str, Any]:
     >>> [entry["label"] for entry in swept["strategies"]]
     ['fbn, gamma=0', 'fbn, iid']
     """
+    return sweep_key(values, *parse_choices(text))
+
+
+def parse_choices(text: str, option: str = "--sweep") -> tuple[str, list[Any]]:
+    """Read `KEY=VALUE,VALUE`.
+
+    >>> parse_choices("lr=0.01,0.1")
+    ('lr', [0.01, 0.1])
+    """
     key, equals, choices = text.partition("=")
     if not equals:
-        raise ConfigError(f"--sweep takes KEY=VALUE,VALUE,…, not {text!r}.")
-    return sweep_key(values, key.strip(), [parse_value(part) for part in _CHOICES.split(choices)])
+        raise ConfigError(f"{option} takes KEY=VALUE,VALUE,…, not {text!r}.")
+    return key.strip(), [parse_value(part) for part in _CHOICES.split(choices)]
 
 
 def sweep_key(values: Mapping[str, Any], key: str, choices: Sequence[Any]) -> dict[str, Any]:
     """Replace each strategy by one entry for each choice of a key; see `expand_sweep`."""
     if not isinstance(choices, list | tuple) or not choices:
-        raise ConfigError(f"sweep.{key} is a list of values, not {choices!r}.")
+        raise ConfigError(f"the values of {key} are a list, not {choices!r}.")
     entries: list[dict[str, Any]] = []
     strategies = build_experiment(values).strategies
     names = [name.strip() for name in key.split("+")]
@@ -157,7 +166,11 @@ def build_experiment(values: Mapping[str, Any]) -> Experiment:
     ['fbn lr=0.01', 'fbn lr=0.1']
     """
     plain = {key: value for key, value in values.items() if key != "sweep"}
-    for key, choices in _list_swept(values.get("sweep", {})):
+    try:
+        swept = flatten_choices(values.get("sweep", {}))
+    except ValueError as error:
+        raise ConfigError(f"sweep: {error}") from None
+    for key, choices in swept.items():
         plain = sweep_key(plain, key, choices)
     try:
         return Experiment.model_validate(plain)
@@ -165,19 +178,6 @@ def build_experiment(values: Mapping[str, Any]) -> Experiment:
         raise ConfigError("\n".join(_describe_error(e) for e in error.errors())) from None
     except UnknownNameError as error:
         raise ConfigError(str(error)) from None
-
-
-def _list_swept(sweep: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys of a table with their values: TOML nests `algorithm.lr`."""
-    if not isinstance(sweep, Mapping):
-        raise ConfigError(
-            f"sweep is a table of lists, such as {{lr = [0.01, 0.1]}}, not {sweep!r}."
-        )
-    for key, value in sweep.items():
-        if isinstance(value, Mapping):
-            yield from _list_swept(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _describe_error(error: Mapping[str, Any]) -> str:

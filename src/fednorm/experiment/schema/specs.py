@@ -260,6 +260,22 @@ def split_list(value: Any) -> Any:
     return value
 
 
+def flatten_choices(table: Any, prefix: str = "") -> dict[str, Any]:
+    """Return a table of lists by dotted keys: TOML nests `algorithm.lr`.
+
+    >>> flatten_choices({"algorithm": {"lr": [0.1, 1.0]}})
+    {'algorithm.lr': [0.1, 1.0]}
+    """
+    if not isinstance(table, Mapping):
+        said = f"lists of values are given by key, as in {{lr = [0.01, 0.1]}}, not {table!r}."
+        raise ValueError(said)  # noqa: TRY004 (pydantic reports ValueError)
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        inner = isinstance(value, Mapping)
+        flat |= flatten_choices(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return flat
+
+
 def parse_choice(value: Any) -> Any:
     """Read "none" as no choice."""
     return None if value == "none" else value
