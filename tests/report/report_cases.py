@@ -55,9 +55,10 @@ def comparison(*runs, config=CONFIG):
     return Comparison(config, ENVIRONMENT, runs)
 
 
-def page(result):
+def page(result, png=b""):
     """Return the page of a comparison or a figure."""
-    return render_page(result if isinstance(result, FigureResult) else wrap_comparison(result))
+    figure = result if isinstance(result, FigureResult) else wrap_comparison(result)
+    return render_page(figure, png)
 
 
 def told(*panels, **changes):

@@ -56,7 +56,8 @@ def test_write_leaves_three_whole_files_and_no_temporary_ones(tmp_path):
     assert report == tmp_path / "new" / "folder" / "report.html"
     names = {path.name for path in report.parent.iterdir()}
     assert names == {"results.json", "curves.png", "report.html"}
-    assert report.read_text(encoding="utf-8") == page(three_strategies())
+    png = (report.parent / "curves.png").read_bytes()
+    assert report.read_text(encoding="utf-8") == page(three_strategies(), png)
 
 
 @pytest.mark.slow

@@ -41,7 +41,8 @@ def test_a_story_leaves_three_files(tmp_path):
     report = write_figure(two_panels(), tmp_path / "new")
     names = {path.name for path in report.parent.iterdir()}
     assert names == {"results.json", "curves.png", "report.html"}
-    assert report.read_text(encoding="utf-8") == page(two_panels())
+    png = (report.parent / "curves.png").read_bytes()
+    assert report.read_text(encoding="utf-8") == page(two_panels(), png)
 
 
 @pytest.mark.slow

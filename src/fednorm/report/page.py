@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from fednorm.experiment.results import Comparison, FigureResult, PanelResult
+from fednorm.experiment.schema.config import Experiment
 from fednorm.report.clients import (
     describe_labels,
     list_client_values,
@@ -30,6 +31,7 @@ from fednorm.report.curves import (
     render_final_values,
     render_panel,
 )
+from fednorm.report.downloads import list_downloads
 from fednorm.report.format import (
     capitalize,
     flatten,
@@ -60,12 +62,15 @@ from fednorm.report.tables import (
     write_caption,
 )
 
+_ALWAYS = ("strategies", "data.name", "model.name", "partition", "clients", "rounds", "seeds")
 _MOST_PANELS = 6  # whose clients are plotted
 
 
-def render_page(figure: FigureResult) -> str:
-    """Return the page as HTML."""
+def render_page(figure: FigureResult, png: bytes = b"") -> str:
+    """Return the page as HTML; `png` is the figure that it offers for download."""
     plots = collect_plots(figure)
+    drawn = _draw_plots(figure, plots)
+    svg = drawn["curves"][0]["wide"] if len(drawn["curves"]) == 1 and plots.drawn else ""
     script = _read_file("page.js")
     settings = [_describe(panel) for panel in figure.panels]
     metrics = dict.fromkeys(panel.comparison.metric for panel in figure.panels)
@@ -79,7 +84,8 @@ def render_page(figure: FigureResult) -> str:
         settings=list(dict.fromkeys(settings)),
         metrics=capitalize(" and ".join(metrics) or "accuracy"),
         **_introduce(figure),
-        **_draw_plots(figure, plots),
+        downloads=list_downloads(figure, png=png, svg=svg),
+        **drawn,
         **_fill_tables(figure),
         **_list_runs(figure),
         **_show_clients(figure, plots),
@@ -272,6 +278,11 @@ def _show_clients(figure: FigureResult, plots: Plots) -> dict[str, Any]:
     }
 
 
+@cache
+def _list_defaults() -> dict[str, Any]:
+    return flatten(Experiment().model_dump(mode="json", exclude_none=True))
+
+
 def _describe_setup(figure: FigureResult) -> dict[str, Any]:
     """Return config, conversions, seeds and versions; what all panels share is listed once."""
     configs = [flatten(panel.comparison.config) for panel in figure.panels]
@@ -279,8 +290,12 @@ def _describe_setup(figure: FigureResult) -> dict[str, Any]:
     versions, _ = split_common([panel.comparison.environment for panel in figure.panels])
     runs = [run for panel in figure.panels for run in panel.comparison.runs]
     seeds = sorted({run.seed for run in runs})
+    raw = configs[0] if configs else {}
+    usual = _list_defaults()
+    changed = [k for k in shared if k in _ALWAYS or k not in usual or usual[k] != raw[k]]
     return {
-        "config": shared,
+        "config": {k: shared[k] for k in changed},
+        "defaults": {k: v for k, v in shared.items() if k not in changed},
         "conversions": {run.strategy: "; ".join(run.conversion) for run in runs if run.conversion},
         "panel_configs": [(p.title, values) for p, values in zip(figure.panels, own, strict=True)],
         "versions": {"seeds": ", ".join(map(str, seeds)) or "none", **versions},

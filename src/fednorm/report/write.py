@@ -75,7 +75,7 @@ def _write(figure: FigureResult, record: Mapping[str, Any], folder: Path) -> Pat
     with atomic_write(folder / "curves.png") as file:
         write_curves(figure, file)
     with atomic_write(report) as file:
-        file.write(render_page(figure).encode())
+        file.write(render_page(figure, (folder / "curves.png").read_bytes()).encode())
     return report
 
 
