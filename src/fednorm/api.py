@@ -8,8 +8,8 @@ from torch import nn
 
 from fednorm.core.types import ClientId
 from fednorm.errors import ConfigError
-from fednorm.experiment.build import ModelSource
 from fednorm.experiment.comparison import run_comparison
+from fednorm.experiment.model_object import ModelSource, describe_object
 from fednorm.experiment.results import Comparison, RunResult
 from fednorm.experiment.schema.load import build_experiment
 from fednorm.experiment.trained_model import load_model
@@ -42,8 +42,8 @@ def compare(
             "a model given as an object cannot be sent to other processes; "
             'use workers=1, or name it as "package.module:function".'
         )
-    if source is None and model is not None:
-        settings["model"] = model
+    if model is not None:
+        settings["model"] = model if source is None else describe_object(source)
     if strategies is not None:
         settings["strategies"] = list(strategies)
     folder = None if out is None else Path(out)

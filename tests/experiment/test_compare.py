@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -266,13 +268,54 @@ def small(width=8):
 
 
 def test_a_folder_never_answers_for_another_model(tmp_path):
-    results = [
-        fednorm.compare(["fbn"], model=small(w), out=tmp_path, **{**QUICK, "seeds": 1})
-        .runs[0]
-        .final.loss
-        for w in (8, 12)
-    ]
-    assert results[0] != results[1]
+    first = fednorm.compare(["fbn"], model=small(), out=tmp_path, **QUICK)
+    stamp = (tmp_path / "runs/fbn-seed0/run.json").stat().st_mtime_ns
+    again = fednorm.compare(["fbn"], model=small(), out=tmp_path, **QUICK)
+    assert [run.final for run in again.runs] == [run.final for run in first.runs]
+    assert (tmp_path / "runs/fbn-seed0/run.json").stat().st_mtime_ns == stamp
+    assert again.config["model"]["name"] == "object:torch.nn.modules.container.Sequential"
+    x = torch.rand(2, 1, 8, 8)
+    assert torch.equal(first.runs[0].model()(x), again.runs[0].model()(x))
+    other = small()
+    with torch.no_grad():
+        other[1].weight[0, 0] += 1
+    for changed in (other, small(12)):
+        with pytest.raises(ConfigError, match="other values of model"):
+            fednorm.compare(["fbn"], model=changed, out=tmp_path, **QUICK)
+    assert (tmp_path / "runs/fbn-seed0/run.json").stat().st_mtime_ns == stamp
+
+
+def test_a_model_function_is_seeded_like_a_named_model():
+    def make():
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    state = torch.get_rng_state()
+    first, again = (fednorm.compare(["none"], model=make, **QUICK) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [r.final.loss for r in first.runs] == [r.final.loss for r in again.runs]
+    assert first.runs[0].final.loss != first.runs[1].final.loss  # two seeds
+
+
+def test_a_config_cannot_make_a_model_object():
+    described = fednorm.compare(["fbn"], model=small(), **QUICK).config
+    with pytest.raises(ConfigError, match="was given as an object in Python"):
+        run_comparison(build_experiment(described))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [2, 1])
+def test_a_script_without_a_guard_gets_a_sentence(tmp_path, seeds):
+    script = tmp_path / "unguarded.py"
+    script.write_text(
+        f"import fednorm\nfednorm.compare(['fbn'], rounds=2, clients=4, seeds={seeds}, workers=2, "
+        "engine='processes' if {seeds} == 1 else 'auto')\n".replace("{seeds}", str(seeds))
+    )
+    found = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert found.returncode == 1
+    (line,) = found.stderr.splitlines()
+    assert line.endswith('if __name__ == "__main__": (or use workers=1).')
 
 
 def test_the_users_model_is_not_cast():

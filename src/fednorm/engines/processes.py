@@ -30,6 +30,7 @@ from fednorm.engines.stacked import ClientResults, StackedTrainer, choose_size
 from fednorm.engines.worker_process import (
     Surroundings,
     block_interrupts,
+    check_guard,
     prepare_context,
     start_worker,
 )
@@ -332,6 +333,8 @@ class WorkerPool:
         return found
 
     def _replace(self, worker: Worker, group: _Group, deaths: int) -> None:
+        worker.process.join(1)
+        check_guard([worker.process.exitcode])
         if deaths == DEATHS:
             raise WorkerError(
                 f"processes that trained clients {', '.join(map(str, group))} died {deaths} times, "

@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from multiprocessing import forkserver, reduction, resource_tracker, util
 from typing import Any
@@ -23,6 +23,7 @@ from fednorm.system import TemporaryFolder, keep_memory
 
 _MODULES = ["torch", "fednorm.engines.processes", "fednorm.experiment.process_pool"]
 _LAST = -100  # as multiprocessing has it for its own folder
+UNGUARDED = 86  # exit status
 _OUTPUTS = (1, 2)  # file descriptors of stdout and stderr
 
 
@@ -109,6 +110,21 @@ def _set_environment(wanted: Mapping[str, str]) -> None:
     for name in os.environ.keys() - wanted.keys():
         del os.environ[name]
     os.environ.update(wanted)
+
+
+def end_repeated_import() -> None:
+    """End a worker that runs the user's script again, as that has no `__main__` guard."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        os._exit(UNGUARDED)
+
+
+def check_guard(exitcodes: Iterable[int | None]) -> None:
+    """End the script, with a sentence alone, if workers ended for lack of a `__main__` guard."""
+    if UNGUARDED in exitcodes:
+        raise SystemExit(
+            "worker processes import the script that starts them, so its calls must stand under "
+            'if __name__ == "__main__": (or use workers=1).'
+        ) from None
 
 
 def start_worker(surroundings: Surroundings) -> None:

@@ -3,10 +3,10 @@
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -30,10 +30,10 @@ from fednorm.engines.base import (
 )
 from fednorm.engines.evaluation import is_personal
 from fednorm.engines.merged_batch import MergedClients
+from fednorm.experiment.model_object import OBJECT, ModelSource, make_from_object
 from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.specs import Spec, StrategySpec
 from fednorm.models import MODELS, create_model
-from fednorm.nn.copies import copy_model
 from fednorm.system import has_bfloat16
 
 if TYPE_CHECKING:  # Flower is an extra
@@ -47,8 +47,6 @@ _SAME_RESULT = {
     "strategies", "seeds", "engine", "device", "threads", "timeout", "client_state_memory",
     "eval_every", "tune",
 }  # fmt: skip
-
-ModelSource: TypeAlias = nn.Module | Callable[[], nn.Module]
 
 
 @dataclass(frozen=True)
@@ -306,9 +304,12 @@ def make_model(
     experiment: Experiment, data: Dataset, seed: int, model: ModelSource | None
 ) -> nn.Module:
     """Return the model of an experiment, or a copy of the user's module."""
-    if isinstance(model, nn.Module):
-        return copy_model(model)  # `.to` changes a module in place
-    if model is not None:
-        return model()
     entry = experiment.model
+    if model is not None:
+        return make_from_object(model, seed)
+    if entry.name.startswith(OBJECT):
+        raise ValueError(
+            f"the model {entry.name.removeprefix(OBJECT)!r} was given as an object in Python; give "
+            'it to fednorm.compare again, or name it as "package.module:function".'
+        )
     return create_model(entry.name, data.shape, data.classes, seed, **entry.fields)

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from fednorm.engines.worker_process import end_repeated_import
 from fednorm.errors import ConfigError
-from fednorm.experiment.build import ModelSource, PreparedRun, clear_data_cache, load_data
+from fednorm.experiment.build import PreparedRun, clear_data_cache, load_data
 from fednorm.experiment.diagnostics import window_bytes
 from fednorm.experiment.job import CheckpointPolicy, Job, execute_job, lock_folder
+from fednorm.experiment.model_object import ModelSource
 from fednorm.experiment.prepare import find_exposure, prepare
 from fednorm.experiment.process_pool import run_in_processes
 from fednorm.experiment.results import Comparison, Event, RunResult
@@ -58,6 +60,7 @@ def run_comparison(
     """
     if folder is not None and folder.exists() and not folder.is_dir():
         raise ConfigError(f"{str(folder)!r} is a file; choose a folder for the results (--out).")
+    end_repeated_import()
     remove_leftovers()
     team = _Team(monitor, model, workers, saving or CheckpointPolicy())
     first = make_validation(experiment) if experiment.tune else experiment
@@ -161,7 +164,7 @@ def _collect_results(
     workers: int,
     prepared: dict[str, PreparedRun],
 ) -> tuple[RunResult, ...]:
-    known = [None if model is not None else job.find_recorded() for job in jobs]
+    known = [job.find_recorded(model) for job in jobs]
     done = {i: result for i, result in enumerate(known) if result is not None}
     for i, result in done.items():
         prepared.pop(jobs[i].name, None)

@@ -14,8 +14,9 @@ from fednorm.core.types import ClientId
 from fednorm.engines.base import RoundResult
 from fednorm.errors import ConfigError
 from fednorm.experiment import checkpoint
-from fednorm.experiment.build import ModelSource, PreparedRun
+from fednorm.experiment.build import PreparedRun
 from fednorm.experiment.checkpoint import Checkpoint
+from fednorm.experiment.model_object import ModelSource
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.results import RunRecorder, RunResult
 from fednorm.experiment.run import (
@@ -71,11 +72,13 @@ class Job:
         """The name of the run in messages."""
         return f"{self.entry.title} seed {self.seed}"
 
-    def find_recorded(self) -> RunResult | None:
-        """Return the result if the run was finished before."""
+    def find_recorded(self, model: ModelSource | None = None) -> RunResult | None:
+        """Return the result if the run was finished before; `model` is the user's object."""
         if self.folder is None:
             return None
-        return load_recorded(self.folder, self.experiment, self.entry, self.seed)
+        found = load_recorded(self.folder, self.experiment, self.entry, self.seed)
+        place = run_folder(self.folder, self.entry, self.seed)
+        return found.keep_model(place, model) if found and model is not None else found
 
 
 def execute_job(
@@ -95,8 +98,7 @@ def execute_job(
         target.mkdir(parents=True, exist_ok=True)
         with lock_folder(target, _PATIENCE):
             result = _run_recorded(job, prepared, monitor, target)
-            # A model object has no name by which its record could be told from another's.
-            if result.status not in {"interrupted", "stopped"} and model is None:
+            if result.status not in {"interrupted", "stopped"}:
                 save_run(job.folder, job.experiment, job.entry, result)
                 checkpoint.clear_checkpoints(target)
         return result

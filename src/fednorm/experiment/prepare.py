@@ -20,7 +20,8 @@ from fednorm.engines.client_state import count_bytes
 from fednorm.engines.evaluation import adapt_statistics
 from fednorm.engines.flower import require_flower
 from fednorm.errors import ConfigError, NonFiniteLossError
-from fednorm.experiment.build import ModelSource, PreparedRun, build_run
+from fednorm.experiment.build import PreparedRun, build_run
+from fednorm.experiment.model_object import ModelSource
 from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.specs import StrategySpec
 

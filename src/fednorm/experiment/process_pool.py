@@ -21,6 +21,7 @@ from fednorm.engines.processes import DEATHS
 from fednorm.engines.worker_process import (
     Surroundings,
     block_interrupts,
+    check_guard,
     prepare_context,
     start_worker,
 )
@@ -77,6 +78,7 @@ def _run_once(
         except BrokenProcessPool:
             died = True
             guard.end_workers()
+            check_guard(worker.exitcode for worker in guard.workers)
         except BaseException as error:
             _end(set(futures), events, stop)
             if not isinstance(error, KeyboardInterrupt):

@@ -14,6 +14,7 @@ from fednorm.core.messages import RejectedReply
 from fednorm.core.types import ClientId
 from fednorm.errors import ConfigError
 from fednorm.experiment.diagnostics import Diagnostics, Window
+from fednorm.experiment.model_object import ModelSource
 from fednorm.experiment.trained_model import TrainedModel, load_model
 
 Status: TypeAlias = Literal["finished", "diverged", "stopped", "interrupted"]
@@ -110,11 +111,15 @@ class RunResult:
 
     # Where the trained model is. No field: a result is compared and written without it.
     _trained: ClassVar[TrainedModel | Path | None] = None
+    _source: ClassVar[ModelSource | None] = None  # the user's object, which a folder cannot hold
 
-    def keep_model(self, trained: TrainedModel | Path | None) -> "RunResult":
+    def keep_model(
+        self, trained: TrainedModel | Path | None, source: ModelSource | None = None
+    ) -> "RunResult":
         """Return the result with its trained model, or with the folder that holds it."""
         result = replace(self)
         object.__setattr__(result, "_trained", trained)
+        object.__setattr__(result, "_source", source)
         return result
 
     def model(self, *, client: ClientId | None = None) -> nn.Module:
@@ -131,7 +136,7 @@ class RunResult:
             said = "has diverged" if self.status == "diverged" else "was interrupted"
             raise ConfigError(f"the run {said}, so it has no trained model.")
         if isinstance(self._trained, Path):
-            return load_model(self._trained, client=client)
+            return load_model(self._trained, self._source, client=client)
         if self._trained is not None:
             return self._trained.build(client)
         raise ConfigError(

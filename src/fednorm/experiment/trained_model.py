@@ -24,7 +24,8 @@ from fednorm.core.messages import ClientState, ServerState
 from fednorm.core.task import Task, export
 from fednorm.core.types import ClientId, Tensors
 from fednorm.errors import ConfigError
-from fednorm.experiment.build import ModelSource, PreparedRun
+from fednorm.experiment.build import PreparedRun
+from fednorm.experiment.model_object import OBJECT, ModelSource
 from fednorm.experiment.schema.specs import create_entry
 from fednorm.models import MODELS, create_model
 from fednorm.nn.copies import copy_model
@@ -95,7 +96,8 @@ def fold_clients(
 
 def _describe(prepared: PreparedRun, network: nn.Module, personal: tuple[str, ...]) -> ModelHeader:
     experiment, task = prepared.experiment, prepared.task
-    named = prepared.setup.ours or ":" in experiment.model.name
+    own = experiment.model.name.startswith(OBJECT)
+    named = prepared.setup.ours or (":" in experiment.model.name and not own)
     return ModelHeader(
         strategy=prepared.entry.strategy,
         fields=asdict(task.strategy),  # type: ignore[call-overload]  # a dataclass
