@@ -12,7 +12,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 SHARED_NAMES = {"base.py", "__init__.py"}
 REGISTRIES = {"strategies", "algorithms"}  # a file for every method, however many there are
-MOST_FILES, MOST_LINES, MOST_IN_A_FOLDER = 6.6, 400, 15  # files: in 1000 lines
+MOST_FILES, MOST_LINES, MOST_IN_A_FOLDER = 6.9, 400, 15  # files: in 1000 lines
 
 # Verbs whose base form ends as a participle does.
 BASE_FORMS = {"embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed", "succeed"}
@@ -111,9 +111,8 @@ def test_class_names_are_unique():
 
 
 def test_there_are_not_too_many_files():
-    counted = [path for path in FILES if path.parent.name not in REGISTRIES]
-    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in counted)
-    assert len(counted) <= MOST_FILES * lines / 1000
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in FILES)
+    assert len(FILES) <= MOST_FILES * lines / 1000
 
 
 def test_no_file_is_too_long():
