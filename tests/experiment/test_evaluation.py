@@ -238,7 +238,7 @@ def test_the_command_and_a_file_can_ask_for_it(tmp_path):
     )
     assert one == other
     assert one["accuracy"] == pytest.approx(one["weighted"])
-    help_text = CliRunner().invoke(app, ["compare", "--help"], env={"COLUMNS": "200"}).output
+    help_text = CliRunner().invoke(app, ["list", "keys"], env={"COLUMNS": "200"}).output
     assert "on all test samples" in " ".join(help_text.split())
 
 

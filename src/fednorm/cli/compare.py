@@ -93,8 +93,8 @@ def compare(  # noqa: PLR0913 (each option is one choice)
         typer.Option(
             "--tune",
             metavar="KEY=VALUE,…",
-            help="values from which each strategy gets its best, chosen on validation data, "
-            "e.g. lr=0.01,0.05,0.1",
+            help="each strategy at its best value on validation data",
+            autocompletion=complete_setting,
         ),
     ] = None,
     out: Out = None,

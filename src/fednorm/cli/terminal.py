@@ -28,7 +28,7 @@ _GROUPS = {
         "client_dropout",
     ),
     "Machine": ("device", "threads", "workers"),
-    "Files": ("config", "settings", "swept", "out", "checkpoint_every", "resume", "fresh"),
+    "Files": ("config", "settings", "swept", "tuned", "out", "checkpoint_every", "resume", "fresh"),
 }
 _MANY = 30  # options, with which the help is to fit on a screen
 _GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names}

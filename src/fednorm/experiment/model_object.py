@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from fednorm.core.task import isolated_rng
-from fednorm.nn.copies import copy_model
+from fednorm.errors import ConfigError, ConversionError
+from fednorm.nn.copies import copy_model, refuse_uncopyable
 
 ModelSource: TypeAlias = nn.Module | Callable[[], nn.Module]
 OBJECT = "object:"  # begins the name of a model that no configuration can make
@@ -33,7 +34,11 @@ def describe_object(model: ModelSource) -> dict[str, str]:
     >>> describe_object(nn.Linear(1, 1))["name"]
     'object:torch.nn.modules.linear.Linear'
     """
-    made = make_from_object(model, 0)
+    try:
+        made = make_from_object(model, 0)
+        refuse_uncopyable(made)
+    except ConversionError as error:
+        raise ConfigError(f"the model cannot be used: {error}") from error
     kind = type(made)
     return {
         "name": f"{OBJECT}{kind.__module__}.{kind.__qualname__}",
