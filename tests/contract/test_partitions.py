@@ -46,7 +46,9 @@ def test_is_a_frozen_dataclass_with_explained_fields(name):
 def test_all_are_listed_by_the_command():
     result = CliRunner().invoke(app, ["list", "partitions"])
     assert result.exit_code == 0
-    listed = {re.match(r"\w+", line.split()[0]).group() for line in result.output.splitlines() if line}
+    listed = {
+        re.match(r"\w+", line.split()[0]).group() for line in result.output.splitlines() if line
+    }
     assert PARTITIONS.keys() <= listed
 
 

@@ -3,13 +3,16 @@
 This module gathers the values; `report.html.j2` turns them into HTML and escapes all text.
 """
 
+import csv
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
+from io import StringIO
 from typing import Any
 
+import tomli_w
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from fednorm.experiment.results import Comparison, FigureResult, PanelResult
@@ -31,7 +34,6 @@ from fednorm.report.curves import (
     render_final_values,
     render_panel,
 )
-from fednorm.report.downloads import list_downloads
 from fednorm.report.format import (
     capitalize,
     flatten,
@@ -57,6 +59,7 @@ from fednorm.report.tables import (
     STRATEGY,
     compare_accuracies,
     compare_exchanges,
+    fill_rows,
     group_rows,
     list_columns,
     write_caption,
@@ -300,3 +303,60 @@ def _describe_setup(figure: FigureResult) -> dict[str, Any]:
         "panel_configs": [(p.title, values) for p, values in zip(figure.panels, own, strict=True)],
         "versions": {"seeds": ", ".join(map(str, seeds)) or "none", **versions},
     }
+
+
+# Downloads: the page works without a network, so its files are part of it.
+_BY_ROUND = ("panel", "strategy", "seed", "round", "accuracy", "loss", "train_loss")
+
+
+def list_downloads(figure: FigureResult, *, png: bytes, svg: str) -> dict[str, str]:
+    """Return the links by file name; a figure that is not given has none."""
+    contents: dict[str, tuple[str, bytes]] = {
+        "results.csv": ("text/csv", _write_results(figure).encode()),
+        "curves.csv": ("text/csv", _write_curves(figure).encode()),
+        "curves.svg": ("image/svg+xml", svg.encode()),
+        "curves.png": ("image/png", png),
+    }
+    if len(figure.panels) == 1:
+        config = tomli_w.dumps(_drop_missing(figure.panels[0].comparison.config))
+        contents["config.toml"] = ("application/toml", config.encode())
+    return {
+        name: f"data:{kind};base64,{b64encode(content).decode()}"
+        for name, (kind, content) in contents.items()
+        if content
+    }
+
+
+def _write_results(figure: FigureResult) -> str:
+    rows = [
+        {"panel": panel.title, **row}
+        for panel in figure.panels
+        for row in fill_rows(panel.comparison)
+    ]
+    return _write_csv(list(dict.fromkeys(key for row in rows for key in row)), rows)
+
+
+def _write_curves(figure: FigureResult) -> str:
+    """Write every evaluation of every run; accuracies are fractions, unrounded."""
+    values = (
+        (panel.title, run.strategy, run.seed, e.round, e.accuracy, e.loss, e.train_loss)
+        for panel in figure.panels
+        for run in panel.comparison.runs
+        for e in run.history
+    )
+    return _write_csv(_BY_ROUND, (dict(zip(_BY_ROUND, row, strict=True)) for row in values))
+
+
+def _write_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    text = StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _drop_missing(value: Any) -> Any:
+    """Leave out keys without a value, which TOML cannot write."""
+    if isinstance(value, Mapping):
+        return {key: _drop_missing(item) for key, item in value.items() if item is not None}
+    return [_drop_missing(item) for item in value] if isinstance(value, list | tuple) else value
