@@ -26,6 +26,7 @@ from fednorm.experiment.checkpoint import Checkpoint
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.job import CheckpointPolicy, lock_folder
 from fednorm.experiment.run import Monitor
+from fednorm.experiment.run_folder import open_folder
 from fednorm.experiment.schema.load import build_experiment
 
 SMALL = {
@@ -335,6 +336,21 @@ def test_a_run_killed_at_twenty_random_moments_ends_the_same(tmp_path):
     run_comparison(build_experiment(values), folder=tmp_path / "parts")
     assert killed >= 3  # it had to be interrupted for this to show anything
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
+
+
+def test_a_folder_whose_config_was_not_written_whole_keeps_the_one_before(tmp_path, monkeypatch):
+    chosen = experiment()
+    open_folder(tmp_path, chosen)
+    before = (tmp_path / "config.toml").read_bytes()
+
+    def die(_self, _target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", die)  # the last moment at which a process can be killed
+    with pytest.raises(KeyboardInterrupt):
+        open_folder(tmp_path, chosen)
+    assert (tmp_path / "config.toml").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
 
 
 @pytest.mark.slow

@@ -97,7 +97,8 @@ def open_folder(folder: Path, experiment: Experiment) -> None:
             "choose another --out, or none, which finds a free folder, or start over with --fresh."
         )
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.toml").write_text(to_toml(experiment), encoding="utf-8")
+    with atomic_write(folder / "config.toml") as file:  # an empty one is another experiment
+        file.write(to_toml(experiment).encode())
 
 
 def _list_changes(folder: Path, experiment: Experiment) -> list[str]:
