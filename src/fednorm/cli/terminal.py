@@ -16,12 +16,12 @@ errors = Console(stderr=True)
 
 _GROUPS = {
     "Federation": (
-        *("strategies", "data", "data_dir", "model", "loss", "metrics", "partition", "clients"),
+        *("strategies", "data", "data_dir", "model", "partition", "clients"),
         "participation",
     ),
     "Training and evaluation": (
         *("algorithm", "lr", "momentum", "rounds", "batch_size", "local_steps", "local_epochs"),
-        *("seeds", "eval_every", "evaluate", "diagnose", "callbacks"),
+        *("seeds", "eval_every", "evaluate", "diagnose"),
     ),
     "Faults": (
         *("attack", "attack_target", "byzantine", "aggregator", "statistics_aggregator"),
