@@ -1,4 +1,4 @@
-"""How fast the robust rules are beside byzfl's, on vectors of 1.3 million float32 values.
+"""How fast the robust rules are next to byzfl's, on vectors of 1.3 million float32 values.
 
 Every pass times ours, byzfl on a numpy array and byzfl on a torch tensor, one after the other; the
 ratio is that of the faster of byzfl's two to ours. Pre-aggregations are timed with the mean that
@@ -31,7 +31,7 @@ BYZANTINE = {10: 3, 100: 20}  # of how many clients
 PASSES = 5
 SLOW = 3.0  # seconds; what takes longer is timed once
 
-# A rule of ours, and byzfl's classes for it with their arguments; F stands for f.
+# A rule of ours, and byzfl's classes for it with their arguments; F is f.
 F = object()
 RULES: dict[str, list[tuple[object, ...]]] = {
     "mean": [("Average",)],
@@ -71,7 +71,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def theirs(peer: SimpleNamespace, text: str, vectors: np.ndarray | torch.Tensor) -> float:
-    """Time byzfl on vectors of its own: its clipping overwrites them."""
+    """Time byzfl on separate vectors: its clipping overwrites them."""
     own = vectors.copy() if isinstance(vectors, np.ndarray) else vectors.clone()
     f = BYZANTINE[len(own)]
     stages = [

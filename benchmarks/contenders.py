@@ -22,7 +22,7 @@ from fednorm.experiment.prepare import prepare
 from fednorm.experiment.schema.config import Experiment
 from fednorm.system import count_cores, keep_memory
 
-_LONG = 10_000  # rounds: more than anybody waits for
+_LONG = 10_000  # rounds: longer than any measurement
 
 
 def images(seed: int) -> Dataset:

@@ -3,12 +3,13 @@
     python benchmarks/honest_margin.py            # the largest ratio in honest federations
     python benchmarks/honest_margin.py --figures  # in the published settings, two rounds
     python benchmarks/honest_margin.py --damage   # accuracy with one false client of ten
+    python benchmarks/honest_margin.py --algorithms  # the same of algorithms with a server's state
 
 A reply is rejected if something of it is more than `outlier_factor` times the median over clients,
 and than as many times the server's own scale. The first table has the largest such ratio of every
 kind that occurs in federations that differ as much as they can: one class for each client, other
 images on each, unequal clients, two or three of them, one step and local epochs, and learning
-rates at which training fails. The second one runs attacks of growing size.
+rates at which training fails. The others run attacks of growing size.
 """
 
 import argparse
@@ -30,8 +31,7 @@ from fednorm.experiment.run import run
 from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.load import build_experiment
 from fednorm.experiment.schema.specs import StrategySpec
-from fednorm.reproduce.figure import list_figures
-from fednorm.reproduce.scale import scale_figure
+from fednorm.reproduce.figure import list_figures, scale_figure
 
 Largest = dict[str, tuple[float, str]]
 SMALL = {"name": "resnet", "widths": [4, 6]}
@@ -127,6 +127,12 @@ def scale_update(factor: float, reply: Reply) -> Reply:
     return replace(reply, update={name: -factor * t for name, t in reply.update.items()})
 
 
+def scale_all(factor: float, reply: Reply) -> Reply:
+    """Return a reply whose update and control variates are opposite, `factor` times as long."""
+    momentum = {name: -factor * t for name, t in reply.momentum.items()}
+    return replace(scale_update(factor, reply), momentum=momentum)
+
+
 def shift_means(factor: float, reply: Reply) -> Reply:
     """Return a reply whose means are `factor` times the layer's root mean square too large."""
     stats = {}
@@ -152,10 +158,12 @@ ROUNDS, FALSE = 100, 3  # the number of the false client
 Change = Callable[[Reply], Reply]
 
 
-def run_attacked(strategy: str, change: Change | None, first: int, guard: float) -> str:
+def run_attacked(
+    strategy: str, change: Change | None, first: int, guard: float, **more: object
+) -> str:
     """Return the final accuracy with one false client, and how many of its replies are rejected."""
     settings = {"strategies": [strategy], "clients": 10, "partition": "gamma=0.3", "rounds": ROUNDS}
-    experiment = build_experiment({**COMMON, **settings, "outlier_factor": guard})
+    experiment = build_experiment({**COMMON, **settings, "outlier_factor": guard, **more})
 
     def corrupt(replies: Sequence[Reply], _: object, number: int, **__: object) -> list[Reply]:
         lies = change is not None and (number == first or not first)
@@ -183,12 +191,45 @@ def measure_damage() -> None:
         print(" | ".join([name, f"{size:g}", "on" if guard else "off", *cells]), flush=True)
 
 
+ALGORITHMS: dict[str, dict[str, object]] = {
+    "fedavg": {},
+    "server momentum 0.9": {"server_momentum": 0.9},
+    "server adam": {"server": "adam"},
+    "server yogi": {"server": "yogi"},
+    "server adagrad": {"server": "adagrad", "server_lr": 0.03},
+    "scaffold": {"name": "scaffold"},
+    "fednova": {"name": "fednova"},
+    "feddyn": {"name": "feddyn"},
+}
+LENGTHS = (1.0, 10.0, 100.0, 1e3, 1e5)
+SHORT = 30  # rounds, of five local steps
+
+
+def measure_algorithms() -> None:
+    """Print accuracies of algorithms by the length of a false client's opposite reply."""
+    lengths = " | ".join(f"{length:g}" for length in LENGTHS)
+    print(f"algorithm | strategy | when | none | {lengths}", flush=True)
+    for (name, fields), strategy in itertools.product(ALGORITHMS.items(), ("naive", "fbn")):
+        algorithm = {"name": "fedavg", "lr": 0.05, **fields}
+        more = {"algorithm": algorithm, "local_steps": 5, "rounds": SHORT}
+        run_one = partial(run_attacked, strategy, guard=OUTLIER_FACTOR, **more)
+        honest = run_one(None, 0)
+        lie = scale_all if name == "scaffold" else scale_update
+        for first in (SHORT // 2, 0):
+            cells = [run_one(partial(lie, length), first) for length in LENGTHS]
+            when = "once" if first else "always"
+            print(" | ".join([name, strategy, when, honest, *cells]), flush=True)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--damage", action="store_true", help="run attacks of growing size")
+    parser.add_argument("--algorithms", action="store_true", help="run them on algorithms")
     parser.add_argument("--figures", action="store_true", help="measure the published settings")
     asked = parser.parse_args()
     if asked.damage:
         measure_damage()
+    elif asked.algorithms:
+        measure_algorithms()
     else:
         measure_margin(list_figures_runs() if asked.figures else list_experiments())

@@ -48,7 +48,7 @@ from fednorm.data import Dataset
 CLIENTS, SIZES = 10, (1, 8, 64)
 CLIP, NOISE = 1.0, 1.0
 STEPS = 40  # of Gauss and Newton, through layers that are not linear
-PICTURE = Path(__file__).parents[1] / "docs" / "reconstruct.png"
+IMAGE = Path(__file__).parents[1] / "docs" / "reconstruct.png"
 VIEWS = ("plain", "clipped", "noise", "secure")
 
 
@@ -61,7 +61,7 @@ class Case:
     front: Callable[[int], nn.Module]  # from the number of pixels
     norm: Callable[[int], nn.Module] = nn.BatchNorm1d
     channels: int = 128
-    shown: bool = False  # in the picture
+    shown: bool = False  # in the image
 
 
 def flat_linear(channels: int, *after: nn.Module) -> Callable[[int], nn.Module]:
@@ -253,8 +253,8 @@ def draw(shown: Mapping[str, Mapping[int, Mapping[str, Tensor]]]) -> None:
                 axis.set_title(name, fontsize=9)
         row[0].set_ylabel(f"batch {size}", fontsize=8)
     figure.tight_layout(pad=0.4)
-    figure.savefig(PICTURE, dpi=90)
-    print(f"{PICTURE.name}: {PICTURE.stat().st_size} bytes")
+    figure.savefig(IMAGE, dpi=90)
+    print(f"{IMAGE.name}: {IMAGE.stat().st_size} bytes")
 
 
 def main() -> None:

@@ -4,7 +4,7 @@
     python benchmarks/scaling.py --strategies naive,fbn,fedbn --rounds 20
 
 At most 100 clients take part in a round, each with 5 steps on batches of 10 images of 8×8 pixels in
-a small residual network. Every line is a process of its own with one thread: seconds of processor
+a small residual network. Every line is a separate process with one thread: seconds of processor
 time per client and round (the median round), the memory that the run takes beyond what the process
 and the data take, what a client sends and receives in a round, and the time relative to `naive`.
 """
@@ -21,7 +21,7 @@ HELD = 20  # images of a client
 
 
 def images(seed: int) -> object:
-    """Return so many images that every client has its share."""
+    """Return `HELD` images for each client."""
     import torch  # noqa: PLC0415 (the parent needs none of it)
 
     from fednorm.data import Dataset  # noqa: PLC0415

@@ -4,7 +4,7 @@
     python benchmarks/simulators.py --work C --passes 9
     make peers && python benchmarks/simulators.py --peers
 
-Every contender is a process of its own. A pass is one round of each, one after the other; what is
+Every contender is a separate process. A pass is one round of each, one after the other; what is
 printed are medians of the ratios within a pass, because machines are noisy. The reference is the
 faster one of one thread and all threads. Peers that are installed run their rounds in one go,
 before and after the passes.
@@ -48,7 +48,7 @@ class Contender:
         self.memory = 0.0
 
     def round(self, rounds: int = 1) -> float:
-        """Make so many rounds; return the median of their seconds."""
+        """Make `rounds` rounds; return the median of their seconds."""
         self.process.stdin.write(f"{rounds}\n")
         self.process.stdin.flush()
         seconds, self.memory = map(float, self.process.stdout.readline().split())

@@ -53,7 +53,7 @@ def tensors(work: Work) -> tuple[Tensor, Tensor]:
 def network(work: Work) -> nn.Module:
     """Return the model of a work, in plain torch."""
     if work.model != "cnn":
-        from fednorm.models import create_model  # noqa: PLC0415 (peers have small models of their own)
+        from fednorm.models import create_model  # noqa: PLC0415 (peers have their small models)
 
         return create_model(work.model, work.shape, 10, seed=0)
     torch.manual_seed(0)

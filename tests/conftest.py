@@ -1,5 +1,6 @@
 """One thread, because tests run side by side and their models are tiny; a machine without data."""
 
+import sys
 import urllib.error
 import urllib.request
 
@@ -7,7 +8,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from fednorm.models import mobilenet_v2
+from fednorm import names
+from fednorm.models import deeplabv3plus
 
 
 def pytest_configure(config):
@@ -33,6 +35,17 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {shares}"))
 
 
+@pytest.fixture(autouse=True)
+def _forget_user_modules(tmp_path_factory):
+    """Let no test know the modules that another one imported from its folder."""
+    before, folders = set(sys.modules), str(tmp_path_factory.getbasetemp())
+    yield
+    for name in sys.modules.keys() - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(folders):
+            del sys.modules[name]
+    names.user_directories.clear()
+
+
 @pytest.fixture
 def narrow_networks(monkeypatch):
     """Make the published networks narrow: all their layers, with few channels each."""
@@ -41,9 +54,9 @@ def narrow_networks(monkeypatch):
     monkeypatch.setattr("fednorm.models.deeplabv3plus.WIDTH", 32)
     monkeypatch.setattr("fednorm.models.deeplabv3plus.LOW_WIDTH", 8)
     stages = ((1, 16), (2, 24), (2, 16), (2, 16), (2, 16), (2, 24), (2, 320))
-    known = zip(stages, mobilenet_v2.STAGES, strict=True)
+    known = zip(stages, deeplabv3plus.STAGES, strict=True)
     narrow = tuple((*new, depth, stride) for new, (*_, depth, stride) in known)
-    monkeypatch.setattr(mobilenet_v2, "STAGES", narrow)
+    monkeypatch.setattr(deeplabv3plus, "STAGES", narrow)
 
 
 @pytest.fixture

@@ -1,90 +1,23 @@
 """Clients and models for tests: small, seeded, far from identically distributed."""
 
 import copy
-from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from fednorm.algorithms import create_algorithm
-from fednorm.core.messages import Batches, ClientState
+from fednorm.contract.training import CLASSES, SHAPE, ToyClients, nested_model
+from fednorm.core.messages import ClientState
 from fednorm.core.round import broadcast, client_round, server_round
 from fednorm.core.task import Task
 from fednorm.engines import ENGINES
 from fednorm.engines.base import NO_FAULTS, EngineRun
 from fednorm.engines.loop import rounds
 from fednorm.engines.processes import ProcessEngine
-from fednorm.models import create_model
 from fednorm.strategies import create_strategy
 
-SHAPE, CLASSES = (1, 8, 8), 4
-
-
-def nested_model(seed=0):
-    """Residual net in float64 with BatchNorm in blocks and in a downsample path."""
-    return create_model("resnet", SHAPE, CLASSES, seed, widths=(4, 6)).double()
-
-
-@dataclass(frozen=True)
-class ToyClients:
-    """Clients whose data differ in mean and scale; client i's batches have sizes[i] samples."""
-
-    sizes: tuple[int, ...] = (5, 5, 5)
-    steps: int = 1
-    absent: dict = field(default_factory=dict)  # round -> clients that do not take part
-    shape: tuple[int, ...] = SHAPE
-    classes: int = CLASSES
-    broken: frozenset = frozenset()  # clients whose data are no numbers
-
-    @property
-    def clients(self):
-        return len(self.sizes)
-
-    def all(self):
-        return list(range(self.clients))
-
-    def all_batches(self, client):
-        return Batches(client, self._all_batches(client), 3 * self.sizes[client])
-
-    def _all_batches(self, client):
-        rounds = (101, 102, 103)
-        return [self._batch(client, self._generator(client, round_)) for round_ in rounds]
-
-    @staticmethod
-    def _generator(client, round_):
-        return torch.Generator().manual_seed(1000 * round_ + client)
-
-    def participants(self, round_):
-        gone = self.absent.get(round_, ())
-        return [client for client in range(self.clients) if client not in gone]
-
-    def batches(self, client, round_):
-        generator = self._generator(client, round_)
-        steps = [self._batch(client, generator) for _ in range(self.steps)]
-        size = self.sizes[client]
-        return Batches(
-            client,
-            steps,
-            size * self.steps,
-            seed=round_ * 100 + client,
-            all_data=self._all_batches(client),
-            batch_sizes=(size,) * self.steps,
-        )
-
-    def _batch(self, client, generator):
-        size = self.sizes[client]
-        x = torch.randn(size, *self.shape, generator=generator, dtype=torch.float64)
-        y = torch.randint(self.classes, (size,), generator=generator)
-        spoilt = float("nan") if client in self.broken else 0.0
-        return x * (1 + client) + 2 * client + spoilt, y
-
-    def test(self, client):
-        return self.batches(client, 999).steps[:1]
-
-    def union(self, round_):
-        parts = [self.batches(c, round_).steps[0] for c in self.participants(round_)]
-        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+__all__ = ["CLASSES", "SHAPE", "ToyClients", "nested_model"]
 
 
 def task_of(name, algorithm, *, model=None, count=20, **fields):

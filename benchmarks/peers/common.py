@@ -49,7 +49,7 @@ def with_statistics_as_parameters(model: nn.Module) -> nn.Module:
 def prepare_torchvision() -> None:
     """Let torchvision be imported without its kernels, which no peer needs here.
 
-    From PyPI it is built for CUDA; beside a CPU build of torch it lacks two operators.
+    From PyPI it is built for CUDA; next to a CPU build of torch it lacks two operators.
     """
     try:
         importlib.import_module("torchvision")

@@ -1,6 +1,6 @@
 """What Flower's clients do; the work is named by the environment variable FEDNORM_WORK.
 
-In a module of its own: ray sends what it finds in the main script by value, with every message,
+In a separate module: ray sends what it finds in the main script by value, with every message,
 and clients could keep nothing from one message to the next.
 """
 

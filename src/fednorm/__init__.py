@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from fednorm.data import list_datasets, load_dataset
     from fednorm.data.partition import create_partition, list_partitions, partition
     from fednorm.engines.calibration import calibrate
+    from fednorm.experiment.callbacks import create_callback, list_callbacks
+    from fednorm.experiment.callbacks.base import Callback
     from fednorm.models import create_model, list_models
     from fednorm.nn.folding import fold
     from fednorm.strategies import convert, create_strategy, list_strategies
@@ -38,6 +40,7 @@ __version__: str  # read from the installed package when it is asked for
 __all__ = [
     "Batches",
     "Broadcast",
+    "Callback",
     "Claim",
     "ClientState",
     "FednormError",
@@ -54,6 +57,7 @@ __all__ = [
     "create_aggregator",
     "create_algorithm",
     "create_attack",
+    "create_callback",
     "create_model",
     "create_partition",
     "create_strategy",
@@ -65,6 +69,7 @@ __all__ = [
     "list_aggregators",
     "list_algorithms",
     "list_attacks",
+    "list_callbacks",
     "list_datasets",
     "list_models",
     "list_partitions",
@@ -92,6 +97,8 @@ _find_export = export_lazily(
         "fednorm.data": "list_datasets load_dataset",
         "fednorm.data.partition": "create_partition list_partitions partition",
         "fednorm.engines.calibration": "calibrate",
+        "fednorm.experiment.callbacks": "create_callback list_callbacks",
+        "fednorm.experiment.callbacks.base": "Callback",
         "fednorm.models": "create_model list_models",
         "fednorm.nn.folding": "fold",
         "fednorm.strategies": "convert create_strategy list_strategies",

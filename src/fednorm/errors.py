@@ -67,6 +67,10 @@ class NoUsableReplyError(FednormError):
         self.round, self.rejected, self.good = round_, tuple(rejected), good
 
 
+class CallbackError(FednormError):
+    """A callback that failed; the message names it, the run and the round."""
+
+
 class WorkerError(FednormError):
     """Worker processes that keep dying over the same work."""
 
@@ -80,6 +84,15 @@ class MissingFlowerError(ConfigError, ImportError):
         )
 
 
+class MissingPandasError(ConfigError, ImportError):
+    """pandas, an optional dependency, is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            'to_pandas needs pandas, which is not installed; pip install "fednorm[pandas]".'
+        )
+
+
 class DiskError(FednormError):
     """A file of a run that could not be written; the message says what is left, or what to do."""
 
@@ -90,6 +103,10 @@ class SimulationError(FednormError):
 
 class NoNodesError(FednormError):
     """A run for which no node appeared."""
+
+
+class ContractError(FednormError):
+    """What a class of yours does that its kind must not do, and what to change."""
 
 
 class TooFewClientsError(FednormError, ValueError):

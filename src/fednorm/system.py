@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 import platform
 import secrets
@@ -18,7 +19,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
-from fednorm.errors import ConfigError, DamagedDataError
+from fednorm.errors import ConfigError, DamagedDataError, DiskError
 
 try:
     import fcntl
@@ -26,6 +27,7 @@ except ImportError:  # on Windows, where an open file cannot be removed anyway
     fcntl = None  # type: ignore[assignment]
 
 _PACKAGES = ("fednorm", "torch", "numpy")
+_FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk, or of what a user may have there
 
 
 def count_cores() -> int:
@@ -91,13 +93,34 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """
     partial = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     try:
-        with partial.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        with explain_full_disk(path.parent):
+            with partial.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def explain_full_disk(folder: Path) -> Iterator[None]:
+    """Let the error of a full disk name the folder that the block writes to.
+
+    >>> with explain_full_disk(Path("results/ours")):
+    ...     raise OSError(errno.ENOSPC, "No space left on device")
+    Traceback (most recent call last):
+    fednorm.errors.DiskError: 'results/ours' cannot be written to: No space left on device; ...
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise DiskError(
+            f"{str(folder)!r} cannot be written to: {error.strerror}; make room and give the same "
+            "command again."
+        ) from error
 
 
 @contextmanager
@@ -139,11 +162,6 @@ class TemporaryFolder:
         # Only with this name it can be a leftover.
         self.path = new.rename(new.with_name(new.name.removeprefix(".")))
         self.remove = weakref.finalize(self, _remove_folder, self.path, lock)
-
-    @property
-    def token(self) -> str:
-        """The part of its name that no other folder has."""
-        return self.path.name.removeprefix(OURS)
 
 
 def remove_leftovers() -> None:

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS, create_aggregator
-from fednorm.aggregators.columns import sorting_network
-from fednorm.aggregators.rows import Vectors
+from fednorm.aggregators.rows import Vectors, sorting_network
 from fednorm.core.random_streams import Stream
 
 F = 3

@@ -12,8 +12,8 @@ from fednorm import ClientState, Moments, broadcast, client_round, pool, server_
 from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import create_algorithm
 from fednorm.core.aggregation import combine_tensors, weighted_mean
-from fednorm.core.merge import MergeInput, average, ema_update, pool_statistics
 from fednorm.core.messages import LayerStats, RunningStats
+from fednorm.core.strategy import MergeInput, average, ema_update, pool_statistics
 from fednorm.errors import TooFewClientsError
 from support import ToyClients, task_of
 

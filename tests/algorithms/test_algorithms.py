@@ -1,11 +1,14 @@
 """Training algorithms against plain torch."""
 
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from fednorm import algorithms
 from fednorm.algorithms import create_algorithm
 from fednorm.algorithms.base import learning_rate
 from fednorm.engines.loop import rounds
@@ -182,3 +185,11 @@ def test_dsgd_with_personal_parameters_only():
     result = last(task, ToyClients(sizes=(4, 4)), 2)
     assert not result.replies[0].update
     assert torch.equal(result.state.weights["1.weight"], model[1].weight)
+
+
+def test_the_bases_of_own_algorithms_are_where_the_documentation_says():
+    page = Path(__file__).parents[2] / "docs/plugins.md"
+    (row,) = re.findall(r"^\| `algorithm` .*$", page.read_text(), re.MULTILINE)
+    bases = re.findall(r"`([A-Z]\w+)`", row)
+    assert {"FedAvg", "DSGD", "SGD"} <= set(bases)
+    assert all(hasattr(algorithms, base) for base in bases)

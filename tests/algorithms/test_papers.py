@@ -4,7 +4,7 @@ Softmax regression, whose gradient is written out; clients differ in data, batch
 and some are absent.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -17,6 +17,7 @@ from algorithms import plain_federated as plain
 from fednorm.algorithms import ALGORITHMS, create_algorithm
 from fednorm.core.messages import Batches
 from fednorm.core.task import Task
+from fednorm.engines.base import train_clients
 from fednorm.engines.loop import rounds
 from fednorm.strategies import create_strategy
 
@@ -148,6 +149,28 @@ def test_scaffold(server_lr):
     np.testing.assert_allclose(kept["c"], np.mean(kept["controls"], 0), rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", ["scaffold", "feddyn"])
+def test_a_rejected_reply_moves_nothing_that_its_client_keeps(name):
+    def damage(received, state, batches):
+        results, answers = train_clients(task, received, state, batches)
+        results = [
+            (replace(reply, loss="none") if (reply.client, received.round) == (1, 2) else reply, s)
+            for reply, s in results
+        ]
+        return results, answers
+
+    task = build_task(name)
+    before, refused, *_, end = rounds(task, CLIENTS, ROUNDS, train=damage)
+    assert [one.client for one in refused.rejected] == [1]
+    after, earlier = (flatten(r.client_states[1].optimizer) for r in (refused, before))
+    np.testing.assert_array_equal(after, earlier)
+    if name == "feddyn":
+        return
+    # The shared control variate is still the mean of the clients'.
+    mean = np.mean([flatten(end.client_states[c].optimizer) for c in range(3)], 0)
+    np.testing.assert_allclose(flatten(end.state.momentum), mean, rtol=0, atol=1e-10)
+
+
 def test_control_variates_with_momentum_are_means_of_gradients():
     """Weighted as the gradients are in the change of weights."""
     task = build_task("scaffold", momentum=0.8)
@@ -238,7 +261,7 @@ def test_as_users_run_it(name):
     [
         ("fedprox", {"mu": -1.0}, "mu must be 0 or more"),
         ("feddyn", {"alpha": 0.0}, "alpha must be positive"),
-        ("feddyn", {"server": "adam"}, "feddyn has a server step"),
+        ("feddyn", {"server": "adam"}, "feddyn defines the server step"),
         ("feddyn", {"momentum_state": "local"}, "use momentum_state = 'reset'"),
         ("scaffold", {"optimizer": "adam"}, "use optimizer = 'sgd'"),
         ("fednova", {"momentum_state": "global", "momentum": 0.9}, "momentum_state = 'reset'"),

@@ -18,7 +18,7 @@ from fednorm.attacks import (
     choose_byzantine,
     create_attack,
 )
-from fednorm.attacks.alie import choose_z
+from fednorm.attacks.omniscient import choose_z
 from support import ToyClients, task_of
 
 BYZANTINE = frozenset({1, 4})

@@ -296,3 +296,25 @@ def test_ctrl_c_during_imports_is_one_sentence(tmp_path):
     assert err.splitlines() == [
         "Interrupted; the same command starts again and keeps what is finished."
     ]
+
+
+@pytest.mark.slow
+def test_run_trains_on_a_folder_with_what_it_holds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = "--strategies gn,fbn --clients 3 --seeds 1 --rounds 3 --callback tensorboard"
+    plain = {"TensorBoard.on_start": lambda *_: None, "TensorBoard.on_round": lambda *_: None}
+    for name, function in plain.items():
+        monkeypatch.setattr(f"fednorm.experiment.callbacks.loggers.{name}", function)
+    assert inside("compare", *options.split()).exit_code == 0
+    (folder,) = (tmp_path / "results").glob("compare-*")
+    found = inside("run", "results/latest", "--extend", "5", "--workers", "1")
+    assert found.exit_code == 0, found.output
+    runs = json.loads((folder / "results.json").read_text())["runs"]
+    assert [r["rounds"] for r in runs] == [5, 5]
+    held = (folder / "config.toml").read_text()
+    assert "rounds = 5" in held
+    assert "tensorboard" in held
+    found = inside("run", "results/latest", "--extend", "4")
+    assert found.exit_code != 0
+    assert "not to 4" in str(found.exception)
+    assert inside("run", "results/latest", "--extend", "5", "--fresh").exit_code != 0

@@ -53,6 +53,7 @@ def run(code, *arguments, **environment):
         ("run --help", "--superlink"),
         ("reproduce --help", "--scale"),
         ("doctor --help", "--participation"),
+        ("check --help", "--kind"),
         ("data --help", "get"),
         ("data get --help", "--data-dir"),
         ("--show-completion bash", "_FEDNORM_COMPLETE"),
@@ -71,7 +72,14 @@ def test_a_command_that_tells_something_needs_no_torch(command, answer):
         ("compare --part", ["--participation", "--partition"]),
         ("compare --strategies gn,fixb", ["gn,fixbn"]),
         ("compare --set unseen_c", ["unseen_clients="]),
+        ("compare --set partition=dirichlet_", ["partition=dirichlet_unbalanced="]),
+        ("compare --set algorithm.server_l", ["algorithm.server_lr="]),
+        ("compare --sweep strategy.freeze_r", ["strategy.freeze_round="]),
         ("show strategy gn", ["gn", "gn_ws"]),
+        ("list k", ["keys"]),
+        ("doctor mobile", ["mobilenet_v2"]),
+        ("reproduce fixbn-tableH", ["fixbn-tableH"]),
+        ("export folder --format csv,p", ["csv,pdf", "csv,png"]),
     ],
 )
 def test_shell_completion_needs_no_torch(typed, offered):

@@ -8,6 +8,7 @@ import torch
 
 from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import ALGORITHMS, create_algorithm
+from fednorm.contract import examine_plugin
 from fednorm.core.replies.privacy import Privacy
 from fednorm.core.task import Task
 from fednorm.engines import ENGINES, stacked
@@ -136,3 +137,11 @@ def test_privacy_is_kept_or_refused_by_name(case):
             make()
     else:
         run(make(), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_keeps_the_contract(name):
+    """`fednorm check` calls the same checks."""
+    found = list(examine_plugin(name, "algorithm", fast=True))
+    assert [one for one in found if one.problem] == []

@@ -1,7 +1,6 @@
 """Every registered attack, with every target, on strategies of every kind."""
 
 import dataclasses
-import importlib
 import inspect
 import re
 
@@ -11,13 +10,13 @@ import torch
 from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS, create_aggregator
 from fednorm.algorithms import create_algorithm
 from fednorm.attacks import ATTACKS, Adversary, DataInfo, create_attack
+from fednorm.contract import CHECKS, examine_plugin
 from fednorm.core.task import Task
 from fednorm.engines.base import Faults, PoisonedClients
 from fednorm.engines.loop import rounds
 from fednorm.strategies import create_strategy
 from support import CLASSES, SHAPE, ToyClients, nested_model
 
-FILES = {"replacement": "model_replacement"}  # the paper's whole word
 every = pytest.mark.parametrize("name", sorted(ATTACKS))
 SPEAKING = ["naive", "fbn", "dualbn", "hbn"]  # clients report statistics in every round
 SILENT = ["heterofl", "fedbn", "gn"]
@@ -34,13 +33,19 @@ def test_is_a_frozen_dataclass_with_explained_fields(name):
 
 
 @every
-def test_has_a_file_of_its_own_that_names_its_paper(name):
-    module = importlib.import_module(ATTACKS[name].__module__)
-    assert module.__name__.rpartition(".")[2] == FILES.get(name, name)
-    doc = inspect.getdoc(module)
+def test_names_its_paper_and_says_what_a_client_does(name):
+    doc = inspect.getdoc(ATTACKS[name])
     assert re.search(r"arXiv:\d{4}\.\d{4,5}|doi:10\.\d+/\S+", doc)
     assert "Client:" in doc
-    assert len(inspect.getsource(module).splitlines()) < 150
+    assert len(inspect.getsource(ATTACKS[name]).splitlines()) < 150
+
+
+@every
+def test_keeps_the_contract(name):
+    """`fednorm check` calls the same checks."""
+    found = list(examine_plugin(name, "attack"))
+    assert [one for one in found if one.problem] == []
+    assert len(found) > len(CHECKS["attack"])
 
 
 def attacked_run(name, chosen, target, rule="nnm > trimmed_mean"):

@@ -12,7 +12,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 SHARED_NAMES = {"base.py", "__init__.py"}
 REGISTRIES = {"strategies", "algorithms"}  # a file for every method, however many there are
-MOST_FILES, MOST_LINES, MOST_IN_A_FOLDER = 6.9, 400, 15  # files: in 1000 lines
+MOST_FILES, MOST_LINES, MOST_IN_A_FOLDER = 200, 400, 15
 
 # Verbs whose base form ends as a participle does.
 BASE_FORMS = {"embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed", "succeed"}
@@ -23,8 +23,8 @@ IRREGULAR = {
 # A verb before the participle makes a name an order: the participle says of what.
 VERBS = {
     "accumulate", "allocate", "average", "check", "collect", "compare", "count", "describe", "draw",
-    "find", "has", "is", "list", "load", "make", "mark", "normalize", "open", "read", "refuse",
-    "run", "select", "tell", "use", "write",
+    "find", "has", "is", "list", "load", "make", "mark", "normalize", "on", "open", "read",
+    "refuse", "run", "select", "tell", "use", "write",
 }  # fmt: skip
 
 
@@ -111,8 +111,7 @@ def test_class_names_are_unique():
 
 
 def test_there_are_not_too_many_files():
-    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in FILES)
-    assert len(FILES) <= MOST_FILES * lines / 1000
+    assert len(FILES) <= MOST_FILES
 
 
 def test_no_file_is_too_long():

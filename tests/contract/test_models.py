@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from typer.testing import CliRunner
 
 from fednorm.cli import app
+from fednorm.contract import CHECKS, examine_plugin
 from fednorm.errors import ConversionError
 from fednorm.models import MODELS, create_model
 from fednorm.strategies import STRATEGIES, create_strategy
@@ -73,15 +74,11 @@ def test_takes_images_and_returns_logits(name, shape):
 
 @pytest.mark.slow
 @every
-def test_every_parameter_gets_a_gradient(name):
-    model = create_model(name, SHAPE, CLASSES, seed=0)
-    scores = model(torch.randn(8, *SHAPE, generator=torch.Generator().manual_seed(0)))
-    torch.nn.functional.cross_entropy(
-        scores, torch.arange(8).view(8, *[1] * (scores.dim() - 2)).expand_as(scores[:, 0]) % CLASSES
-    ).backward()
-    for path, parameter in model.named_parameters():
-        assert torch.isfinite(parameter.grad).all(), path
-        assert parameter.grad.any(), path
+def test_keeps_the_contract(name):
+    """`fednorm check` calls the same checks."""
+    found = list(examine_plugin(name, "model"))
+    assert [one for one in found if one.problem] == []
+    assert len(found) > len(CHECKS["model"])
 
 
 @pytest.mark.slow
@@ -96,28 +93,6 @@ def test_the_seed_alone_decides_the_weights(name):
     other = create_model(name, (1, 16, 16), 10, seed=4).state_dict()
     assert all(torch.equal(first[key], second[key]) for key in first)
     assert any(not torch.equal(first[key], other[key]) for key in first)
-
-
-@pytest.mark.slow
-@every
-def test_a_saved_model_loads_strictly_and_says_the_same(name):
-    model, other = (
-        create_model(name, SHAPE, CLASSES, seed=0),
-        create_model(name, SHAPE, CLASSES, seed=1),
-    )
-    x = torch.randn(2, *SHAPE)
-    with torch.no_grad():
-        model(x)  # so that running statistics are other than at the start
-        other.load_state_dict(model.state_dict(), strict=True)
-        assert torch.equal(other.eval()(x), model.eval()(x))
-
-
-@every
-def test_a_sample_is_scored_by_itself(name):
-    model = plain(name).eval()
-    x = torch.randn(4, *SHAPE)
-    with torch.no_grad():
-        torch.testing.assert_close(model(x)[:1], model(x[:1]))
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in FLAT])

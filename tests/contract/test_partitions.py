@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from typer.testing import CliRunner
 
 from fednorm.cli import app
-from fednorm.data.partition import PARTITIONS, create_partition, partition
+from fednorm.contract import CHECKS
+from fednorm.contract.components import check_single_use
+from fednorm.data.partition import PARTITIONS, partition
 from generated import partition_problems
 
 VALUE = 0.75  # of a partition that needs one
@@ -57,13 +59,14 @@ def test_all_are_listed_by_the_command():
 @given(problem=partition_problems())
 def test_every_sample_has_exactly_one_client(name, problem):
     labels, groups, clients, seed = problem
-    parts = split(name, labels, clients, seed, groups)
-    assert len(parts) == clients
-    assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
-    for part in parts:
-        assert part.dtype == np.int64
-        assert len(part) > 0
-        assert (np.diff(part) > 0).all()
+    check_single_use(text_of(name), labels, groups, clients, seed)
+
+
+@every
+def test_keeps_the_contract(name):
+    """`fednorm check` calls the same checks."""
+    for check in CHECKS["partition"]:
+        check(text_of(name))
 
 
 @every
@@ -91,20 +94,6 @@ def test_tensors_lists_and_arrays_are_the_same_labels(name):
 
 
 @every
-def test_labels_and_groups_are_left_alone(name):
-    labels, groups = np.arange(60) % 3, np.arange(60) % 7
-    split(name, labels, 3, groups=groups)
-    assert np.array_equal(labels, np.arange(60) % 3)
-    assert np.array_equal(groups, np.arange(60) % 7)
-
-
-@every
-def test_an_only_client_has_everything(name):
-    (part,) = split(name, np.arange(20) % 2, 1)
-    assert part.tolist() == list(range(20))
-
-
-@every
 def test_each_sample_may_have_its_client(name):
     parts = split(name, np.zeros(6, dtype=int), 6)
     assert sorted(part.tolist() for part in parts) == [[i] for i in range(6)]
@@ -123,15 +112,3 @@ def test_more_clients_than_samples_are_refused_with_a_way_out(name, clients):
 def test_no_clients_are_refused(name, clients):
     with pytest.raises(ValueError, match=f"'{name}.*at least 1 client, but got {clients}"):
         split(name, np.zeros(6, dtype=int), clients)
-
-
-@every
-def test_what_a_client_sees_has_the_shape_and_type_of_the_samples(name):
-    x = torch.rand(4, 3, 9, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    before, rule = x.clone(), create_partition(text_of(name))
-    for client in range(3):
-        seen = rule.transform(x, client, 3, seed=0)
-        assert seen.shape == x.shape
-        assert seen.dtype is x.dtype
-        assert torch.equal(seen, rule.transform(x, client, 3, seed=0))
-    assert torch.equal(x, before)

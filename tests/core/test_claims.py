@@ -162,6 +162,45 @@ def test_outrageous_momentum_is_rejected():
     )
 
 
+@pytest.mark.parametrize("size", [1e30, float("nan"), float("inf")])
+def test_an_outrageous_control_variate_is_rejected(size):
+    """It would stay in the server's, and so in every client's gradients."""
+    clients = ToyClients(sizes=(5, 7, 4, 6))
+    assert_rejected(
+        task_of("gn", create_algorithm("scaffold", lr=0.05)),
+        clients,
+        lambda reply: replace(reply, momentum={n: t + size for n, t in reply.momentum.items()}),
+        "momentum" if size == 1e30 else "is not finite",
+    )
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn"])
+@pytest.mark.parametrize("clients", [1e9, -1e9, float("nan"), float("inf"), "x", None, 2])
+def test_a_client_is_one_client(name, clients):
+    """Both algorithms add up changes of all clients by the number of those that replied."""
+    assert_rejected(
+        replace(task_of("gn", create_algorithm(name, lr=0.05)), clients=4),
+        ToyClients(sizes=(5, 7, 4, 6)),
+        lambda reply: replace(reply, clients=clients),
+        f"it says that it is of {clients!r} clients",
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "momentum", "most"), [(3, 0.0, "3"), (1, 0.0, "1"), (3, 0.9, "5.61")]
+)
+@pytest.mark.parametrize("factor", [1.01, 9000.0, 0.1, 0.0, -1.0, -9000.0])
+def test_a_weight_of_steps_that_a_client_cannot_have_taken_is_rejected(
+    steps, momentum, most, factor
+):
+    assert_rejected(
+        task_of("gn", create_algorithm("fednova", lr=0.05, momentum=momentum)),
+        ToyClients(sizes=(5, 7, 4, 6), steps=steps),
+        lambda reply: replace(reply, momentum={n: t * factor for n, t in reply.momentum.items()}),
+        f"but must be from 1 to {most}",
+    )
+
+
 def test_an_outrageous_backward_mean_is_rejected():
     clients = ToyClients(sizes=(5, 7, 4, 6))
     task = task_of("dualbn", **DSGD)

@@ -19,6 +19,7 @@ from support import ToyClients, task_of
 NAN, INF = float("nan"), float("inf")
 JUNK = [None, "much" * 500, [], {}, object(), True, 1j, b"", torch.zeros(2, 3), NAN, -1]
 SPOILT = [{"metrics": None}, {"metrics": []}, {"loss": NAN}, {"loss": "low"}]
+SPOILT += [{"clients": many} for many in (0, -1, 2, 1e300, NAN, *JUNK[:5])]
 
 
 def started(name, step, **fields):
@@ -39,6 +40,9 @@ KINDS = {
         "fixbn", create_algorithm("dsgd", lr=0.05), freeze_round=0, freeze_affine=True
     ),
     "backward": lambda: started("dualbn", create_algorithm("dsgd", lr=0.05)),
+    "control variates": lambda: started("fbn", create_algorithm("scaffold", lr=0.05)),
+    "steps": lambda: started("fbn", create_algorithm("fednova", lr=0.05, server="adam")),
+    "regularizer": lambda: started("fbn", create_algorithm("feddyn", lr=0.05)),
     "cumulative": lambda: started("fbn", create_algorithm("dsgd", lr=0.05), stats_momentum=None),
 }
 
@@ -74,6 +78,16 @@ def spoiled(draw, value):
     flat = value.clone().flatten()
     flat[draw.randrange(len(flat))] = draw.choice([NAN, INF, -INF])
     return flat.view(value.shape)
+
+
+def bad_sent(draw, sent):
+    """Return what an algorithm sends with the update, with something wrong in it."""
+    if not sent:
+        return {"x": torch.zeros(1)}
+    name = draw.choice(list(sent))
+    value = sent[name]
+    wrong = [value[None], value.float(), value.to("meta"), spoiled(draw, value), *JUNK]
+    return {**sent, name: draw.choice(wrong)}
 
 
 def bad_moments(draw, m):
@@ -127,6 +141,7 @@ def malformed(draw, reply):
         lambda: replace(reply, stats=bad_stats(draw, reply)),
         lambda: replace(reply, stats=bad_stats(draw, reply)),
         lambda: replace(reply, momentum=draw.choice([None, 3, {"x": torch.zeros(1)}])),
+        lambda: replace(reply, momentum=bad_sent(draw, reply.momentum)),
         lambda: replace(reply, **draw.choice(SPOILT)),
     ]
     return draw.choice(wrong)()

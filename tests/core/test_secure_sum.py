@@ -137,7 +137,7 @@ def test_the_state_is_that_of_the_replies_up_to_quantisation(name, algorithm):
         replies = collect_replies(task, state, clients)
         plain = server_round(task, state, replies)
         summed = sum_replies(task, state, replies)
-        secure = server_round(task, state, [summed.reply])
+        secure = server_round(replace(task, secure=True), state, [summed.reply])
         assert_within_bounds(task, replies, plain, secure, state)
         examples = [r.examples for r in replies]
         loss = sum(e * r.loss for e, r in zip(examples, replies, strict=True)) / sum(examples)
@@ -179,7 +179,7 @@ def test_the_bound_is_that_of_the_scale(fraction, monkeypatch):
     plain = server_round(task, task.initial_state, replies)
     monkeypatch.setattr(secure_sum, "FRACTION", fraction)
     summed = sum_replies(task, task.initial_state, replies).reply
-    secure = server_round(task, task.initial_state, [summed])
+    secure = server_round(replace(task, secure=True), task.initial_state, [summed])
     bound = 3 * 2.0 ** -(fraction + 1) / sum(r.examples for r in replies)
     means = {
         name: sum(r.examples * r.update[name] for r in replies) / sum(r.examples for r in replies)
@@ -210,7 +210,7 @@ def test_a_calibration_is_that_of_the_answers(name, fields):
     ]
     plain = server_calibration(task, state, answers)
     summed = sum_calibration(task, state, answers)
-    secure = server_calibration(task, state, [summed.reply])
+    secure = server_calibration(replace(task, secure=True), state, [summed.reply])
     for path, running in plain.running.items():
         found = secure.running[path]
         torch.testing.assert_close(found.mean, running.mean, rtol=1e-12, atol=1e-10)
@@ -381,6 +381,7 @@ def test_unequal_steps_move_the_counter_by_their_mean():
         FEDAVG,
         model=nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 4)).double(),
     )
+    task = replace(task, secure=True)
     received = broadcast(task, task.initial_state)
     few, many = (replace(UNEQUAL, steps=steps).batches(i, 1) for i, steps in enumerate((1, 4)))
     replies = [client_round(task, received, ClientState(), own)[0] for own in (few, many)]

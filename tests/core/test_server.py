@@ -7,7 +7,7 @@ import torch
 
 from fednorm import ClientState, Moments, broadcast, client_round, server_round
 from fednorm.algorithms import create_algorithm
-from fednorm.core.exchange import PendingError, answer_exchange
+from fednorm.core.layer import PendingError, answer_exchange
 from fednorm.core.messages import LayerStats
 from fednorm.errors import NonFiniteLossError, NoUsableReplyError
 from support import ToyClients, task_of

@@ -5,7 +5,7 @@ import urllib.request
 
 import pytest
 
-from fednorm.data.download import download
+from fednorm.data.sources import download
 from fednorm.errors import DamagedDataError
 
 

@@ -63,7 +63,7 @@ def test_clients_are_the_writers(halves):
 def test_the_second_time_nothing_is_parsed(halves, monkeypatch):
     root, _ = halves
     first = load_dataset("femnist", 0, root=str(root))
-    monkeypatch.setattr("fednorm.data.datasets.femnist.read_leaf_file", None)
+    monkeypatch.setattr("fednorm.data.datasets.mnist.read_leaf_file", None)
     assert torch.equal(load_dataset("femnist", 0, root=str(root)).x, first.x)
 
 

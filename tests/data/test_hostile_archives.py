@@ -15,7 +15,7 @@ import pytest
 from fednorm.data import load_dataset
 from fednorm.data.datasets.cifar import read_pickle
 from fednorm.data.datasets.mnist import FILES, read_idx_folder, read_keras_file
-from fednorm.data.download import read_member
+from fednorm.data.sources import read_member
 from fednorm.errors import DamagedDataError
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -54,7 +54,7 @@ def test_other_bombs_are_measured_too(tmp_path, monkeypatch):
     write_bomb(tmp_path / "mnist.npz", ["x_train.npy"], GIGABYTE)
     with pytest.raises(DamagedDataError, match=r"x_train\.npy would have 1000000000 bytes"):
         read_keras_file(tmp_path / "mnist.npz")
-    monkeypatch.setattr("fednorm.data.download.MOST_UNPACKED", 10**6)
+    monkeypatch.setattr("fednorm.data.sources.MOST_UNPACKED", 10**6)
     with gzip.open(tmp_path / f"{FILES['x']}.gz", "wb", compresslevel=1) as file:
         file.write(bytes(3 * 10**6))
     with pytest.raises(DamagedDataError, match="bytes unpacked, more than 1000000"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fednorm.data import load_dataset
-from fednorm.errors import UnknownNameError
+from fednorm.errors import ConfigError, UnknownNameError
 
 MODULE = """
 import torch
@@ -46,7 +46,9 @@ def test_mistakes_are_explained(own):
         load_dataset(f"{own}:points", 0, counts=3)
     with pytest.raises(UnknownNameError, match="did you mean 'points'"):
         load_dataset(f"{own}:point", 0)
-    with pytest.raises(TypeError, match=r"must return a fednorm\.data\.Dataset, but returned list"):
+    with pytest.raises(
+        ConfigError, match=r"one \(train, test\) pair per client.* 0 is of type int"
+    ):
         load_dataset(f"{own}:wrong", 0)
     with pytest.raises(ValueError, match="data set 'no_such_module:f' needs module"):
         load_dataset("no_such_module:f", 0)

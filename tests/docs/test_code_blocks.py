@@ -33,17 +33,17 @@ from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.load import build_experiment
 from fednorm.experiment.schema.specs import PrivacySpec
 from fednorm.models import MODELS
-from fednorm.reproduce.figure import Figure, list_figures
-from fednorm.reproduce.scale import scale_figure
+from fednorm.reproduce.figure import Figure, list_figures, scale_figure
 from fednorm.strategies import STRATEGIES
 
 EXCEPTIONS = {
-    ("docs/data.md", "check"): 1,  # a download
+    ("docs/data.md", "check"): 2,  # a download; modules of the user
     ("docs/deploy.md", "check"): 1,  # a running SuperLink
     ("docs/deploy.md", "skip"): 3,  # the SuperLink, its nodes, and their registration
     ("docs/local-epochs.md", "check"): 1,  # CIFAR-10
     ("docs/privacy.md", "check"): 2,  # long benchmarks
     ("docs/results.md", "check"): 1,  # CIFAR-10
+    ("examples/plugin/README.md", "check"): 1,  # a package that is not installed
     ("examples/flower_hospital/README.md", "check"): 1,  # the models of a run
     ("examples/flower_hospital/README.md", "skip"): 2,  # a SuperLink, and machines
     ("examples/flower_quickstart/README.md", "check"): 1,  # 21 runs
@@ -55,6 +55,7 @@ SHORT = {
     "compare": "--set rounds=2 --set seeds=1 --workers 1 --fresh",
     "run": "--set rounds=2 --set seeds=1 --workers 1",
     "doctor": "--batches 1 --budget 1r",
+    "check": "--fast",
     "ring": "--rounds 3",
 }
 SMALL_IMAGES = "--set data.size=16 --set batch_size=4 --set rounds=1"  # for ResNet-18
@@ -86,6 +87,7 @@ REGISTRIES = (
     STRATEGIES, ALGORITHMS, AGGREGATORS, PRE_AGGREGATORS, ATTACKS, PARTITIONS, DATASETS, MODELS,
 )  # fmt: skip
 SHELL = list_blocks("sh")
+(METHODS,) = (block for block in list_blocks("python") if block.text.startswith('"""Methods'))
 
 
 @pytest.fixture
@@ -101,6 +103,7 @@ def folder(tmp_path, monkeypatch, narrow_networks):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "models.py").write_text(MODULE)
+    (tmp_path / "methods.py").write_text(METHODS.text)
     rng = np.random.default_rng(0)
     for place in ("photos", "PACS"):
         for domain in ("art", "cartoon", "photo", "sketch"):
@@ -212,7 +215,7 @@ def test_commands_run(block):
 
 def shorten(name, words):
     """Return options that make a command short: few rounds, samples and channels."""
-    if name not in SHORT or name == "ring":
+    if name not in SHORT or name in {"ring", "check"}:
         return SHORT.get(name, "")
     if "folder" in words:
         return f"{SHORT[name]} {SMALL_IMAGES}"
@@ -235,7 +238,10 @@ def run_shell(block, programs):
 
 
 @pytest.mark.parametrize("block", list_blocks("toml"), ids=str)
-def test_a_toml_block_is_an_experiment(block):
+def test_a_toml_block_is_an_experiment(block, tmp_path, monkeypatch):
+    if "methods:" in block.text:
+        (tmp_path / "methods.py").write_text(METHODS.text)
+        monkeypatch.chdir(tmp_path)
     values = tomllib.loads(block.text)
     if "panels" in values:
         assert scale_figure(Figure.model_validate(values), "full")
@@ -291,6 +297,25 @@ def test_the_example_runs(capsys):
     runpy.run_path(str(ROOT / "examples" / "own_loop.py"), run_name="__main__")
     accuracy = re.fullmatch(r"accuracy after 150 rounds: ([\d.]+)%\n", capsys.readouterr().out)
     assert float(accuracy[1]) > 90
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("text_classification", 60),
+        ("tabular_regression", 50),
+        ("time_series", 80),
+        ("segmentation", 80),
+    ],
+)
+def test_examples_of_own_data_learn(name, least, capsys):
+    source = ROOT / "examples" / f"{name}.py"
+    assert len(source.read_text(encoding="utf-8").splitlines()) < 60
+    runpy.run_path(str(source), run_name="__main__")
+    reached = [float(n) for n in re.findall(r"(-?[\d.]+)%", capsys.readouterr().out)]
+    assert len(reached) >= 3
+    assert max(reached) > least
 
 
 CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]  # the rest is history

@@ -53,7 +53,7 @@ def test_the_recipes_name_every_registry():
     found = re.findall(r"`([A-Z_]+)`(?: or `([A-Z_]+)`)? in `\w[\w/]*/__init__\.py`", PAGE)
     assert {name for pair in found for name in pair if name} == {
         "STRATEGIES", "ALGORITHMS", "AGGREGATORS", "PRE_AGGREGATORS", "ATTACKS", "PARTITIONS",
-        "DATASETS", "MODELS", "ENGINES",
+        "DATASETS", "MODELS", "ENGINES", "CALLBACKS",
     }  # fmt: skip
 
 

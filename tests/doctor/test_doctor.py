@@ -322,7 +322,7 @@ def test_a_model_without_batch_norm_gets_a_warning():
     assert "fbn" not in taking
     assert report.recommendation.strategy == "none"
     assert "0 of 1 normalization layers are BatchNorm" in codes(report)["no_batch_norm"].text
-    assert "needs BatchNorm" in report.clients.unmeasured
+    assert "has no BatchNorm layers" in report.clients.unmeasured
     assert "server_optimizer" not in codes(report)
 
 

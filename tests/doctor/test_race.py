@@ -15,13 +15,14 @@ from typer.testing import CliRunner
 
 from fednorm.api import compare
 from fednorm.cli import app
-from fednorm.data import Dataset, held_out, load_dataset
+from fednorm.data import Dataset, load_dataset
 from fednorm.doctor import Budget, examine, read_budget, show
 from fednorm.doctor import race as racing
 from fednorm.doctor.costs import ExaminedModel
 from fednorm.doctor.findings import Caution, Entrant, Mark, Race, average
 from fednorm.doctor.recommend import judge, write_commands
 from fednorm.errors import ConfigError
+from fednorm.experiment import comparison
 from fednorm.experiment.run import UNWATCHED, Monitor, run
 from fednorm.experiment.schema.load import build_experiment, read_toml
 
@@ -96,7 +97,7 @@ def test_other_budgets_are_refused(text):
 
 
 def test_validation_samples_are_training_samples_that_nobody_trains_on():
-    whole, held = load_dataset("digits", 0), held_out.hold_out({"name": "digits"}, 0)
+    whole, held = load_dataset("digits", 0), comparison.hold_out({"name": "digits"}, 0)
 
     def rows(x):
         return sorted(map(tuple, x.flatten(1).tolist()))
@@ -106,7 +107,7 @@ def test_validation_samples_are_training_samples_that_nobody_trains_on():
     share = torch.bincount(held.y_test) / torch.bincount(whole.y)
     assert share.min() > 0.17
     assert share.max() < 0.23
-    again = held_out.hold_out({"name": "digits"}, 0)
+    again = comparison.hold_out({"name": "digits"}, 0)
     assert torch.equal(held.x_test, again.x_test)
 
 
@@ -114,17 +115,17 @@ def test_no_natural_group_loses_its_only_sample(monkeypatch):
     x, y = torch.randn(60, 2), torch.zeros(60, dtype=torch.int64)
     groups = np.array([*range(30), *([30] * 30)])  # thirty writers of one sample
     whole = Dataset("own", x, y, x, y, 1, groups=groups, groups_test=groups)
-    monkeypatch.setattr(held_out, "load_dataset", lambda *_, **__: whole)
-    held = held_out.hold_out({"name": "own"}, 0)
+    monkeypatch.setattr(comparison, "load_dataset", lambda *_, **__: whole)
+    held = comparison.hold_out({"name": "own"}, 0)
     assert set(held.groups) == set(groups)
     assert set(held.groups_test) == {30}
 
 
 def test_large_data_on_disk_are_thinned(monkeypatch):
     whole = replace(load_dataset("digits", 0), on_disk=True)
-    monkeypatch.setattr(held_out, "load_dataset", lambda *_, **__: whole)
-    monkeypatch.setattr(held_out, "LARGEST", whole.x.nbytes / 4)
-    held = held_out.hold_out({"name": "digits"}, 0)
+    monkeypatch.setattr(comparison, "load_dataset", lambda *_, **__: whole)
+    monkeypatch.setattr(comparison, "LARGEST", whole.x.nbytes / 4)
+    held = comparison.hold_out({"name": "digits"}, 0)
     assert len(held.y) + len(held.y_test) == pytest.approx(len(whole.y) / 4, abs=1)
     assert not held.on_disk
 
@@ -155,7 +156,7 @@ def test_a_run_that_was_paused_is_the_run_without_a_pause(raced):
     ]
     whole = run(track.prepare(start))
     assert [e.accuracy for e in whole.history] == [m.accuracy for m in naive.marks]
-    assert whole.tested == naive.tested == len(held_out.hold_out({"name": "digits"}, 0).y_test)
+    assert whole.tested == naive.tested == len(comparison.hold_out({"name": "digits"}, 0).y_test)
 
 
 def test_the_race_scales_warm_ups_and_keeps_the_setting():
@@ -314,6 +315,31 @@ def test_with_local_epochs_the_advice_does_not_lose(partition, monkeypatch):
             for r in compare([dict(advice.settings), "naive"], **short).runs
         )
         assert own > naive - 0.03
+
+
+def make_domains(seed):
+    """Return digits of four sources that differ in their images and in their sizes."""
+    plain = load_dataset("digits", seed)
+    changes = [lambda x: x, lambda x: 1 - x, lambda x: x / 4, lambda x: x.mT + 0.5]
+    source = np.repeat(np.arange(4), [500, 250, 120, 60])
+    x = torch.stack([changes[k](one) for k, one in zip(source, plain.x, strict=False)])
+    test = np.arange(len(plain.y_test)) % 4
+    x_test = torch.stack([changes[k](one) for k, one in zip(test, plain.x_test, strict=True)])
+    y = plain.y[: len(x)]
+    return replace(plain, x=x, y=y, x_test=x_test, groups=source, groups_test=test)
+
+
+@pytest.mark.slow
+def test_on_natural_domains_of_unequal_sizes_the_advice_does_not_lose(monkeypatch):
+    monkeypatch.setattr(racing, "CANDIDATES", ("naive", "heterofl", "fbn", "fixbn", "silobn"))
+    monkeypatch.setattr(racing, "RATES", (1.0,))
+    settings = {"data": {"name": f"{__name__}:make_domains"}, "partition": "natural", "clients": 4}
+    race = hold_race(**{**LOCAL_EPOCHS, **settings})
+    assert all(e.tested == 186 for e in race.entrants)  # a fifth of 930
+    scores = {e.strategy: e.score(ROUNDS) or 0.0 for e in race.entrants if e.status == "racing"}
+    assert scores["fbn"] < scores["naive"] - 0.2
+    assert scores.get("fixbn", 0.0) < scores["naive"]  # it diverges when it freezes
+    assert judge(race).strategy in {"naive", "heterofl"}
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from fednorm.core.messages import Batches
 from fednorm.core.task import isolated_rng
-from fednorm.engines.masks import UnmatchedDrawError, share_masks
+from fednorm.engines.merged_batch import UnmatchedDrawError, share_masks
 
 SEEDS = (5, 2**40, 5)
 # One sample alone does not show whether its channels come last.

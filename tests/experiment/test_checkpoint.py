@@ -4,6 +4,7 @@ import errno
 import logging
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,9 +26,11 @@ from fednorm.experiment import checkpoint
 from fednorm.experiment.checkpoint import Checkpoint
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.job import CheckpointPolicy, lock_folder
+from fednorm.experiment.results import Event
 from fednorm.experiment.run import Monitor
-from fednorm.experiment.run_folder import open_folder
+from fednorm.experiment.run_folder import MetricsFile, open_folder
 from fednorm.experiment.schema.load import build_experiment
+from fednorm.system import atomic_write
 
 SMALL = {
     "strategies": ["fedbn"],
@@ -124,7 +127,8 @@ def test_a_stopped_run_resumes_as_if_nothing_had_happened(kind, tmp_path):
     assert repr(one.history) == repr(other.history)
     assert repr(one.diagnostics) == repr(other.diagnostics)
     assert one.bytes_up_per_round == other.bytes_up_per_round
-    assert not list(run_of(tmp_path / "parts").glob("checkpoint-*"))
+    (last,) = run_of(tmp_path / "parts").glob("checkpoint-*")  # with which the run can be extended
+    assert last.name.startswith(f"checkpoint-{chosen.rounds:08}-")
 
 
 def saved(folder, kind="personal", every=2, until=9):
@@ -225,6 +229,42 @@ def test_a_full_disk_stops_the_run_and_leaves_the_last_checkpoint(tmp_path, monk
     run_comparison(experiment(), folder=parts, monitor=Monitor([lambda e: seen.append(e.round)]))
     assert seen[0] == 5
     assert outcome(parts) == outcome(whole)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+def test_a_full_disk_is_told_with_the_runs_folder(tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")  # every write finds no space
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.write(Event("fbn", 0, 1, 2, 0.5))
+    told = re.escape(f"{str(tmp_path)!r} cannot be written to: No space left on device; make room")
+    with pytest.raises(DiskError, match=told):
+        metrics.flush()
+    with pytest.raises(DiskError, match=told):
+        metrics.close()
+
+
+@pytest.mark.parametrize("full", ["write", "fsync", "open"])
+def test_a_full_disk_is_told_where_a_file_is_written_whole(tmp_path, monkeypatch, full):
+    def refuse(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    target = tmp_path / "run.json"
+    if full == "fsync":
+        monkeypatch.setattr(os, "fsync", refuse)
+    elif full == "open":
+        monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(DiskError, match=re.escape(repr(str(tmp_path)))), atomic_write(target) as f:
+        refuse() if full == "write" else f.write(b"{}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_told_where_a_folder_is_made(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(DiskError, match="new' cannot be written to: Disk quota exceeded"):
+        run_comparison(experiment(), folder=tmp_path / "new")
 
 
 def test_two_runs_do_not_write_into_one_folder(tmp_path):

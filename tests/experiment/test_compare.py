@@ -155,6 +155,11 @@ def test_a_run_that_diverges_with_frozen_statistics_says_what_to_try():
     frozen = fednorm.simulate({"name": "fixbn", "freeze_round": 0}, **wild)
     assert frozen.status == "diverged"
     assert frozen.error.endswith('when they freeze (algorithm.schedule = "step").')
+    for name in ("fbn", "dualbn"):
+        fixed = fednorm.simulate(name, **wild)
+        assert fixed.status == "diverged"
+        assert "choose a smaller one, or 'alignbn'" in fixed.error
+        assert "algorithm.clip_norm = 1" in fixed.error
     fresh = fednorm.simulate("none", **wild)
     assert fresh.error.endswith("lower the learning rate, or choose another strategy.")
 
@@ -231,9 +236,23 @@ def test_an_error_in_a_worker_is_raised_and_nothing_hangs(tmp_path, monkeypatch)
         run_comparison(experiment, workers=2)
 
 
-def test_a_model_object_cannot_go_to_other_processes():
-    with pytest.raises(ValueError, match="cannot be sent to other processes"):
-        fednorm.compare(["none"], model=nn.Linear(1, 1), workers=2)
+@pytest.mark.slow
+def test_a_model_object_goes_to_other_processes(tmp_path):
+    settings = {"rounds": 2, "clients": 3, "seeds": 2, "model": make_flat}
+    alone = fednorm.compare(["fbn"], **settings)
+    apart = fednorm.compare(["fbn"], workers=2, out=tmp_path, **settings)
+    assert [run.final for run in apart.runs] == [run.final for run in alone.runs]
+    assert apart.config["model"] == alone.config["model"]
+    assert type(apart.runs[1].model()[2]) is nn.BatchNorm1d
+
+
+def test_a_model_that_cannot_go_to_other_processes_is_refused():
+    with pytest.raises(ConfigError, match=r"model '.*Sequential' cannot be sent to other proc"):
+        fednorm.compare(["fbn"], model=lambda: make_flat(), workers=2)  # noqa: PLW0108
+
+
+def make_flat():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
 
 
 def test_a_model_factory_gets_a_new_model_for_each_run():

@@ -17,6 +17,7 @@ from fednorm.cli import app
 from fednorm.core.messages import LayerStats, RejectedReply, Reply, RunningStats
 from fednorm.core.moments import Moments
 from fednorm.engines import loop
+from fednorm.experiment.callbacks import Callback
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.diagnostics import (
     WINDOW,
@@ -459,13 +460,23 @@ def test_a_diagnosed_run_is_made_in_the_loop():
         assert prepare(experiment, experiment.strategies[0], 0).engine.name == engine
 
 
+class Skips(Callback):
+    """Collects the runs that a folder holds already."""
+
+    def __init__(self):
+        self.results = []
+
+    def on_skip(self, result):
+        self.results.append(result)
+
+
 def test_a_recorded_run_has_its_diagnostics_and_results_json_has_not(tmp_path):
     experiment = build_experiment({**QUICK, "strategies": ["fbn"], "diagnose": True})
     first = run_comparison(experiment, folder=tmp_path)
-    events = []
-    again = run_comparison(experiment, folder=tmp_path, monitor=Monitor([events.append]))
+    skips = Skips()
+    again = run_comparison(experiment, folder=tmp_path, monitor=Monitor([skips]))
     assert again.runs == first.runs
-    assert len(events) == 1
+    assert len(skips.results) == 1
     assert "diagnostics" not in first.runs[0].to_json()
 
 
@@ -477,12 +488,10 @@ def test_runs_recorded_without_knowing_of_diagnostics_are_still_good(tmp_path):
     assert "diagnose" not in content["key"]["settings"]
     del content["result"]["diagnostics"]
     path.write_text(json.dumps(content))
-    events = []
-    assert (
-        run_comparison(experiment, folder=tmp_path, monitor=Monitor([events.append])).runs
-        == first.runs
-    )
-    assert len(events) == 1
+    skips = Skips()
+    again = run_comparison(experiment, folder=tmp_path, monitor=Monitor([skips]))
+    assert again.runs == first.runs
+    assert len(skips.results) == 1
 
 
 @pytest.mark.slow

@@ -1,12 +1,13 @@
 """Folders that experiments find by themselves."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from fednorm.cli import app
-from fednorm.experiment.run_folder import choose_folder, link_latest, open_folder
+from fednorm.experiment.run_folder import choose_folder, link_latest, name_folder, open_folder
 from fednorm.experiment.schema.load import build_experiment
 
 QUICK = ["--strategies", "fbn", "--seeds", "1", "--clients", "3", "--workers", "1"]
@@ -52,11 +53,18 @@ def test_a_config_that_cannot_be_read_is_left_alone(tmp_path):
     assert choose_folder(build_experiment({}), root=tmp_path).name == "compare-2"
 
 
+@pytest.mark.parametrize("text", ["", ".", "..", "/", "///", "../..", "_.._", "a/../../b"])
+def test_a_text_names_a_folder_inside_another_one(text):
+    assert Path("results", name_folder(text)).resolve().parent == Path("results").resolve()
+
+
 def test_latest_leads_to_the_last_folder_and_replaces_no_folder(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         link_latest(tmp_path / name, tmp_path)
         assert (tmp_path / "latest").resolve() == tmp_path / name
+    link_latest(tmp_path / "latest", tmp_path)  # as --out; it would lead to itself
+    assert (tmp_path / "latest").resolve() == tmp_path / "two"
     (tmp_path / "latest").unlink()
     (tmp_path / "latest").mkdir()
     link_latest(tmp_path / "one", tmp_path)

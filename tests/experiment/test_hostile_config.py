@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from fednorm.cli import app
 from fednorm.errors import ConfigError
-from fednorm.experiment.comparison import run_comparison
+from fednorm.experiment.comparison import make_validation, run_comparison
 from fednorm.experiment.schema.load import build_experiment, parse_value, read_toml
 
 SMALL = {"strategies": ["gn"], "seeds": 1, "rounds": 1, "clients": 2}
@@ -27,6 +27,13 @@ ABSURD = {
     "rate": {"algorithm": {"name": "dsgd", "lr": 1e308}},
     "infinite rate": {"algorithm": {"name": "fedavg", "lr": float("inf")}},
     "decay": {"algorithm": {"name": "dsgd", "weight_decay": 1e308}},
+    "server rate": {"algorithm": {"name": "fedavg", "server_lr": 1e308}},
+    "no tau": {"algorithm": {"name": "fedavg", "server": "adam", "server_tau": 1e-320}},
+    "regularizer": {"algorithm": {"name": "feddyn", "alpha": 1e300}},
+    "no regularizer": {"algorithm": {"name": "feddyn", "alpha": 1e-300}},
+    "proximal term": {"algorithm": {"name": "fedprox", "mu": 1e308}},
+    "strategies": {"strategies": ["gn"] * 10**5},
+    "model object": {"model": "object:os.system"},
     "memory": {"client_state_memory": float("inf")},
     "much memory": {"client_state_memory": 1e300},
     "no number": {"client_state_memory": float("nan")},
@@ -58,6 +65,21 @@ def test_files_that_no_reader_can_take_are_refused(kind, tmp_path):
     (tmp_path / "a.toml").write_text(DEEP[kind])
     with pytest.raises(ConfigError, match=r"a\.toml|unknown key 'a'"):
         build_experiment(read_toml(tmp_path / "a.toml"))
+
+
+@pytest.mark.parametrize(
+    "sweep",
+    [
+        {"lr": [*range(1, 10**5)]},
+        {"lr": [*range(1, 100)], "batch_size": [*range(1, 100)], "local_steps": [*range(1, 100)]},
+    ],
+)
+def test_sweeps_of_more_runs_than_can_be_made_are_refused(sweep):
+    """They would take hours to be listed."""
+    with pytest.raises(ConfigError, match="at most 1000 strategies, not "):
+        build_experiment({"strategies": ["gn"], "sweep": sweep})
+    with pytest.raises(ConfigError, match="at most 1000 strategies, not "):
+        make_validation(build_experiment({"strategies": ["gn"], "tune": sweep}))
 
 
 def test_deep_values_of_options_are_text():

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from fednorm.cli.run_progress import catch_interrupts
+from fednorm.cli.terminal import catch_interrupts
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.run import Monitor
 from fednorm.experiment.schema.load import build_experiment

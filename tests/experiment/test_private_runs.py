@@ -200,7 +200,23 @@ REFUSED = [
     ({"privacy": {"clip": 1.0}}, "privacy.noise"),
     ({"privacy": {**PRIVATE, "clip": 0.0}}, "privacy.clip = 0.0 is not valid"),
     ({"privacy": {**PRIVATE, "noise": math.inf}}, "privacy.noise = inf is not valid"),
-    ({"privacy": {**PRIVATE, "sigma": 1.0}}, "sigma"),
+    ({"privacy": {**PRIVATE, "sigma": 1.0}}, "unknown key of the table [privacy] 'sigma'"),
+    (
+        {"strategies": [{"name": "fbn", "privacy": {**PRIVATE, "delt": 1.0}}]},
+        "unknown key of the table [privacy] 'delt'; did you mean 'delta'? Known: clip,",
+    ),
+    ({"strategies": [{"name": "fbn", "privacy": {"clip": 1.0}}]}, "privacy.noise"),
+    ({"sweep": {"privacy.nois": [1, 2]}}, "unknown key of the table [privacy] 'nois'"),
+    ({"tune": {"lr": [0.1, 0.2]}}, "tune does not go with the privacy of 'fbn'"),
+    (
+        {
+            "privacy": None,
+            "tune": {"lr": [0.1, 0.2]},
+            "strategies": ["naive", {"name": "fbn", "privacy": PRIVATE}],
+        },
+        "tune does not go with the privacy of 'fbn'",
+    ),
+    ({"privacy": None, "tune": {"privacy.noise": [1, 2]}}, "tune does not go with the privacy"),
 ]
 
 

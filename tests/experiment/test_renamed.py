@@ -99,6 +99,21 @@ def test_an_option(old, new):
     assert f"option '{old}' is now called '{new}'." in result.output
 
 
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [
+        ("--adapt", "adapt_statistics"),
+        ("--newcomers", "unseen_init"),
+        ("--unseen-clients", "unseen_clients"),
+        ("--engine", "engine"),
+    ],
+)
+def test_an_option_that_only_a_key_replaces(option, key):
+    result = CliRunner().invoke(app, ["compare", option, "1"], env={"COLUMNS": "120"})
+    assert result.exit_code == 2
+    assert f"use '--set {key}=VALUE'." in result.output
+
+
 def test_names_that_are_still_used_elsewhere_are_accepted_there():
     assert build_experiment({"algorithm": {"name": "fedavg", "momentum": 0.5}})
     assert not any(
@@ -107,3 +122,4 @@ def test_names_that_are_still_used_elsewhere_are_accepted_there():
     result = CliRunner().invoke(app, ["compare", "--unknown", "1"])
     assert result.exit_code == 2
     assert "now called" not in result.output
+    assert "--set" not in result.output

@@ -11,13 +11,15 @@ from fednorm.errors import ConfigError
 from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.load import build_experiment, expand_sweep
 from fednorm.experiment.schema.specs import OWN_SETTINGS
-from fednorm.report.sensitivity import collect_sensitivity
+from fednorm.report.series import collect_sensitivity
 
 TINY = {"rounds": 3, "clients": 3, "seeds": [0]}
 RATE = {"name": "dsgd", "lr": 0.1, "momentum": 0.9}
 FEDAVG = {"name": "fedavg", "lr": 0.05, "momentum": 0.9}
 # These are the same for all runs: what is compared, and the machine.
 SHARED = {
+    "callbacks",
+    "metrics",
     "strategies",
     "strategy",
     "tune",

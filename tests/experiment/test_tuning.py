@@ -7,10 +7,9 @@ from typer.testing import CliRunner
 
 import fednorm
 from fednorm.cli import app
-from fednorm.data.held_out import hold_out
 from fednorm.errors import ConfigError
+from fednorm.experiment.comparison import hold_out, make_validation
 from fednorm.experiment.schema.load import build_experiment, read_toml
-from fednorm.experiment.tuning import make_validation
 from fednorm.report.tables import fill_rows
 
 TINY = {"rounds": 8, "clients": 3, "seeds": [0, 1]}
@@ -20,7 +19,7 @@ RATES = [0.3, 0.0001, 0.05]
 def test_the_choice_is_that_of_runs_on_held_out_data():
     tuned = fednorm.compare(["gn", "centralized"], tune={"lr": RATES}, **TINY)
     # The same by hand, without `tune`.
-    held = {"name": "fednorm.data.held_out:hold_out", "of": {"name": "digits"}}
+    held = {"name": "fednorm.experiment.comparison:hold_out", "of": {"name": "digits"}}
     expected = {}
     for name in ("gn", "centralized"):
         found = {
@@ -61,7 +60,7 @@ def test_data_of_one_strategy_are_held_out_too():
     validation = make_validation(experiment)
     for candidate in validation.strategies:
         data = validation.for_entry(candidate).data
-        assert data.name == "fednorm.data.held_out:hold_out"
+        assert data.name == "fednorm.experiment.comparison:hold_out"
         assert data.fields["of"] == {"name": "digits", "test": 100}
 
 

@@ -8,11 +8,14 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fednorm.errors import ConfigError
+from fednorm.experiment.callbacks.base import UNWATCHED, Callback, Monitor
 from fednorm.experiment.flower import nodes, submit
 from fednorm.experiment.flower.server_app import server
-from fednorm.experiment.flower.signed_lines import LineReader, LineWriter
+from fednorm.experiment.flower.submit import LineReader, LineWriter
+from fednorm.experiment.job import CheckpointPolicy
 from fednorm.experiment.results import Evaluation, Event, RunResult
 from fednorm.experiment.schema.load import build_experiment
+from fednorm.experiment.schema.specs import Spec
 from flower.federation import Nodes
 
 EXPERIMENT = build_experiment(
@@ -55,12 +58,14 @@ def make_log(capture, text):
     server(Nodes(answer, 2, None, config), Context(7, 1, {}, RecordDict(), config))
     out, log = capture
     genuine = out.readouterr().out.splitlines(keepends=True)
-    assert text in log.text
+    assert "sorry" in log.text
+    # The server's log has what a node reports in one line; a node's own output may have more.
+    said = f"{log.text}{text}\n"
     # Flower uploads both; the node speaks as early and as late as it can.
-    return "".join([genuine[0], log.text, *genuine[1:], log.text])
+    return "".join([genuine[0], said, *genuine[1:], said])
 
 
-def read_log(log, folder, monkeypatch):
+def read_log(log, folder, monkeypatch, experiment=EXPERIMENT, monitor=UNWATCHED):
     """Submit the experiment to a SuperLink that answers with a log."""
     (folder / "log").write_text(f"started run 7\n{log}", encoding="utf-8")
     program = f"import sys; sys.stdout.write(open({str(folder / 'log')!r}).read())"
@@ -69,7 +74,41 @@ def read_log(log, folder, monkeypatch):
     monkeypatch.setattr(
         submit, "_stream", lambda _, env: real([sys.executable, "-c", program], env)
     )
-    return submit.submit(EXPERIMENT, submit.SuperLink("127.0.0.1:1"), folder / "a" / "b" / "out")
+    place = submit.SuperLink("127.0.0.1:1"), folder / "a" / "b" / "out", monitor
+    return submit.submit(experiment, *place)
+
+
+class Told(Callback):
+    """Notes what it is told."""
+
+    observes = True
+
+    def __init__(self):
+        self.told = []
+
+    def on_start(self, start):
+        self.told.append(("start", start.strategy, start.rounds))
+
+    def on_evaluation(self, event):
+        self.told.append(("evaluation", event.strategy, event.round))
+
+    def on_end(self, result):
+        self.told.append(("end", result.strategy, result.status))
+
+
+def test_callbacks_follow_where_the_command_runs(tmp_path, monkeypatch, capsys, caplog):
+    """They are not sent: the SuperLink's side could not even find their module."""
+    log, told = make_log((capsys, caplog), "nothing"), Told()
+    read_log(log, tmp_path, monkeypatch, monitor=Monitor([told]))
+    tested = [("evaluation", "fbn", n) for n in range(1, EXPERIMENT.rounds + 1)]
+    assert told.told[0] == ("start", "fbn", EXPERIMENT.rounds)
+    assert told.told[-1] == ("end", "fbn", "finished")
+    assert [one for one in told.told if one[0] == "evaluation"] == tested
+    ending = EXPERIMENT.model_copy(update={"callbacks": [Spec(name="early_stopping")]})
+    with pytest.raises(ConfigError, match="'early_stopping' may end runs, but a run on a Super"):
+        read_log(log, tmp_path, monkeypatch, ending)
+    submit._write_app(tmp_path / "app", ending, CheckpointPolicy())
+    assert "early_stopping" not in (tmp_path / "app" / "pyproject.toml").read_text()
 
 
 @pytest.mark.parametrize("kind", FORGED)
@@ -110,3 +149,10 @@ def test_an_error_cannot_steer_the_terminal(tmp_path, monkeypatch, capsys):
     with pytest.raises(ConfigError, match=r"says: .\[2Jgone") as caught:
         read_log(capsys.readouterr().out, tmp_path, monkeypatch)
     assert "\x1b" not in str(caught.value)
+
+
+def test_what_a_superlink_would_leave_out_is_refused(tmp_path):
+    experiment = EXPERIMENT.model_copy(update={"tune": {"lr": [0.1, 0.2]}})
+    with pytest.raises(ConfigError, match="a SuperLink does not tune"):
+        submit.submit(experiment, submit.SuperLink("127.0.0.1:1"), tmp_path / "new")
+    assert not (tmp_path / "new").exists()

@@ -12,7 +12,9 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
+from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import LayerUse
+from fednorm.data.sampling import Plan
 from fednorm.engines.base import Faults, Limits
 from fednorm.engines.evaluation import Transport, calibrate_for_test
 from fednorm.engines.flower import wire
@@ -20,7 +22,7 @@ from fednorm.engines.loop import rounds
 from fednorm.errors import NonFiniteLossError
 from fednorm.experiment.flower.nodes import client
 from fednorm.experiment.flower.server_app import server
-from fednorm.experiment.flower.signed_lines import LineReader
+from fednorm.experiment.flower.submit import LineReader
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.run import Monitor, run
 from fednorm.experiment.run_folder import MetricsFile
@@ -217,6 +219,73 @@ def test_a_reply_that_cannot_be_used_is_rejected_by_name_and_the_others_count(ki
         assert result.rejected[0].reason.isprintable()
         assert result.dropped_out == 0
     assert_equal_states(found[-1].state, expected[-1].state)
+
+
+# What the server knows of a node whose data it does not know: the work of a round.
+WORK = Faults(limits=Limits(remote=True, plan=Plan(5), layers={"stem.1": LayerUse(1.0)}))
+CLAIMED = {
+    "a counter": (arrays(wire.STATISTICS, only("batches", lambda a: a + 2**30)), "the counter of"),
+    "one batch more": (arrays(wire.STATISTICS, only("batches", lambda a: a + 1)), "the counter of"),
+    "samples": (arrays(wire.STATISTICS, only("samples", lambda a: a * 2)), "the samples of"),
+}
+
+
+def train_knowing(name, step, forge, count=1, faults=WORK):
+    task, grid = task_of(name, step, count=count), nodes(name, step, clients=CLIENTS, count=count)
+    link = linked(grid, task, CLIENTS)
+    if forge:
+        grid.forge[NODE] = forge
+    return list(rounds(task, CLIENTS, count, train=link.train, faults=faults))
+
+
+@pytest.mark.parametrize("step", [LOCAL, STEP], ids=["fedavg", "dsgd"])
+@pytest.mark.parametrize("kind", sorted(CLAIMED))
+def test_a_node_cannot_claim_more_work_than_a_round_has(kind, step):
+    forge, reason = CLAIMED[kind]
+    for result in train_knowing("fbn", step, forge):
+        assert [one.client for one in result.rejected] == [HOSTILE]
+        assert reason in result.rejected[0].reason
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn"])
+def test_where_all_clients_count_the_same_a_node_cannot_count_more(name):
+    forge = put(wire.METRICS, **{wire.EXAMPLES: 2**40})
+    (result,) = train_knowing("fbn", create_algorithm(name, lr=0.05), forge)
+    assert [one.client for one in result.rejected] == [HOSTILE]
+    assert "it reports 1099511627776 examples, but can have 1 at most" in result.rejected[0].reason
+
+
+def test_a_node_cannot_claim_steps_that_a_round_does_not_have():
+    forge = arrays(wire.MOMENTUM, lambda _, steps: np.full_like(steps, 3000))
+    (result,) = train_knowing("fbn", create_algorithm("fednova", lr=0.05), forge)
+    assert "its 'steps' is 3000, but must be from 1 to 1" in result.rejected[0].reason
+
+
+def test_batches_of_epochs_are_bounded_by_the_examples_of_the_first_reply():
+    forge = arrays(wire.STATISTICS, only("batches", lambda a: a + 2**20))
+    late = Faults(limits=Limits(remote=True, plan=Plan(2, steps=None, epochs=3)))
+    task, grid = task_of("naive", LOCAL, count=2), nodes("naive", clients=CLIENTS, count=2)
+    link = linked(grid, task, CLIENTS)
+    running = rounds(task, CLIENTS, 2, train=link.train, faults=late)
+    assert not next(running).rejected
+    grid.forge[NODE] = forge
+    assert "the counter of layer" in next(running).rejected[0].reason
+    most = Faults(limits=replace(late.limits, max_examples=5))
+    (result,) = train_knowing("naive", LOCAL, forge, faults=most)
+    assert "but can be 9000 at most" in result.rejected[0].reason
+
+
+@pytest.mark.parametrize("name", ["heterofl", "alignbn"])
+@pytest.mark.parametrize("step", [LOCAL, STEP], ids=["fedavg", "dsgd"])
+def test_a_node_weighs_in_a_calibration_what_it_weighed_at_first(name, step):
+    task, grid = task_of(name, step), nodes(name, step, clients=CLIENTS, count=20)
+    link = linked(grid, task, CLIENTS)
+    ask = Transport(ask=link.ask, limits=WORK.limits)
+    assert not calibrate_for_test(task, task.initial_state, {}, CLIENTS, ask).rejected
+    grid.forge[NODE] = put(wire.METRICS, **{wire.EXAMPLES: 2**40})
+    (found,) = calibrate_for_test(task, task.initial_state, {}, CLIENTS, ask).rejected
+    assert found.client == HOSTILE
+    assert found.reason == "it reports 1099511627776 examples, but can have 12 at most"
 
 
 def test_what_a_message_says_of_its_question_does_not_matter():

@@ -33,7 +33,7 @@ TOY = ToyClients(sizes=(5, 3, 4), steps=2)
 RATE, ROUNDS = 0.05, 3
 
 
-def own_app(mods=(), frozen=()):
+def own_app(mods=(), frozen=(), rate=None):
     """Make an ordinary app; its model starts from other weights than the server's."""
     app = ClientApp(mods=list(mods))
 
@@ -44,7 +44,9 @@ def own_app(mods=(), frozen=()):
         passed = with_frozen(nested_model(5), frozen)
         model = fednorm.flower.unpack(message, passed, context, data=data)
         model.train()
-        optimizer = torch.optim.SGD(fednorm.flower.parameter_groups(model, lr=RATE))
+        optimizer = torch.optim.SGD(
+            fednorm.flower.parameter_groups(model, lr=rate(message) if rate else RATE)
+        )
         losses = []
         for x, y in own.steps:
             optimizer.zero_grad()
@@ -217,6 +219,28 @@ def test_what_a_copy_would_lose_is_refused_on_both_sides(make, message):
     with pytest.raises(ConfigError, match="no node could train"):  # it replied with nothing
         started("fbn", grid=Nodes(app, 3), rounds=1)
     assert len(refused) == 3
+
+
+@pytest.mark.parametrize(("name", "told"), [("fbn", True), ("naive", False)])
+def test_an_app_that_diverges_is_told_what_to_try(name, told, caplog):
+    wild = own_app(rate=lambda _: 1e200)
+    with pytest.raises(ConfigError, match="has diverged: choose a smaller learning rate"):
+        started(name, grid=Nodes(wild, 3), rounds=1)
+    later = own_app(rate=lambda message: 1e200 if _round(message) > 1 else RATE)
+    chosen, _ = started(name, grid=Nodes(later, 3), rounds=2)
+    assert len(chosen.rejected[2]) == 3
+    assert "the model stays as it is." in caplog.text
+    assert ("If the training has diverged: With local steps" in caplog.text) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("fbn", True), ("dualbn", True), ("naive", False), ("gn", False)]
+)
+def test_local_steps_with_fixed_statistics_are_warned_of_once(name, told, caplog):
+    started(name, rounds=2)
+    warned = f"a node takes 2 steps a round, and {name} fixes its statistics within a round"
+    assert caplog.text.count(warned) == told
+    assert ("'alignbn' is for local steps" in caplog.text) == told
 
 
 def test_counters_arrive_as_integers_and_stay_so():
@@ -436,9 +460,9 @@ def test_misuse_is_told():
         fednorm.flower.unpack(plain, nested_model(), context)
     with pytest.raises(TypeError, match="the model that unpack returned"):
         fednorm.flower.pack(nested_model(), plain, context, examples=1)
-    with pytest.raises(ValueError, match="in the middle of a step"):
+    with pytest.raises(ConfigError, match="in the middle of a step"):
         fednorm.flower.NormStrategy("fedtan", model=nested_model())
-    with pytest.raises(ValueError, match="passed as server"):
+    with pytest.raises(ConfigError, match="passed as server"):
         fednorm.flower.NormStrategy(
             "fbn", model=nested_model(), server=FedAvg(), fraction_train=0.5
         )

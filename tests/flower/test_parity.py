@@ -200,6 +200,39 @@ def test_a_node_may_bring_its_own_data(tmp_path):
     assert build_site(description, 0, 0).data.batches(1, 1).examples == 3
 
 
+REGRESSION = """
+import numpy as np
+
+def load(seed):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(60, 3)).astype("float32")
+    return x, x[:, 0]
+
+def mae(outputs, targets):
+    return (outputs - targets).abs().mean()
+"""
+
+
+def test_nodes_answer_with_the_figures_of_their_targets(tmp_path, monkeypatch):
+    (tmp_path / "numbers_of_nodes.py").write_text(REGRESSION)
+    monkeypatch.chdir(tmp_path)
+    values = {"data": "numbers_of_nodes:load", "metrics": "numbers_of_nodes:mae", "clients": 3}
+    values |= {"strategies": ["fedbn"], "model": {"name": "mlp", "hidden": [4]}, "rounds": 3}
+    values |= {"loss": "torch.nn:HuberLoss"}
+    description = build_experiment(values).model_dump_json()
+    sites = [build_site.__wrapped__(description, 0, 0) for _ in range(4)]
+    grid = Nodes(client_app(lambda context, *_: sites[1000 - context.node_id]), 3)
+    task, clients = sites[3].task, sites[3].data
+    link, ours = over_flower(task, grid, clients=clients)
+    *_, expected = rounds(build_site.__wrapped__(description, 0, 0).task, clients, 3)
+    assert_same(ours[-1], expected)
+    scores = link.score_clients(ours[-1].state, clients.all(), adapt=0.0)
+    known = score_clients(task, expected.state, expected.client_states, clients, clients.all())
+    assert scores == known
+    assert all(list(one.metrics) == ["mae"] for one in scores.values())
+    assert min(one.accuracy for one in scores.values()) < 0  # R² has no lower bound
+
+
 def test_a_loss_that_is_not_finite_is_told_as_in_the_loop():
     wild = create_algorithm("fedavg", lr=1e30)
     task, grid = task_of("none", wild, count=9), nodes("none", wild, count=9)

@@ -7,7 +7,7 @@ from flwr.app import Context, RecordDict
 
 from fednorm.experiment.flower import nodes
 from fednorm.experiment.flower.server_app import server
-from fednorm.experiment.flower.signed_lines import LineReader
+from fednorm.experiment.flower.submit import LineReader
 from fednorm.experiment.schema.load import build_experiment
 from flower.federation import Nodes
 

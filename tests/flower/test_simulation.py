@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from fednorm.cli import app as command_line
-from fednorm.engines.flower.simulation import start_simulation
 from fednorm.errors import ConfigError, SimulationError
 from fednorm.experiment.comparison import run_comparison
+from fednorm.experiment.flower.nodes import start_simulation
 from fednorm.experiment.schema.load import build_experiment
 
 # Unequal clients whose layers and momentum stay with them.
@@ -33,7 +33,7 @@ PRIORITIES = """
 import os
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
-from fednorm.engines.flower.simulation import start_simulation
+from fednorm.experiment.flower.nodes import start_simulation
 
 app = ClientApp()
 

@@ -30,13 +30,13 @@ OTHER = ["gn", "gn_ws", "fedfn", "switchnorm", "fedwon", "fedbn", "silobn"]
 UNPACK = r"`model = fednorm\.flower\.unpack\(msg, Net\(\), context\)`"
 
 
-def nodes(client):
-    return Nodes(client, 3, PLACES, CONFIG)
+def nodes(client, runtime=Nodes):
+    return runtime(client, 3, PLACES, CONFIG)
 
 
-def run(name, client, path, central=None):
+def run(name, client, path, central=None, runtime=Nodes):
     torch.manual_seed(0)
-    server, grid = make_server(name, path, central), nodes(client)
+    server, grid = make_server(name, path, central), nodes(client, runtime)
     server(grid, Context(7, 0, {}, RecordDict(), dict(CONFIG)))
     return (*server.seen, grid)
 
@@ -135,9 +135,33 @@ def test_a_central_evaluation_without_a_global_model_is_skipped(tmp_path, caplog
     assert caplog.text.count("evaluate_fn is not called") == 1
 
 
-def test_an_app_without_the_query_is_told_the_lines(tmp_path):
-    with pytest.raises(ConfigError, match=r'@app\.query\("fednorm"\)\ndef query\(msg, context\):'):
-        run("heterofl", make_client(), tmp_path / "model.pt")
+class Simulated(Nodes):
+    """Nodes whose errors are as Flower's simulation reports them, behind a traceback."""
+
+    def _answer(self, message):
+        answer = super()._answer(message)
+        if answer.has_error():
+            said = answer.error.reason.partition(": ")[2]
+            answer.error._reason = (
+                "<class 'ray.exceptions.RayTaskError(ClientAppException)'>:<'\x1b[36mray::"
+                f"ClientAppActor.run()\x1b[39m (pid=15923, ip=192.0.2.2){' ' * 600}\n"
+                "flwr.clientapp.client_app.ClientAppException: \n"
+                "Exception ClientAppException occurred. Message: "
+                f"{said}\n'>"
+            )
+        return answer
+
+
+@pytest.mark.parametrize("runtime", [Nodes, Simulated])
+def test_an_app_without_the_query_is_told_the_lines(runtime, tmp_path):
+    lines = r'@app\.query\("fednorm"\)\ndef query\(msg, context\):'
+    with pytest.raises(ConfigError, match=lines) as caught:
+        run("heterofl", make_client(), tmp_path / "model.pt", runtime=runtime)
+    assert (
+        str(caught.value)
+        .splitlines()[-1]
+        .endswith("No query function registered with name 'fednorm'")
+    )
 
 
 def plain_train(msg, _context):
@@ -156,12 +180,13 @@ def unpacked_train(msg, context):
     return plain_reply(fednorm.flower.unpack(msg, Net(), context), msg)
 
 
+@pytest.mark.parametrize("runtime", [Nodes, Simulated])
 @pytest.mark.parametrize("train", [plain_train, unpacked_train])
-def test_a_train_function_without_the_lines_is_told_them(train, tmp_path):
+def test_a_train_function_without_the_lines_is_told_them(train, runtime, tmp_path):
     app = ClientApp()
     app.train()(train)
     with pytest.raises(ConfigError, match=rf"{UNPACK}.*\n?.*fednorm\.flower\.pack"):
-        run("fbn", app, tmp_path / "model.pt")
+        run("fbn", app, tmp_path / "model.pt", runtime=runtime)
 
 
 class Old(NumPyClient):
@@ -171,17 +196,19 @@ class Old(NumPyClient):
         return parameters, 1, config
 
 
-def test_a_legacy_client_is_told(tmp_path):
+@pytest.mark.parametrize("runtime", [Nodes, Simulated])
+def test_a_legacy_client_is_told(runtime, tmp_path):
     app = ClientApp(client_fn=lambda context: Old().to_client())  # noqa: ARG005 (Flower's name)
     with pytest.raises(ConfigError, match="a legacy one"):
-        run("fbn", app, tmp_path / "model.pt")
+        run("fbn", app, tmp_path / "model.pt", runtime=runtime)
 
 
 def test_secure_aggregation_is_refused_on_both_sides(tmp_path):
     app = ClientApp(mods=[secaggplus_mod])
     app.train(mods=[secaggplus_mod])(template.train)
-    with pytest.raises(ConfigError, match="SecAgg"):
-        run("fbn", app, tmp_path / "model.pt")
+    for runtime in (Nodes, Simulated):
+        with pytest.raises(ConfigError, match="SecAgg"):
+            run("fbn", app, tmp_path / "model.pt", runtime=runtime)
     strategy = fednorm.flower.NormStrategy("fbn", model=Net())
     context = LegacyContext(
         Context(7, 0, {}, RecordDict(), {}), ServerConfig(num_rounds=1), strategy
@@ -230,10 +257,10 @@ def test_a_model_may_move_after_it_is_unpacked():
     assert all(torch.equal(moved[key], value) for key, value in expected.items())
 
 
-def test_the_readme_shows_the_lines_that_are_changed():
+def test_the_page_shows_the_lines_that_are_changed():
     root = Path(__file__).parents[2]
-    readme = (root / "README.md").read_text(encoding="utf-8").partition("## Flower")[2]
-    diff = readme.partition("```diff\n")[2].partition("```")[0].splitlines()
+    page = (root / "docs" / "flower.md").read_text(encoding="utf-8")
+    diff = page.partition("```diff\n")[2].partition("```")[0].splitlines()
     source = Path(template.__file__).read_text(encoding="utf-8")
     lines = {line.strip() for line in source.splitlines()}
     added = {line[1:].strip() for line in diff if line.startswith("+")}

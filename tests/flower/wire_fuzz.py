@@ -17,6 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 import fednorm.flower
+from fednorm.algorithms import create_algorithm
 from fednorm.engines.base import Faults, Limits
 from fednorm.engines.evaluation import Transport, calibrate_for_test
 from fednorm.engines.flower.remote_clients import RemoteClients
@@ -168,6 +169,9 @@ class Fuzzer:
             name: self._link(name, STEP if name == "fedtan" else LOCAL)
             for name in ("fbn", "naive", "fedtan", "heterofl")
         }
+        # These send more than an update.
+        more = {name: create_algorithm(name, lr=0.05) for name in ("scaffold", "fednova")}
+        self.links |= {name: self._link("fbn", algorithm) for name, algorithm in more.items()}
         own = _Remembered(with_fednorm())
         self.own = Nodes(own, CLIENTS.clients)
         self.targets = {
@@ -216,7 +220,8 @@ class Fuzzer:
         grid.waiting.clear()
 
     def _train(self, name=None):
-        grid, link = self.links[name or self.rng.choice(("fbn", "naive"))]
+        usual = ("fbn", "naive", "scaffold", "fednova")
+        grid, link = self.links[name or self.rng.choice(usual)]
         at = self.rng.randrange(12) if name else 0  # the exchange at which it turns hostile
 
         def turned(asked):
@@ -226,7 +231,8 @@ class Fuzzer:
             (result,) = rounds(link.task, CLIENTS, 1, train=link.train, faults=REMOTE)
         used = {r.client for r in result.replies} - {one.client for one in result.rejected}
         assert used >= {0, 1, 3}, f"honest clients are rejected: {result.rejected}"
-        assert all(weight.isfinite().all() for weight in result.state.weights.values())
+        kept = (*result.state.weights.values(), *result.state.momentum.values())
+        assert all(tensor.isfinite().all() for tensor in kept)
         return "used" if HOSTILE in used else "rejected" if result.rejected else "missing"
 
     def _calibrate(self):

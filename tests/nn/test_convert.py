@@ -321,14 +321,29 @@ def test_a_layer_without_statistics_is_refused_by_strategies_that_share_them(nam
         create_strategy(name).convert(model)
 
 
-@pytest.mark.parametrize("name", sorted(set(STRATEGIES) - {"none"}))
+PLAIN = {"none", "naive", "fedfn"}  # strategies that need no normalization layers
+
+
+@pytest.mark.parametrize("name", sorted(set(STRATEGIES) - PLAIN))
 def test_a_model_without_batch_norm_is_refused(name):
     with pytest.raises(ValueError, match="needs BatchNorm layers, but Sequential has none"):
         create_strategy(name).convert(nn.Sequential(nn.Linear(2, 2)))
 
 
-def test_none_takes_a_model_without_batch_norm():
-    assert create_strategy("none").convert(nn.Sequential(nn.Linear(2, 2))).replaced == ()
+@pytest.mark.parametrize("name", ["none", "naive"])
+def test_a_model_without_batch_norm_is_trained_as_it_is(name):
+    assert create_strategy(name).convert(nn.Sequential(nn.Linear(2, 2))).replaced == ()
+
+
+def test_fedbn_takes_a_model_with_other_normalization_layers():
+    create_strategy("fedbn").convert(nn.Sequential(nn.Linear(2, 2), nn.RMSNorm(2)))
+    with pytest.raises(ValueError, match="FedBN needs BatchNorm layers, but Sequential has none"):
+        create_strategy("fedbn").convert(nn.Sequential(nn.LayerNorm(2, elementwise_affine=False)))
+
+
+def test_the_error_says_which_layers_fedbn_would_keep():
+    with pytest.raises(ValueError, match=r"'naive'.*'fedbn', whose clients keep LayerNorm, or"):
+        create_strategy("fbn").convert(nn.Sequential(nn.LayerNorm(2)))
 
 
 def test_momentum_of_the_layers_is_kept_unless_the_strategy_sets_it():

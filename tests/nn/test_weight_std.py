@@ -12,6 +12,7 @@ from torch.nn.utils import parametrizations
 
 from fednorm.models import create_model
 from fednorm.nn.convert import ConversionError, to_fed_batch_norm
+from fednorm.nn.folding import fold
 from fednorm.nn.weight_std import RELU_GAMMA, StandardizedConv, StandardizedConv2d, standardize
 from fednorm.strategies import create_strategy
 from support import nested_model
@@ -141,7 +142,9 @@ def test_works_on_a_copy_and_keeps_what_is_there(settings):
     assert not converted.training
     gains = {f"{path}.gain" for path in convs} if settings["gain"] else set()
     state = converted.state_dict()
-    assert set(state) == set(before) | gains
+    marks = {key for key, value in state.items() if not value.numel()}
+    assert marks == {f"{path}.standardizes_its_weight_save_fednorm_fold" for path in convs}
+    assert set(state) == set(before) | gains | marks
     assert all(torch.equal(state[key], value) for key, value in before.items())
     assert all(state[key].dtype is torch.float64 and bool((state[key] == 1).all()) for key in gains)
     trained = [p.requires_grad for p in converted.stem[0].parameters()]
@@ -150,6 +153,20 @@ def test_works_on_a_copy_and_keeps_what_is_there(settings):
         parameter.data.zero_()
     assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
     assert not any(isinstance(m, StandardizedConv) for m in model.modules())
+
+
+@pytest.mark.parametrize("strategy", [{"name": "fbn", "weight_standardization": True}, "dualbn"])
+def test_the_state_of_a_converted_model_is_refused_by_the_plain_one(strategy):
+    fields = {"name": strategy} if isinstance(strategy, str) else dict(strategy)
+    plain = nested_model()
+    converted = create_strategy(fields.pop("name"), **fields).convert(plain).model
+    with pytest.raises(
+        RuntimeError, match=r"Unexpected .*standardizes_its_weight_save_fednorm_fold"
+    ):
+        plain.load_state_dict(converted.state_dict())
+    plain.load_state_dict(fold(converted).state_dict())
+    converted.load_state_dict(plain.state_dict())  # plain weights are a start
+    converted.load_state_dict(converted.state_dict())
 
 
 def test_comes_after_another_conversion():

@@ -21,7 +21,7 @@ def test_the_page_holds_its_tables_figure_and_config():
     assert list(files) == ["results.csv", "curves.csv", "curves.svg", "curves.png", "config.toml"]
     rows = list(csv.DictReader(StringIO(files["results.csv"].decode())))
     assert [row["strategy"] for row in rows] == ["centralized", "fbn", "naive"]
-    assert rows[1]["final accuracy %"] == "81.0 ± 1.0"
+    assert rows[1]["final accuracy %"] == "81.0 ± 1.4"
     points = list(csv.DictReader(StringIO(files["curves.csv"].decode())))
     assert len(points) == 12
     assert points[-1]["accuracy"] == "0.2"

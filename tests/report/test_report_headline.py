@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from fednorm.experiment.results import PanelResult
-from fednorm.report.outcome.headline import write_headline
-from fednorm.report.setting import describe_setting
+from fednorm.report.format import describe_setting
+from fednorm.report.ranking import write_headline
 from report.report_cases import CONFIG, comparison, diverged, page, personal, run, told
 
 BN = {"conversion": ("2 layers BatchNorm1d → FedBatchNorm1d",)}
@@ -101,7 +101,7 @@ def test_entries_with_different_attacks_are_not_told_as_methods():
     result = comparison(
         CENTRALIZED, run("naive, 3", (0.5,)), run("fbn", (0.8,)), config={"strategies": entries}
     )
-    assert write_headline(result) == "fbn ends highest with 80.0 %, 30 points above the next"
+    assert write_headline(result) == "Accuracy from 50.0 to 80.0 %, by strategy and setting"
 
 
 def test_a_label_does_not_decide_what_a_strategy_is():
@@ -160,3 +160,22 @@ def test_the_setting_names_training_and_faults():
         "1 client; cnn"
     )
     assert "(alpha 0.1)" in describe_setting(CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ([{"partition": "iid"}, {"partition": "gamma=0"}], "mlp; 9 rounds of dsgd (lr 0.1)"),
+        ([{"algorithm": {"lr": 0.5}}, {}], "sorted by label; mlp; 9 rounds of dsgd"),
+        ([{"algorithm": {"lr": 0.1}}, {}], "sorted by label; mlp; 9 rounds of dsgd (lr 0.1)"),
+        ([{"algorithm": {"name": "fedavg"}}], "sorted by label; mlp; 9 rounds"),
+        ([{"rounds": 5, "model": {"name": "cnn"}}], "sorted by label"),
+    ],
+)
+def test_the_setting_leaves_out_what_strategies_set_otherwise(own, expected):
+    config = {
+        "partition": "gamma=0", "model": {"name": "mlp"}, "rounds": 9,
+        "algorithm": {"name": "dsgd", "lr": 0.1},
+        "strategies": [{"name": "naive", **table} for table in own],
+    }  # fmt: skip
+    assert describe_setting(config) == expected

@@ -73,7 +73,7 @@ def test_a_panel_without_published_numbers_has_no_agreement(tmp_path):
         "published in: fbn", ""
     )
     assert "order" not in printed(figure)
-    assert "81.0 ± 1.0" in printed(figure)
+    assert "81.0 ± 1.4" in printed(figure)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ def test_rows_hold_means_over_seeds():
     row = fill_rows(three_strategies())[1]
     assert row == {
         "strategy": "fbn",
-        "final accuracy %": "81.0 ± 1.0",
+        "final accuracy %": "81.0 ± 1.4",
         "Δ": "−2.0",
         "best %": "81.0",
         "exchanges / round": "1",
@@ -31,6 +31,16 @@ def test_rows_hold_means_over_seeds():
         "s / run": "12.3",
         "note": "",
     }
+
+
+def test_strategies_with_different_data_are_not_ranked():
+    entries = ["centralized", "fbn", {"name": "naive", "partition": "iid"}]
+    runs = three_strategies().runs
+    assert any(group.best for group in group_rows(comparison(*runs)))
+    mixed = comparison(*runs, config={"strategies": entries})
+    assert "Δ" not in list_columns(mixed)
+    assert "Δ" not in write_caption(mixed)
+    assert [group.best for group in group_rows(mixed)] == [frozenset()]
 
 
 def test_the_worst_client_has_a_column_only_where_it_was_measured():

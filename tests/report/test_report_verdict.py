@@ -2,7 +2,7 @@
 
 import pytest
 
-from fednorm.report.outcome.verdict import list_caveats, state_verdict
+from fednorm.report.verdict import list_caveats, state_verdict
 from report.report_cases import CONFIG, comparison, diverged, page, personal, run
 
 VERDICTS = [
@@ -30,7 +30,7 @@ VERDICTS = [
     (
         (run("fbn", (0.8,)), run("fbn", (0.84,), 1), run("gn", (0.81,)), run("gn", (0.81,), 1)),
         (
-            "fbn ends highest with 82.0 ± 2.0 %, gn lowest with 81.0 ± 0.0 %. "
+            "fbn ends highest with 82.0 ± 2.8 %, gn lowest with 81.0 ± 0.0 %. "
             "Its lead over gn (1.0 points) is within the spread over seeds."
         ),
     ),

@@ -3,8 +3,7 @@
 import pytest
 
 from fednorm.experiment.comparison import run_comparison
-from fednorm.reproduce.figure import list_figures
-from fednorm.reproduce.scale import describe_cuts, scale_figure
+from fednorm.reproduce.figure import describe_cuts, list_figures, scale_figure
 
 FIGURES = list_figures()
 RUNNABLE = [name for name, figure in FIGURES.items() if figure.ring is None]

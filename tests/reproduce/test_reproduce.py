@@ -12,9 +12,8 @@ from fednorm.cli import app
 from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.experiment.run import Monitor
 from fednorm.experiment.schema.specs import merge_tables
-from fednorm.reproduce.figure import find_figure
+from fednorm.reproduce.figure import describe_cuts, find_figure, scale_figure
 from fednorm.reproduce.run_figure import FigureRequest, reproduce
-from fednorm.reproduce.scale import describe_cuts, scale_figure
 
 OWN = """
 title = "Mine, Figure 1"
@@ -170,13 +169,9 @@ def test_finished_parts_are_not_repeated(own, tmp_path):
     first = run()
     assert ("γ = 0", "naive", 2) in events
     again = run()
-    assert events == [  # one for each run that is there
-        ("γ = 0", "centralized", 4),
-        ("γ = 0", "naive", 4),
-        ("γ = 1", "centralized", 3),
-        ("γ = 1", "naive", 3),
-    ]
-    (tmp_path / "out" / "γ_=_1" / "runs" / "naive-seed0" / "run.json").unlink()
+    assert events == []
+    for path in (tmp_path / "out" / "γ_=_1" / "runs" / "naive-seed0").glob("*.*"):
+        path.unlink()
     third = run()
     assert ("γ = 1", "naive", 1) in events
     assert ("γ = 0", "naive", 1) not in events

@@ -6,8 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from fednorm.algorithms import create_algorithm
-from fednorm.core.exchange import Solo
-from fednorm.core.layer import RoundContext
+from fednorm.core.layer import RoundContext, Solo
 from fednorm.nn.sync_norm import _Site, _Synchronized
 from support import ToyClients, assert_same_state, last, nested_model, task_of
 

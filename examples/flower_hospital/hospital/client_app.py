@@ -42,7 +42,9 @@ def evaluate(message: Message, context: Context) -> Message:
     config, folder = context.run_config, find_folder(context)
     data = load_images(folder, config)
     model = fednorm.flower.unpack(message, build_model(config), context)
-    if config["own-statistics"]:  # of its own images under the weights that have just arrived
+    if config[
+        "own-statistics"
+    ]:  # of this hospital's images, under the weights that have just arrived
         model = fednorm.calibrate(model, [make_batches(data)], exact=False)
     metrics = MetricRecord(score(model, data))
     if config["output"]:

@@ -4,12 +4,10 @@
 in their order, then a rule.
 """
 
-import ast
-import re
 from typing import TYPE_CHECKING, Any
 
 from fednorm.errors import ConfigError
-from fednorm.registry import Registry, export_lazily
+from fednorm.registry import Registry, export_lazily, format_call, parse_call
 
 if TYPE_CHECKING:
     from fednorm.aggregators.base import Pipeline, PreAggregator, Rule
@@ -21,6 +19,7 @@ __all__ = [
     "Pipeline",
     "check_client_count",
     "create_aggregator",
+    "format_aggregator",
     "list_aggregators",
 ]
 
@@ -32,32 +31,33 @@ AGGREGATORS: "Registry[Rule]" = Registry(
         "median": "coordinate_wise:Median",
         "trimmed_mean": "coordinate_wise:TrimmedMean",
         "mean_around_median": "coordinate_wise:MeanAroundMedian",
-        "geometric_median": "geometric_median:GeometricMedian",
-        "krum": "krum:Krum",
-        "multi_krum": "krum:MultiKrum",
-        "centered_clipping": "clipping:CenteredClipping",
+        "geometric_median": "vector_wise:GeometricMedian",
+        "krum": "vector_wise:Krum",
+        "multi_krum": "vector_wise:MultiKrum",
+        "centered_clipping": "vector_wise:CenteredClipping",
     },
+    "fednorm.aggregators.base:Rule",
 )
 
 PRE_AGGREGATORS: "Registry[PreAggregator]" = Registry(
     "pre-aggregation",
     __name__,
     {
-        "nnm": "mixing:NNM",
-        "bucketing": "mixing:Bucketing",
-        "norm_clipping": "clipping:NormClipping",
+        "nnm": "vector_wise:NNM",
+        "bucketing": "vector_wise:Bucketing",
+        "norm_clipping": "vector_wise:NormClipping",
     },
+    "fednorm.aggregators.base:PreAggregator",
 )
 
 __getattr__ = export_lazily(__name__, {"fednorm.aggregators.base": "Pipeline"})
-
-_STAGE = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*")
 
 
 def create_aggregator(text: str, f: int = 0) -> "Aggregator":
     """Create the aggregator that `text` names.
 
-    `f` is the number of Byzantine clients for every stage that does not set its own.
+    `f` is the number of Byzantine clients for every stage that does not set its own. Your own class
+    is "module:Class", as in "nnm > mine:Median(f=2)".
 
     >>> create_aggregator("nnm > trimmed_mean(f=1)", f=2)
     Pipeline(stages=(NNM(f=2),), rule=TrimmedMean(f=1))
@@ -70,10 +70,25 @@ def create_aggregator(text: str, f: int = 0) -> "Aggregator":
 
     *before, last = text.split(">")
     stages = tuple(_create_stage(PRE_AGGREGATORS, part, f) for part in before)
-    rule: Rule = _create_stage(AGGREGATORS, last, f)
+    rule: Any = _create_stage(AGGREGATORS, last, f)
     if not stages and isinstance(rule, Mean):
         return weighted_mean
     return Pipeline(stages, rule) if stages else rule
+
+
+def format_aggregator(rule: Any) -> str:
+    """Return an aggregator as text that `create_aggregator` reads.
+
+    >>> format_aggregator(create_aggregator("nnm > trimmed_mean(f=2)"))
+    'nnm > trimmed_mean(f=2)'
+    """
+    from fednorm.aggregators.base import Pipeline  # noqa: PLC0415 (as above)
+    from fednorm.core.aggregation import WeightedMean  # noqa: PLC0415 (as above)
+
+    if isinstance(rule, Pipeline):
+        before = [format_call(PRE_AGGREGATORS.describe(stage)) for stage in rule.stages]
+        return " > ".join([*before, format_aggregator(rule.rule)])
+    return "mean" if isinstance(rule, WeightedMean) else format_call(AGGREGATORS.describe(rule))
 
 
 def list_aggregators() -> list[str]:
@@ -82,7 +97,7 @@ def list_aggregators() -> list[str]:
     >>> list_aggregators()[:3]
     ['centered_clipping', 'geometric_median', 'krum']
     """
-    return sorted(AGGREGATORS)
+    return sorted(AGGREGATORS.list_names())
 
 
 def check_client_count(aggregator: "Aggregator", n: int) -> None:
@@ -101,33 +116,11 @@ at least 5 vectors, but it gets 4; lower f, choose another rule, or let more cli
 
 
 def _create_stage(registry: "Registry[Any]", text: str, f: int) -> Any:
-    match = _STAGE.fullmatch(text)
-    if match is None:
+    called = parse_call(text)
+    if called is None:
         raise ConfigError(
             f"{registry.kind} {text.strip()!r} is not a name with fields; "
             "write for example 'nnm > trimmed_mean(f=2)'."
         )
-    name, fields = match.groups()
-    registry.locate(name)
-    return registry.create(name, {"f": f} | _parse_fields(name, fields or ""))
-
-
-def _parse_fields(name: str, text: str) -> dict[str, Any]:
-    fields = {}
-    for part in filter(str.strip, text.split(",")):
-        field, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or field in fields:
-            raise ConfigError(
-                f"{name} got {part.strip()!r}, which is not a field or is set twice; "
-                f"write for example '{name}(f=2)'."
-            )
-        fields[field] = _parse_value(value)
-    return fields
-
-
-def _parse_value(text: str) -> Any:
-    """Parse a number or None; return any other text as it is."""
-    try:
-        return ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-        return text
+    name, fields = called
+    return registry.create(name, {"f": f} | fields)

@@ -5,14 +5,14 @@ from which stages compute the weights of whole rows, and once to combine them, b
 block of columns. No stage holds a second copy of the rows.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
-from fednorm.aggregators.columns import Scratch
-from fednorm.aggregators.rows import Vectors, as_rows, reduce_columns, sum_vectors
+from fednorm.aggregators.rows import Scratch, Vectors, as_rows, reduce_columns, sum_vectors
 from fednorm.core.aggregation import Aggregator
 from fednorm.errors import TooFewClientsError
 from fednorm.registry import param
@@ -21,12 +21,20 @@ Start: TypeAlias = Literal["half", "zero"]
 
 
 @dataclass(frozen=True)
-class Stage:
+class Stage(ABC):
     """One step of an aggregation; its fields are its settings."""
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # in messages; that of the class if it gives none
+    # Claims that the contract checks.
+    robust: ClassVar[bool] = True  # f Byzantine clients cannot move the result far
+    ordered: ClassVar[bool] = False  # the result depends on which client is which
 
     f: int = param(0, "how many clients may be Byzantine; fewer than half")
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
 
     def __post_init__(self) -> None:
         if not isinstance(self.f, int) or isinstance(self.f, bool) or self.f < 0:
@@ -54,9 +62,9 @@ class PreAggregator(Stage):
         """Return the number of vectors that `n` vectors become."""
         return n
 
+    @abstractmethod
     def mixing(self, vectors: Vectors) -> Tensor:
         """Return the matrix `[m, n]` whose product with the old vectors gives the new ones."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def __call__(self, rows: Tensor) -> Tensor:
@@ -70,9 +78,9 @@ class PreAggregator(Stage):
 class Rule(Stage, Aggregator):
     """Reduces many vectors to one; ignores the weights that clients report."""
 
+    @abstractmethod
     def combine(self, vectors: Vectors) -> Tensor:
         """Reduce the vectors to one."""
-        raise NotImplementedError
 
     def __call__(self, values: Tensor, weights: Tensor) -> Tensor:
         """Aggregate `[clients, *shape]` over the first axis."""
@@ -83,9 +91,9 @@ class Rule(Stage, Aggregator):
 class CoordinateRule(Rule):
     """A rule that reduces every coordinate independently."""
 
+    @abstractmethod
     def reduce(self, rows: Tensor, scratch: Scratch) -> Tensor:
         """Return one value for each column of `[n, width]`."""
-        raise NotImplementedError
 
     def combine(self, vectors: Vectors) -> Tensor:
         """Reduce each column."""
@@ -96,9 +104,9 @@ class CoordinateRule(Rule):
 class VectorRule(Rule):
     """A rule that returns a weighted sum of whole vectors."""
 
+    @abstractmethod
     def coefficients(self, vectors: Vectors) -> Tensor:
         """Return each vector's weight in the sum."""
-        raise NotImplementedError
 
     def combine(self, vectors: Vectors) -> Tensor:
         """Sum the vectors by their weights."""

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from fednorm.aggregators.base import CoordinateRule, VectorRule
-from fednorm.aggregators.columns import Scratch, sort_columns, trimmed_column_mean
-from fednorm.aggregators.rows import Vectors
+from fednorm.aggregators.rows import Scratch, Vectors, sort_columns, trimmed_column_mean
 
 
 @dataclass(frozen=True)
@@ -19,6 +18,7 @@ class Mean(VectorRule):
     """
 
     name: ClassVar[str] = "mean"
+    robust: ClassVar[bool] = False
 
     def coefficients(self, vectors: Vectors) -> Tensor:
         """Give every row the same weight."""

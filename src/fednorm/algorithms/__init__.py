@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from fednorm.algorithms.dsgd import DSGD
     from fednorm.algorithms.fedavg import FedAvg
 
-__all__ = ["ALGORITHMS", "SGD", "create_algorithm", "list_algorithms"]
+__all__ = ["ALGORITHMS", "DSGD", "SGD", "FedAvg", "create_algorithm", "list_algorithms"]
 
 ALGORITHMS: "Registry[FedAvg | DSGD]" = Registry(
     "algorithm",
@@ -22,9 +22,17 @@ ALGORITHMS: "Registry[FedAvg | DSGD]" = Registry(
         "fednova": "fednova:FedNova",
         "feddyn": "feddyn:FedDyn",
     },
+    "fednorm.core.algorithm:Algorithm",
 )
 
-__getattr__ = export_lazily(__name__, {"fednorm.algorithms.base": "SGD"})
+__getattr__ = export_lazily(
+    __name__,
+    {
+        "fednorm.algorithms.base": "SGD",
+        "fednorm.algorithms.dsgd": "DSGD",
+        "fednorm.algorithms.fedavg": "FedAvg",
+    },
+)
 
 
 def create_algorithm(name: str, **fields: Any) -> "FedAvg | DSGD":
@@ -42,4 +50,4 @@ def list_algorithms() -> list[str]:
     >>> list_algorithms()
     ['dsgd', 'fedavg', 'feddyn', 'fednova', 'fedprox', 'scaffold']
     """
-    return sorted(ALGORITHMS)
+    return sorted(ALGORITHMS.list_names())

@@ -88,6 +88,10 @@ class SGD:
         """Return what clients send with an update, by name: nothing."""
         return {}
 
+    def find_ranges(self, batches: int) -> Mapping[str, tuple[float, float]]:  # noqa: ARG002 (protocol)
+        """Return the range of single numbers that clients send: none does."""
+        return {}
+
     @property
     def server_optimizer(self) -> ServerOptimizer:
         """The server's optimizer."""

@@ -45,7 +45,7 @@ class FedDyn(FedAvg):
             )
         if not self.server_optimizer.is_plain:
             raise ValueError(
-                "feddyn has a server step of its own; leave server, server_lr and server_momentum "
+                "feddyn defines the server step; leave server, server_lr and server_momentum "
                 "out, or choose another algorithm."
             )
 

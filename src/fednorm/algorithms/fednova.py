@@ -10,6 +10,7 @@ Server: adds the mean of both multiplied, weighted by examples: mean(‖a‖₁)
 clients take equally many steps that is FedAvg.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fednorm.algorithms.fedavg import FedAvg
@@ -37,6 +38,10 @@ class FedNova(FedAvg):
         like = next(iter(update.values()), None)
         return {} if like is None else {_STEPS: like.new_zeros(())}
 
+    def find_ranges(self, batches: int) -> Mapping[str, tuple[float, float]]:
+        """Return the range of the weight of steps: a client cannot claim more than it took."""
+        return {_STEPS: (1.0, self.sum_weights(batches))}
+
     def local(self, work: LocalWork) -> LocalResult:
         """Train, and normalize the change."""
         trained = super().local(work)
@@ -51,7 +56,7 @@ class FedNova(FedAvg):
         """Return the mean normalized change times the mean weight of steps."""
         if _STEPS not in combined.momentum:
             return combined.update
-        weight = combined.momentum[_STEPS].clamp_min(1.0)  # less than of one step is false
+        weight = combined.momentum[_STEPS].clamp_min(1.0)  # a robust rule's may be less
         return {name: weight * change for name, change in combined.update.items()}
 
     def apply(self, state: ServerState, combined: CombinedReplies) -> ServerState:

@@ -13,6 +13,11 @@ large both ways.
 η_g is `server_lr`. With local momentum, which the paper has not, K becomes what the gradients
 weigh in y - x, as in FedNova, so that c_i is still a mean of gradients. Personal parameters have no
 control variates. Option I, a pass over all the client's data at x, is not here.
+
+The paper uses every reply. Here c_i moves only if its change is used, as c does: else c would
+differ from the mean of all c_i until the run ends, and a client whose replies are always rejected
+would drift from c until its loss is NaN. A node of Flower is not told, so there c_i moves always.
+After a round that `rollback` undoes, c_i has moved as well; the next one renews it from gradients.
 """
 
 from dataclasses import dataclass, replace

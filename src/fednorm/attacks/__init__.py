@@ -1,14 +1,19 @@
-"""Attacks of Byzantine clients: one file and one line of the registry for each."""
+"""Attacks of Byzantine clients: one class and one line of the registry for each."""
 
 from typing import TYPE_CHECKING, Any
 
 from fednorm.registry import Registry, export_lazily
 
 if TYPE_CHECKING:
-    from fednorm.attacks.adversary import Adversary, apply_attack, choose_byzantine
-    from fednorm.attacks.backdoor import Backdoor
+    from fednorm.attacks.adversary import (
+        Adversary,
+        TrackedLayer,
+        apply_attack,
+        choose_byzantine,
+        find_tracked_layers,
+    )
     from fednorm.attacks.base import Attack, DataAttack, DataInfo
-    from fednorm.attacks.translation import TrackedLayer, find_tracked_layers
+    from fednorm.attacks.simple import Backdoor
 
 __all__ = [
     "ATTACKS",
@@ -29,25 +34,27 @@ ATTACKS: "Registry[Attack]" = Registry(
     "attack",
     __name__,
     {
-        "sign_flip": "sign_flip:SignFlip",
-        "foe": "foe:FallOfEmpires",
-        "alie": "alie:ALittleIsEnough",
-        "mimic": "mimic:Mimic",
-        "gaussian": "gaussian:Gaussian",
-        "non_finite": "non_finite:NonFinite",
-        "replacement": "model_replacement:ModelReplacement",
-        "label_flip": "label_flip:LabelFlip",
-        "backdoor": "backdoor:Backdoor",
+        "sign_flip": "simple:SignFlip",
+        "foe": "omniscient:FallOfEmpires",
+        "alie": "omniscient:ALittleIsEnough",
+        "mimic": "omniscient:Mimic",
+        "gaussian": "simple:Gaussian",
+        "non_finite": "simple:NonFinite",
+        "replacement": "simple:ModelReplacement",
+        "label_flip": "simple:LabelFlip",
+        "backdoor": "simple:Backdoor",
     },
+    "fednorm.attacks.base:Attack",
 )
 
 __getattr__ = export_lazily(
     __name__,
     {
-        "fednorm.attacks.adversary": "Adversary apply_attack choose_byzantine",
-        "fednorm.attacks.backdoor": "Backdoor",
+        "fednorm.attacks.simple": "Backdoor",
         "fednorm.attacks.base": "Attack DataAttack DataInfo",
-        "fednorm.attacks.translation": "TrackedLayer find_tracked_layers",
+        "fednorm.attacks.adversary": (
+            "Adversary TrackedLayer apply_attack choose_byzantine find_tracked_layers"
+        ),
     },
 )
 
@@ -67,4 +74,4 @@ def list_attacks() -> list[str]:
     >>> list_attacks()[:3]
     ['alie', 'backdoor', 'foe']
     """
-    return sorted(ATTACKS)
+    return sorted(ATTACKS.list_names())

@@ -1,5 +1,6 @@
 """The interface of attacks: change the messages of a Byzantine client, or its training data."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,20 +22,20 @@ class AttackContext:
         return len(self.honest) + self.byzantine
 
 
-class Attack:
+class Attack(ABC):
     """A frozen dataclass; its fields are its settings.
 
     `corrupt` makes the tensors of an update and the means of statistics. A variance is clamped at
     0, as the server rejects a negative one. Statistics are running statistics, as FBN's Algorithm 2
-    sends them; where clients send moments, `translation.py` translates them.
+    sends them; where clients send moments, `adversary.py` translates them.
     """
 
     omniscient: ClassVar[bool] = False  # whether it sees what honest clients send
     on_data: ClassVar[bool] = False  # whether it changes only the client's data
 
+    @abstractmethod
     def corrupt(self, own: Tensor, context: AttackContext) -> Tensor:
         """Return the tensor to send instead of the client's `own`."""
-        raise NotImplementedError
 
     def corrupt_variance(self, own: Tensor, context: AttackContext) -> Tensor:
         """Return the variance to send instead of the client's `own`."""
@@ -46,11 +47,11 @@ class DataAttack(Attack):
 
     on_data: ClassVar[bool] = True
 
+    @abstractmethod
     def poison(
         self, x: Tensor, y: Tensor, info: "DataInfo", rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """Return the batch to train on instead of `x` and `y`."""
-        raise NotImplementedError
 
     def corrupt(self, own: Tensor, context: AttackContext) -> Tensor:
         """Return the client's own tensor: only its data are poisoned."""

@@ -12,7 +12,8 @@ from rich.markup import escape
 
 from fednorm.cli.compare import compare, run
 from fednorm.cli.data import app as data
-from fednorm.cli.doctor import doctor
+from fednorm.cli.doctor import check, doctor
+from fednorm.cli.folders import export, report
 from fednorm.cli.listing import list_, show
 from fednorm.cli.reproduce import reproduce, ring
 from fednorm.cli.terminal import Command, console, errors
@@ -30,11 +31,14 @@ app = typer.Typer(
 )
 app.command(cls=Command)(compare)
 app.command(cls=Command)(run)
+app.command(cls=Command)(report)
+app.command(cls=Command)(export)
 app.command(cls=Command)(reproduce)
 app.add_typer(data, name="data")
 app.command(cls=Command)(ring)
 app.command(cls=Command)(doctor)
 app.command("list", cls=Command)(list_)
+app.command(cls=Command)(check)
 app.command(cls=Command)(show)
 
 

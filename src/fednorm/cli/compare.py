@@ -1,22 +1,25 @@
 """`fednorm compare` and `fednorm run`."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fednorm.cli.listing import complete_setting
 from fednorm.cli.options import (
+    Callbacks,
     CheckpointEvery,
     DataDir,
     Fresh,
+    KeepState,
     LearningRate,
     Momentum,
     Out,
     Resume,
     Set,
     Workers,
+    complete_setting,
     default_workers,
     exit_if_interrupted,
     list_overrides,
@@ -24,8 +27,9 @@ from fednorm.cli.options import (
     prefetch,
     take_settings,
 )
-from fednorm.cli.terminal import console, errors
+from fednorm.cli.terminal import catch_interrupts, console, errors, show_conversions
 from fednorm.errors import ConfigError
+from fednorm.experiment.callbacks import parse_callbacks
 from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.load import (
     build_experiment,
@@ -45,6 +49,8 @@ _OPTIONS = (
     "data",
     "data_dir",
     "model",
+    "loss",
+    "metrics",
     "partition",
     "clients",
     "participation",
@@ -77,6 +83,7 @@ def compare(  # noqa: PLR0913 (each option is one choice)
     data_dir: DataDir = None,
     lr: LearningRate = None,
     momentum: Momentum = None,
+    callbacks: Callbacks = None,
     config: Annotated[Path | None, typer.Option(help="TOML file to start from")] = None,
     settings: Set = None,
     swept: Annotated[
@@ -102,6 +109,7 @@ def compare(  # noqa: PLR0913 (each option is one choice)
     checkpoint_every: CheckpointEvery = None,
     resume: Resume = True,
     fresh: Fresh = False,
+    keep_state: KeepState = False,
 ) -> None:
     """Run strategies side by side and write a table, a plot and a report.
 
@@ -117,18 +125,27 @@ def compare(  # noqa: PLR0913 (each option is one choice)
     extra = list_overrides(given, lr, momentum, data_dir)
     plain = read_toml(config) if config else {}
     values = override_settings({**plain, **given}, [*extra, *(settings or [])])
+    values = _add_callbacks(values, callbacks)
     for text in swept or []:
         values = expand_sweep(values, text)
     if tuned:
         values["tune"] = dict(parse_choices(text, "--tune") for text in tuned)
     experiment = build_experiment(values)
     folder = out or _choose_folder(experiment, config, plain)
-    _run(experiment, folder, workers, _make_policy(checkpoint_every, resume=resume), fresh=fresh)
+    saving = _make_policy(checkpoint_every, resume=resume, keep=keep_state)
+    _run(experiment, folder, workers, saving, fresh=fresh)
 
 
 def run(  # noqa: PLR0913, PLR0917 (each option is one choice)
-    config: Annotated[Path, typer.Argument(help="TOML file that describes the experiment")],
+    config: Annotated[
+        Path, typer.Argument(help="TOML file that describes the experiment, or a results folder")
+    ],
     settings: Set = None,
+    callbacks: Callbacks = None,
+    extend: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="ROUNDS", help="train on, up to this round"),
+    ] = None,
     engine: Annotated[str | None, typer.Option(help=option_help("engine"))] = None,
     superlink: Annotated[
         str | None,
@@ -142,20 +159,35 @@ def run(  # noqa: PLR0913, PLR0917 (each option is one choice)
     checkpoint_every: CheckpointEvery = None,
     resume: Resume = True,
     fresh: Fresh = False,
+    keep_state: KeepState = False,
 ) -> None:
     """Run an experiment from a TOML file, as `compare` writes it next to its results.
 
     A file with `[[panels]]` is several experiments on one page (docs/sweeps.md).
 
-    Example: `fednorm run results/compare/config.toml --set rounds=100`
+    For example:
+
+    - `fednorm run results/compare/config.toml --set rounds=100`
+
+    - `fednorm run results/latest --extend 1000`
     """
-    saving = _make_policy(checkpoint_every, resume=resume)
+    saving = _make_policy(checkpoint_every, resume=resume, keep=keep_state)
+    if config.is_dir():  # which holds what it is to hold
+        config, out = config / "config.toml", out or config.resolve()
     plain = read_toml(config)
     if "panels" in plain:
         _run_panels(config, settings or [], out, workers, fresh=fresh)
         return
     values = override_settings(plain, settings or []) | ({"engine": engine} if engine else {})
-    experiment = build_experiment(values)
+    values = _add_callbacks(values, callbacks)
+    experiment = build_experiment(values | ({"rounds": extend} if extend else {}))
+    if extend:
+        from fednorm.experiment.extension import extend_folder
+
+        if fresh or superlink or not resume:
+            raise ConfigError("--extend goes without --fresh, --no-resume and --superlink.")
+        out = out or config.resolve().parent
+        experiment = extend_folder(out, experiment)
     folder = out or _choose_folder(experiment, config, plain)
     if superlink is None:
         _run(experiment, folder, workers, saving, fresh=fresh)
@@ -194,23 +226,33 @@ def _choose_folder(experiment: Experiment, config: Path | None, plain: dict[str,
     return choose_folder(experiment, base, reference=reference)
 
 
-def _make_policy(every: int | None, *, resume: bool) -> "CheckpointPolicy":
+def _add_callbacks(values: dict[str, Any], added: list[str] | None) -> dict[str, Any]:
+    """Return the values with callbacks of the command line after those of the file."""
+    if not added:
+        return values
+    before = parse_callbacks(values.get("callbacks", []))
+    new = [one for text in added for one in parse_callbacks(text)]
+    return {**values, "callbacks": [*before, *(one for one in new if one not in before)]}
+
+
+def _make_policy(every: int | None, *, resume: bool, keep: bool) -> "CheckpointPolicy":
     from fednorm.experiment.job import CheckpointPolicy
 
-    return CheckpointPolicy(every, resume)
+    most = sys.maxsize if keep else CheckpointPolicy.most_kept
+    return CheckpointPolicy(every, resume, most)
 
 
 def _submit(
     experiment: Experiment, superlink: "SuperLink", out: Path, saving: "CheckpointPolicy"
 ) -> None:
-    from fednorm.cli.run_progress import show_progress
+    from fednorm.experiment.callbacks.base import Monitor
+    from fednorm.experiment.callbacks.progress import show_progress
     from fednorm.experiment.flower.submit import submit
-    from fednorm.experiment.run import Monitor
 
     if experiment.engine != "flower":
         raise ConfigError("--superlink needs --engine flower.")
-    with show_progress(experiment, console) as show_round:
-        comparison = submit(experiment, superlink, out, Monitor([show_round]), saving)
+    with show_progress(experiment, console, errors) as progress:
+        comparison = submit(experiment, superlink, out, Monitor([progress]), saving)
     _show(comparison, out)
 
 
@@ -222,23 +264,23 @@ def _run(
     *,
     fresh: bool,
 ) -> None:
-    from fednorm.cli.run_progress import catch_interrupts, show_conversions, show_progress
+    from fednorm.experiment.callbacks.base import Monitor
+    from fednorm.experiment.callbacks.progress import show_progress
     from fednorm.experiment.comparison import run_comparison
-    from fednorm.experiment.run import Monitor
     from fednorm.experiment.run_folder import clear_folder
 
     if fresh:
         clear_folder(out)
     prefetch(experiment)
     with (
-        show_progress(experiment, console) as show_round,
+        show_progress(experiment, console, errors) as progress,
         show_conversions(console),
         catch_interrupts() as stop,
     ):
         comparison = run_comparison(
             experiment,
             folder=out,
-            monitor=Monitor([show_round], stop),
+            monitor=Monitor([progress], stop),
             workers=workers or default_workers(experiment),
             saving=saving,
         )

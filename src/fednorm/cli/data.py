@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fednorm.cli.listing import complete_key
+from fednorm.cli.options import complete_key
 from fednorm.cli.terminal import Command, console
 from fednorm.data import DATASETS
 from fednorm.errors import ConfigError

@@ -1,4 +1,4 @@
-"""`fednorm doctor`."""
+"""`fednorm doctor`, which examines a model, and `fednorm check`, which examines your class."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,15 +15,18 @@ from fednorm.cli.options import (
     LearningRate,
     Momentum,
     Set,
+    complete_key,
     list_overrides,
     take_settings,
 )
-from fednorm.cli.terminal import console, errors
+from fednorm.cli.terminal import catch_interrupts, console, errors
 from fednorm.experiment.schema.load import override_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fednorm.experiment.results import Event
-    from fednorm.experiment.run import Callback
+
 
 _OPTIONS = (
     *("model", "data", "data_dir", "partition", "clients", "participation", "algorithm", "lr"),
@@ -36,7 +39,12 @@ _OPTIONS = (
 def doctor(  # noqa: PLR0913 (each option is one choice)
     given: dict[str, Any],
     *,
-    model: Annotated[str, typer.Argument(help="a model's name, or package.module:function")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="a model's name, or package.module:function", autocompletion=complete_key("model")
+        ),
+    ],
     data_dir: DataDir = None,
     lr: LearningRate = None,
     momentum: Momentum = None,
@@ -63,10 +71,9 @@ def doctor(  # noqa: PLR0913 (each option is one choice)
 
     - `fednorm doctor mine.models:net --shape 3,32,32`
     """
-    from fednorm.cli.run_progress import catch_interrupts
     from fednorm.doctor import examine, read_budget, read_shape, save
     from fednorm.doctor import show as show_report
-    from fednorm.experiment.run import Monitor
+    from fednorm.experiment.callbacks.base import Monitor
 
     limit = read_budget(budget)
     overrides = [*list_overrides(given, lr, momentum, data_dir), *(settings or [])]
@@ -94,7 +101,7 @@ def doctor(  # noqa: PLR0913 (each option is one choice)
 
 
 @contextmanager
-def _show_race(seconds: float | None) -> "Iterator[Callback]":
+def _show_race(seconds: float | None) -> "Iterator[Callable[[Event], None]]":
     """Show how much of the budget the race has used, and who is running."""
     columns = (TextColumn("race"), BarColumn(), TextColumn("{task.description}"))
     bar = Progress(*columns, TimeElapsedColumn(), console=errors, transient=True)
@@ -112,3 +119,55 @@ def _show_race(seconds: float | None) -> "Iterator[Callback]":
 
     with bar:
         yield on_round
+
+
+_KINDS = ("strategy", "algorithm", "aggregator", "pre-aggregation", "attack", "partition", "model")
+
+
+def check(
+    name: Annotated[
+        str, typer.Argument(help="module:Class, with fields in brackets if it needs some")
+    ],
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            help=f"one of {', '.join(_KINDS)}, loss, metric [what the class derives from]",
+            autocompletion=lambda incomplete: [k for k in _KINDS if k.startswith(incomplete)],
+        ),
+    ] = None,
+    *,
+    fast: Annotated[bool, typer.Option("--fast", help="start no worker processes")] = False,
+) -> None:
+    """Check whether a class of yours keeps the rules that fednorm's own keep.
+
+    It trains on tiny clients, a few seconds long, and prints a line for each promise: ✓ if it is
+    kept, ✗ with what is wrong and what to do. The exit code is 1 if one is broken. The file may be
+    in the current directory; nothing needs to be installed.
+
+    - `fednorm check mine:Mine`
+
+    - `fednorm check "mine:Mine(alpha=0.5)"`
+
+    - `fednorm check "mine:Split=0.3" --kind partition`
+
+    - `fednorm check mine:focal --kind loss`
+
+    A strategy is checked for: a round that is a pure function, a role for every tensor, strict
+    loading, evaluation that depends on no other sample, engines that agree, export, and resumption.
+    An aggregator: its result does not depend on the order of clients, and f Byzantine ones cannot
+    move it far. A partition: every sample has one client, and the seed alone decides. See
+    docs/plugins.md.
+    """
+    from fednorm.contract import examine_plugin, guess_kind
+    from fednorm.report.format import Column, make_table
+
+    kind = {"data": "data set"}.get(kind or "", kind) or guess_kind(name)
+    findings = list(examine_plugin(name, kind, fast=fast))
+    rows = [["✗" if one.problem else "✓", one.promise, one.problem] for one in findings]
+    columns = [Column(""), Column("promise", wraps=True), Column("what is wrong", wraps=True)]
+    console.print(make_table(columns, rows, title=f"{kind} {name}", ruled=False))
+    broken = sum(bool(one.problem) for one in findings)
+    if broken:
+        console.print(f"{broken} of {len(findings)} promises are broken.")
+        raise typer.Exit(1)
+    console.print(f"All {len(findings)} promises are kept.")

@@ -5,12 +5,13 @@ text of its module. A base class or a constant of another module of the package 
 """
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Annotated, Any, TypeAlias, get_args
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group
@@ -23,8 +24,10 @@ from fednorm.attacks import ATTACKS
 from fednorm.cli.terminal import console
 from fednorm.data import DATASETS
 from fednorm.data.partition import PARTITIONS
+from fednorm.experiment.callbacks import CALLBACKS
 from fednorm.experiment.schema.config import Experiment
 from fednorm.models import MODELS
+from fednorm.names import find_plugin, find_source, name_package, warn_once
 from fednorm.registry import Registry, unknown
 from fednorm.report.format import Column, format_toml, make_table
 from fednorm.strategies import STRATEGIES
@@ -55,9 +58,13 @@ KINDS: Mapping[str, Registry[Any]] = {
     "partitions": PARTITIONS,
     "data": DATASETS,
     "models": MODELS,
+    "callbacks": CALLBACKS,
+    "losses": Registry("loss", __package__, {}),
+    "metrics": Registry("metric", __package__, {}),
 }
 _KEYS = "keys"
 _SINGULAR = {"strategy": "strategies", "dataset": "data", "datasets": "data"}
+_SINGULAR |= {"loss": "losses"}
 _SINGULAR |= {kind.removesuffix("s"): kind for kind in KINDS if kind != "strategies"}
 
 
@@ -73,62 +80,19 @@ def find_kind(name: str) -> str:
     return found
 
 
-# What the shell offers on TAB.
-
-Complete: TypeAlias = Callable[[str], list[str]]
-
-
-def complete_key(key: str) -> Complete:
-    """Return what completes the value of a key of the experiment.
-
-    >>> complete_key("strategies")("gn,fixb"), complete_key("attack_target")("s")
-    (['gn,fixbn'], ['statistics'])
-    """
-
-    def complete(incomplete: str) -> list[str]:
-        before, comma, last = incomplete.rpartition(",")
-        return [f"{before}{comma}{value}" for value in _select(list_values(key), last)]
-
-    return complete
-
-
-def list_values(key: str) -> list[str]:
-    """Return the values of a key that have names.
-
-    >>> list_values("partition")[:2]
-    ['iid', 'gamma=']
-    """
-    kind = {"statistics_aggregator": "aggregators"}.get(key, key)
-    registry = KINDS.get(kind) or KINDS.get(f"{kind}s") or KINDS.get(f"{kind}es")
-    if key == "partition" and registry:
-        return [f"{name}=" if find_argument(name) else name for name in registry]
-    if key == "device":
-        return ["auto", "cpu", "cuda"]
-    field = Experiment.model_fields.get(key)
-    words = get_args(field.annotation) if field else ()
-    return list(registry or (word for word in words if isinstance(word, str)))
-
-
-def complete_setting(incomplete: str) -> list[str]:
-    """Complete the key of `--set` and `--sweep`.
-
-    >>> complete_setting("unseen_c")
-    ['unseen_clients=']
-    """
-    return _select((f"{key}=" for key in Experiment.model_fields), incomplete)
-
-
 def complete_kind(incomplete: str) -> list[str]:
     """Complete a kind of `list` and `show`."""
-    return _select(KINDS, incomplete)
+    return select_start([*KINDS, _KEYS], incomplete)
 
 
 def complete_entry(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete a name of the kind that `show` was given."""
-    return _select(KINDS[find_kind(ctx.params["kind"])], incomplete)
+    kind = _SINGULAR.get(ctx.params["kind"], ctx.params["kind"])
+    return select_start(KINDS[kind].list_names() if kind in KINDS else (), incomplete)
 
 
-def _select(values: Iterable[str], start: str) -> list[str]:
+def select_start(values: Iterable[str], start: str) -> list[str]:
+    """Return the values that begin with what was typed."""
     return [value for value in values if value.startswith(start)]
 
 
@@ -141,7 +105,12 @@ def list_(
         ),
     ] = None,
 ) -> None:
-    """List strategies, algorithms, aggregators, attacks, partitions, data sets and models."""
+    """List strategies, algorithms, aggregators, attacks, partitions, data, models, callbacks.
+
+    Those of installed packages are listed with the name of the package; losses and metrics have
+    no others. Your own class needs no list: give it as module:Class, and try it with
+    `fednorm check mine:Mine`.
+    """
     if kind in {"key", _KEYS}:
         console.print(_list_keys())
         return
@@ -149,8 +118,25 @@ def list_(
     for title in [find_kind(kind)] if kind else list(KINDS):
         known = KINDS[title]
         write = _write_partition if title == "partitions" else str
-        rows = ([write(name), read_docstring(*known.locate(name))[0]] for name in known)
+        rows = [[write(name), read_docstring(*known.locate(name))[0]] for name in known]
+        rows += list(_list_plugins(title))
+        if not rows:
+            if kind:
+                console.print(f"No package has {title}; give yours as package.module:function.")
+            continue
         console.print(make_table(columns, rows, title=title, ruled=False))
+
+
+def _list_plugins(kind: str) -> Iterator[list[str]]:
+    """Yield name and description of what installed packages add; warn of what is broken."""
+    for name, point in KINDS[kind].list_plugins().items():
+        package = name_package(point)
+        if find_source(point.module) is None:
+            warn_once(f"package {package!r} registers {name!r}, but {point.module!r} is missing.")
+            continue
+        with contextlib.suppress(SyntaxError, UnicodeError):  # an import tells of it
+            said = read_docstring(point.module, point.attr)[0]
+            yield [name, f"{said} (package {package})"]
 
 
 def _list_keys() -> Table:
@@ -193,12 +179,14 @@ def show(
     ],
     name: Annotated[
         str,
-        typer.Argument(help="a name that `fednorm list` shows", autocompletion=complete_entry),
+        typer.Argument(
+            help="a name that `fednorm list` shows, or module:Class", autocompletion=complete_entry
+        ),
     ],
 ) -> None:
     """Show a method, its paper and its parameters.
 
-    Example: `fednorm show strategy fbn`
+    Examples: `fednorm show strategy fbn`, `fednorm show strategy mine:Mine`
     """
     console.print(describe_entry(find_kind(kind), name))
 
@@ -208,9 +196,15 @@ def describe_entry(kind: str, name: str) -> Group:
     from rich.markdown import Markdown
 
     place = KINDS[kind].locate(name)
-    summary, text = read_docstring(*place)
+    if KINDS[kind].has_own(name):
+        (summary, text), fields = read_docstring(*place), read_fields(*place)
+    else:
+        is_function = kind in {"losses", "metrics"}
+        found = find_plugin(KINDS[kind].kind, name) if is_function else KINDS[kind].find(name)
+        summary, text = inspect_docstring(found)
+        fields = inspect_fields(found)
     heading = Text(f"{name}: {summary}\n", style="bold")
-    return Group(heading, Markdown(text), Text(), _tabulate_parameters(read_fields(*place)))
+    return Group(heading, Markdown(text), Text(), _tabulate_parameters(fields))
 
 
 def _tabulate_parameters(fields: list["FieldDocs"]) -> Table | Text:
@@ -239,8 +233,30 @@ def read_docstring(module: str, name: str) -> tuple[str, str]:
     >>> read_docstring("fednorm.errors", "ConfigError")[0]
     'A configuration that cannot be run; the message says what to change.'
     """
-    summary, _, text = (ast.get_docstring(_find(module, name)[1]) or "").partition("\n")
-    return summary, text.strip() or ast.get_docstring(_parse(module)) or ""
+    place, node = _find(module, name)
+    documented = isinstance(node, ast.ClassDef | ast.FunctionDef)
+    summary, _, text = ((ast.get_docstring(node) if documented else "") or "").partition("\n")
+    return summary, text.strip() or ast.get_docstring(_parse(place)) or ""
+
+
+def inspect_docstring(found: Any) -> tuple[str, str]:
+    """Return what `read_docstring` does, of a class or function that was imported."""
+    summary, _, text = inspect.cleandoc(found.__doc__ or "").partition("\n")
+    module = inspect.getmodule(found)
+    return summary, text.strip() or inspect.cleandoc(getattr(module, "__doc__", None) or "")
+
+
+def inspect_fields(found: Any) -> list["FieldDocs"]:
+    """Return the fields of a dataclass that was imported; a function has none."""
+    if not dataclasses.is_dataclass(found):
+        return []
+    fields = []
+    for one in dataclasses.fields(found):
+        default = None if one.default is dataclasses.MISSING else str(one.default)
+        if one.default_factory is not dataclasses.MISSING:
+            default = str(one.default_factory())
+        fields.append(FieldDocs(one.name, default, one.metadata.get("help", "")))
+    return fields
 
 
 def read_fields(module: str, name: str) -> list[FieldDocs]:
@@ -254,17 +270,17 @@ def read_fields(module: str, name: str) -> list[FieldDocs]:
 
 @cache
 def _parse(module: str) -> ast.Module:
-    spec = find_spec(module)
-    if spec is None or spec.origin is None:
+    source = find_source(module)
+    if source is None:
         raise ImportError(f"there is no module {module}.")
-    return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    return ast.parse(source.read_text(encoding="utf-8"))
 
 
 def _find(module: str, name: str) -> tuple[str, Any]:
     """Return where a name of a module is defined, and its class or its value."""
     for node in _parse(module).body:
         match node:
-            case ast.ClassDef(name=found) if found == name:
+            case ast.ClassDef(name=found) | ast.FunctionDef(name=found) if found == name:
                 return module, node
             case ast.Assign(targets=[ast.Name(id=found)], value=value) if found == name:
                 return module, value
@@ -272,11 +288,16 @@ def _find(module: str, name: str) -> tuple[str, Any]:
                 for target, value in zip(names, values, strict=True):
                     if ast.unparse(target) == name:
                         return module, value
-            case ast.ImportFrom(module=str(source)) if source.startswith("fednorm."):
+            case ast.ImportFrom(module=str(source)) if _is_near(source, module):
                 for alias in node.names:
                     if name == (alias.asname or alias.name):
                         return _find(source, alias.name)
     return module, None
+
+
+def _is_near(source: str, module: str) -> bool:
+    """Return whether a module is fednorm's, or of the package of the module that imports it."""
+    return source.partition(".")[0] in {"fednorm", module.partition(".")[0]}
 
 
 def _list_fields(module: str, name: str) -> Iterator[FieldDocs]:

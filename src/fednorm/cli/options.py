@@ -4,17 +4,90 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, TypeAlias, get_args, get_origin
 
 import typer
 
-from fednorm.cli.listing import complete_key, complete_setting
+from fednorm.cli.listing import KINDS, find_argument, read_fields, select_start
 from fednorm.cli.terminal import errors
 from fednorm.errors import ConfigError, FednormError
 from fednorm.experiment.schema.config import Experiment
+from fednorm.registry import Registry
 from fednorm.system import count_cores
 
 INTERRUPTED = 130
+
+Complete: TypeAlias = Callable[[str], list[str]]  # offers on TAB what fits what was typed
+
+
+def complete_key(key: str) -> Complete:
+    """Return what completes the value of a key of the experiment.
+
+    >>> complete_key("strategies")("gn,fixb"), complete_key("attack_target")("s")
+    (['gn,fixbn'], ['statistics'])
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        return complete_words(*list_values(key))(incomplete)
+
+    return complete
+
+
+def list_values(key: str) -> list[str]:
+    """Return the values of a key that have names.
+
+    >>> list_values("partition")[:2]
+    ['iid', 'gamma=']
+    """
+    kind = {"statistics_aggregator": "aggregators"}.get(key, key)
+    kind = next((name for name in (kind, f"{kind}s", f"{kind}es") if name in KINDS), kind)
+    registry = KINDS.get(kind, Registry(kind, "", {}))
+    if key == "partition":
+        own = [f"{name}=" if find_argument(name) else name for name in registry]
+        return [*own, *registry.list_plugins()]
+    if key == "device":
+        return ["auto", "cpu", "cuda"]
+    field = Experiment.model_fields.get(key)
+    words = get_args(field.annotation) if field else ()
+    if kind in KINDS:
+        return registry.list_names()
+    return [word for word in words if isinstance(word, str)]
+
+
+def complete_setting(incomplete: str) -> list[str]:
+    """Complete the key of `--set` and `--sweep`, a field of its table, or its value.
+
+    >>> complete_setting("unseen_c"), complete_setting("algorithm.server_l")
+    (['unseen_clients='], ['algorithm.server_lr='])
+    >>> complete_setting("partition=iid,dirichlet_")
+    ['partition=iid,dirichlet_unbalanced=']
+    """
+    key, assigned, value = incomplete.partition("=")
+    if assigned:
+        return [f"{key}={found}" for found in complete_key(key)(value)]
+    table, dot, _ = incomplete.partition(".")
+    if not dot:
+        return select_start((f"{key}=" for key in Experiment.model_fields), incomplete)
+    kind = {"strategy": "strategies"}.get(table, f"{table}s" if f"{table}s" in KINDS else table)
+    known = KINDS.get(kind)
+    places = [known.locate(name) for name in known] if known else []
+    fields = (field.name for place in places for field in read_fields(*place))
+    return select_start(dict.fromkeys(f"{table}.{field}=" for field in fields), incomplete)
+
+
+def complete_words(*words: str) -> Complete:
+    """Return what completes one or several of some words, with commas between.
+
+    >>> complete_words("csv", "pdf", "png")("csv,p")
+    ['csv,pdf', 'csv,png']
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{word}" for word in select_start(words, last)]
+
+    return complete
+
 
 Set = Annotated[
     list[str] | None,
@@ -30,6 +103,18 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="repeat runs that the folde
 Resume = Annotated[bool, typer.Option(help="continue runs that were stopped, or start over")]
 CheckpointEvery = Annotated[
     int | None, typer.Option(min=1, help="rounds between checkpoints [every 10 seconds]")
+]
+Callbacks = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--callback",
+        metavar="NAME",
+        help="follows the runs: early_stopping(patience=5), or module:Class",
+        autocompletion=complete_key("callbacks"),
+    ),
+]
+KeepState = Annotated[
+    bool, typer.Option("--keep-state", help="keep last states over 100 MB too, for run --extend")
 ]
 DataDir = Annotated[Path | None, typer.Option(help="folder with your copy of the data")]
 LearningRate = Annotated[float | None, typer.Option(help="learning rate [0.05]")]

@@ -17,19 +17,27 @@ from fednorm.cli.options import (
     option_help,
     prefetch,
 )
-from fednorm.cli.terminal import console
+from fednorm.cli.terminal import catch_interrupts, console, errors
 from fednorm.errors import ConfigError
 from fednorm.experiment.schema.config import Experiment
 from fednorm.report.format import Column, make_table
-from fednorm.reproduce.scale import SCALES, Scale
+from fednorm.reproduce.figure import SCALES, Scale, list_figures
 
 if TYPE_CHECKING:
-    from fednorm.experiment.run import Monitor
+    from fednorm.experiment.callbacks.base import Monitor
     from fednorm.reproduce.run_figure import FigureRequest
 
 
 def reproduce(  # noqa: PLR0913, PLR0917 (each option is one choice)
-    name: Annotated[str | None, typer.Argument(help="a table or figure that --list shows")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="a table or figure that --list shows",
+            autocompletion=lambda incomplete: [
+                f for f in list_figures() if f.startswith(incomplete)
+            ],
+        ),
+    ] = None,
     scale: Annotated[
         Scale, typer.Option(help="; ".join(f"{key}: {text}" for key, text in SCALES.items()))
     ] = "short",
@@ -113,12 +121,12 @@ def run_panels(
 
 @contextmanager
 def _show_panel(title: str, experiment: Experiment) -> Iterator["Monitor"]:
-    from fednorm.cli.run_progress import catch_interrupts, show_progress
-    from fednorm.experiment.run import Monitor
+    from fednorm.experiment.callbacks.base import Monitor
+    from fednorm.experiment.callbacks.progress import show_progress
 
     console.print(title, style="bold", markup=False)
-    with show_progress(experiment, console) as show_round, catch_interrupts() as stop:
-        yield Monitor([show_round], stop)
+    with show_progress(experiment, console, errors) as progress, catch_interrupts() as stop:
+        yield Monitor([progress], stop)
 
 
 def _list_known() -> Table:

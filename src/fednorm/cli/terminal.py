@@ -1,7 +1,17 @@
-"""What commands write: the consoles, and help with options in groups, a line each."""
+"""What commands write: the consoles, help with grouped options, and the live view of a comparison.
+
+The live view ends by Ctrl-C. What it needs of experiments is imported when it is shown: help
+answers without torch.
+"""
 
 import inspect
-from typing import Any
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
 import typer
@@ -10,6 +20,9 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from fednorm.registry import RENAMED
+
+if TYPE_CHECKING:
+    pass
 
 console = Console()
 errors = Console(stderr=True)
@@ -21,14 +34,24 @@ _GROUPS = {
     ),
     "Training and evaluation": (
         *("algorithm", "lr", "momentum", "rounds", "batch_size", "local_steps", "local_epochs"),
-        *("seeds", "eval_every", "evaluate", "diagnose"),
+        *("seeds", "eval_every", "evaluate", "diagnose", "loss", "metrics", "callbacks", "extend"),
     ),
     "Faults": (
         *("attack", "attack_target", "byzantine", "aggregator", "statistics_aggregator"),
         "client_dropout",
     ),
     "Machine": ("device", "threads", "workers"),
-    "Files": ("config", "settings", "swept", "tuned", "out", "checkpoint_every", "resume", "fresh"),
+    "Files": (
+        "config",
+        "settings",
+        "swept",
+        "tuned",
+        "out",
+        "checkpoint_every",
+        "resume",
+        "fresh",
+        "keep_state",
+    ),
 }
 _MANY = 30  # options, with which the help is to fit on a screen
 _GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names}
@@ -42,12 +65,23 @@ class Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except NoSuchOption as error:
-            new = RENAMED.get(error.option_name.lstrip("-").replace("-", "_"), "")
-            option = f"--{new.replace('_', '-')}"
-            if not any(option in parameter.opts for parameter in self.params):
-                raise
-            text = f"option '{error.option_name}' is now called '{option}'."
-            raise NoSuchOption(error.option_name, text, ctx=ctx) from None
+            if text := self._explain_unknown(error.option_name):
+                raise NoSuchOption(error.option_name, text, ctx=ctx) from None
+            raise
+
+    def _explain_unknown(self, given: str) -> str | None:
+        """Return what replaces an option that this command does not have, or None."""
+        from fednorm.experiment.schema.config import Experiment
+
+        old = given.lstrip("-").replace("-", "_")
+        key = RENAMED.get(old, old)
+        option = f"--{key.replace('_', '-')}"
+        options = {name for parameter in self.params for name in parameter.opts}
+        if option in options:
+            return f"option '{given}' is now called '{option}'."
+        if "--set" in options and key in Experiment.model_fields:
+            return f"'{given}' is no option but a key of experiments: use '--set {key}=VALUE'."
+        return None
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the docstring; examples have a line each."""
@@ -92,3 +126,47 @@ def _explain(param: click.Parameter) -> str:
     default: Any = param.default
     plain = isinstance(default, str | int | float) and not isinstance(default, bool)
     return f"{text} [{default}]" if plain and f"[{default}]" not in text else text
+
+
+@contextmanager
+def show_conversions(console: Console) -> Iterator[None]:
+    """Print what the conversion of a model replaced, a line for each strategy."""
+    log, handler = logging.getLogger("fednorm.conversion"), logging.Handler()
+    handler.emit = lambda record: console.print(  # type: ignore[method-assign]
+        record.getMessage(), style="dim", highlight=False, markup=False
+    )
+    level = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
+@contextmanager
+def catch_interrupts() -> Iterator[threading.Event]:
+    """Yield a flag that the first Ctrl-C, or SIGTERM, sets; only the main thread can catch signals.
+
+    Python raises KeyboardInterrupt wherever the program happens to be; in a destructor or a
+    callback from compiled code the exception is lost. So the first one only sets a flag, which a
+    run checks after each round; the second one interrupts at once.
+    """
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        if stop.is_set():
+            signal.default_int_handler(number, frame)
+        stop.set()
+        sys.stderr.write("Stopping after this round; Ctrl-C again stops at once.\n")
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -69,6 +69,9 @@ class Algorithm(Protocol):
     def sends(self, update: Tensors) -> Tensors:
         """Return what clients send with `update`, such as momentum; only its form counts."""
 
+    def find_ranges(self, batches: int) -> Mapping[str, tuple[float, float]]:
+        """Return the range of single numbers that clients send, after `batches` batches."""
+
     def examples(self, batches: Batches, samples: int) -> int:
         """Return a client's weight in averages, in a step on a batch of `samples`."""
 

@@ -96,7 +96,7 @@ def find_layout(model: nn.Module, role: RoleOf) -> Layout:
 
 def _refuse_foreign_statistics(model: nn.Module) -> None:
     for path, module in model.named_modules():
-        # No strategy handles InstanceNorm: its statistics are buffers, averaged like others.
+        # InstanceNorm's statistics are buffers: averaged like others, or a client's in fedbn.
         foreign = isinstance(module, _BatchNorm) and not isinstance(module, NormLayer)
         if foreign and module.running_mean is not None:
             raise ValueError(

@@ -14,9 +14,7 @@ from torch import Tensor, nn
 
 from fednorm.core.aggregation import Aggregator, combine_tensors, has_quorum
 from fednorm.core.algorithm import Algorithm, CombinedReplies, LocalResult, LocalWork
-from fednorm.core.exchange import Exchange, Solo
-from fednorm.core.layer import NormRule, RoundContext, Statistics
-from fednorm.core.merge import MergeInput
+from fednorm.core.layer import Exchange, NormRule, RoundContext, Solo, Statistics
 from fednorm.core.messages import (
     Batches,
     Broadcast,
@@ -37,6 +35,7 @@ from fednorm.core.replies.validation import (
     reject_incomplete,
     validate_replies,
 )
+from fednorm.core.strategy import MergeInput
 from fednorm.core.task import (
     Task,
     isolated_rng,
@@ -50,6 +49,12 @@ from fednorm.errors import NonFiniteLossError, NoUsableReplyError
 
 # The clients that a round asks, or what each of them may claim.
 Asked: TypeAlias = Collection[ClientId] | Mapping[ClientId, Claim]
+
+
+def find_remedy(task: Task, state: ServerState) -> str:
+    """Return what to try if the next round diverges: the strategy's remedy for fixed statistics."""
+    fixed = task.strategy.rule(broadcast(task, state)).normalize_with == "shared"
+    return task.strategy.remedy if fixed else ""
 
 
 def broadcast(task: Task, state: ServerState) -> Broadcast:
@@ -281,6 +286,8 @@ def reply_schema(task: Task, state: ServerState, asked: Asked | None = None) -> 
         clients=None if asked is None else frozenset(asked),
         claims=asked if isinstance(asked, Mapping) else {},
         counts_values=strategy.measures or records,
+        combined=task.secure,
+        ranges=task.algorithm.find_ranges,
         round=received.round,
     )
 
@@ -371,6 +378,7 @@ def server_calibration(
         running=select_reporting(task, state),
         clients=None if asked is None else frozenset(asked),
         claims=asked if isinstance(asked, Mapping) else {},
+        combined=task.secure,
     )
     good, rejected = _select_usable(task, state, replies, expected)
     while True:

@@ -24,6 +24,7 @@ from fednorm.core.layout import Layout, find_layout
 from fednorm.core.messages import ClientState, RunningStats, ServerState
 from fednorm.core.replies.privacy import Privacy, refuse_leaks
 from fednorm.core.strategy import Replacement, Strategy
+from fednorm.core.targets import DEFAULT_METRICS, Metrics
 from fednorm.core.types import Clip, Tensors
 
 # More than honest clients ever differ by: benchmarks/honest_margin.py prints by how much they do.
@@ -67,6 +68,7 @@ class Task:
     secure: bool = False  # the server sees sums over clients alone
     privacy: Privacy | None = None  # with which outliers are clipped instead
     clients: int | None = None  # that may be asked; None: all are, in every round
+    metrics: Metrics = DEFAULT_METRICS  # of a test
 
     @classmethod
     def build(  # noqa: PLR0913 (one argument for each independent axis)
@@ -84,6 +86,7 @@ class Task:
         secure: bool = False,
         privacy: Privacy | None = None,
         clients: int | None = None,
+        metrics: Metrics = DEFAULT_METRICS,
     ) -> "Task":
         """Convert a copy of `model` for `strategy` and read the initial state off it.
 
@@ -116,6 +119,7 @@ class Task:
             secure=secure,
             privacy=privacy,
             clients=clients,
+            metrics=metrics,
         )
 
 

@@ -1,8 +1,10 @@
 """A data set divided among clients: the participants and batches of every round."""
 
+import logging
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
@@ -14,6 +16,7 @@ from fednorm.core.random_streams import Stream, make_rng
 from fednorm.core.types import ClientId
 from fednorm.data.dataset import Dataset
 from fednorm.data.partition import (
+    PARTITIONS,
     Indices,
     Partition,
     create_partition,
@@ -21,10 +24,18 @@ from fednorm.data.partition import (
     match_test,
     partition,
 )
-from fednorm.data.partition.natural import Natural
+from fednorm.data.partition.feature_shift import FeatureShift
+from fednorm.data.partition.label_skew import (
+    Dirichlet,
+    DirichletUnbalanced,
+    Gamma,
+    Natural,
+    Shards,
+)
 from fednorm.data.sampling import Plan, count_participants, draw_participants
 from fednorm.data.transforms import Batch
 
+log = logging.getLogger("fednorm")
 _MOST_COUNTS = 100_000  # clients times classes; more would not fit a page
 
 
@@ -54,7 +65,7 @@ class Federation:
     def count_labels(self) -> tuple[tuple[int, ...], ...]:
         """Return each client's training samples of each class; nothing where labels are masks."""
         y, classes = self.data.y, self.data.classes
-        if y.dim() != 1 or y.is_floating_point() or self.clients * classes > _MOST_COUNTS:
+        if self.data.target != "class" or self.clients * classes > _MOST_COUNTS:
             return ()
         labels = y.cpu().numpy()
         counts = (np.bincount(labels[part], minlength=classes) for part in self.parts)
@@ -165,6 +176,7 @@ def build_federation(  # noqa: PLR0913 (what a federation is)
         raise ValueError(f"of {clients} clients, {unseen} cannot be unseen; some must train.")
     count_participants(clients, participation)  # refuses an impossible share
     chosen = create_partition(rule) if isinstance(rule, str) else rule
+    _check_partition(data, chosen)
     parts = partition(chosen, data.labels(), clients=clients, seed=seed, groups=data.groups)
     test = _split_test(data, chosen, parts, seed)
     return Federation(
@@ -178,6 +190,35 @@ def build_federation(  # noqa: PLR0913 (what a federation is)
         unseen=unseen,
         independent=independent,
     )
+
+
+def _check_partition(data: Dataset, chosen: Partition) -> None:
+    """Refuse a partition that the kind of data does not allow."""
+    inner = create_partition(chosen.labels) if isinstance(chosen, FeatureShift) else chosen
+    name = PARTITIONS.name_of(type(chosen)) or repr(chosen)
+    by_class = isinstance(inner, Gamma | Shards | Dirichlet | DirichletUnbalanced)
+    if by_class and not data.has_classes:
+        raise ValueError(
+            f"partition {name!r} divides samples by their class, but each sample of "
+            f"{data.name!r} has several targets; choose 'iid', 'natural' or 'feature_shift'."
+        )
+    tokens = not data.x.is_floating_point() and data.x.dtype != torch.uint8
+    if tokens and isinstance(chosen, FeatureShift):
+        raise ValueError(
+            f"partition {name!r} changes the values of samples, but those of {data.name!r} are "
+            f"{data.x.dtype}, names of tokens; choose another partition."
+        )
+    if data.given and not isinstance(inner, Natural):
+        groups = 0 if data.groups is None else len(np.unique(data.groups))
+        _warn_of_mixing(
+            f"the data {data.name!r} are divided among {groups} clients, but partition {name!r} "
+            "mixes them; partition 'natural' keeps them."
+        )
+
+
+@lru_cache(maxsize=8)
+def _warn_of_mixing(said: str) -> None:  # once, not for every run
+    log.warning(said)
 
 
 def _split_test(data: Dataset, rule: Partition, parts: list[Indices], seed: int) -> list[Indices]:

@@ -22,8 +22,8 @@ from PIL import Image
 from fednorm.data.cache import Arrays, get_decoded_home, get_home, list_roots, load_or_create, save
 from fednorm.data.dataset import Dataset
 from fednorm.data.decoder import Decode, Decoder, ImageArray
-from fednorm.data.download import show_progress
 from fednorm.data.image_dataset import ImageDataset, make_dataset
+from fednorm.data.sources import show_progress
 from fednorm.data.transforms import BatchTransform
 from fednorm.errors import DamagedDataError, MissingDataError
 from fednorm.registry import param
@@ -311,6 +311,7 @@ def _read(path: Path, decode: Decode) -> ImageArray:
     try:
         return decode(path)
     except _FAULTS as error:
+        fault = str(error).removesuffix("; remove it.")  # of a pipe or a device
         raise DamagedDataError(
-            f"the image {path} cannot be read: {error}; replace it by a whole copy or remove it."
+            f"the image {path} cannot be read: {fault}; replace it by a whole copy or remove it."
         ) from error

@@ -63,13 +63,13 @@ class BatchTransform:
         """Apply the evaluation transform."""
         if x.dtype == torch.uint8:
             x = x.to(self.device, self.dtype).div_(255)
-        x = x.to(self.device, self.dtype)
+        x = x.to(self.device, self.dtype if x.is_floating_point() else x.dtype)  # token ids
         if self.mean:
             mean, std = _make_constants(self, x.dim() - 2)
             x = (x - mean).div_(std)
         if self.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
-        y = y.to(self.device)
+        y = y.to(self.device, self.dtype if y.is_floating_point() else y.dtype)
         return x, y.long().masked_fill(y == IGNORED, _NO_LABEL) if y.dtype == torch.uint8 else y
 
     def _crop(self, x: Tensor, y: Tensor, rng: np.random.Generator) -> Batch:

@@ -6,6 +6,6 @@
 
 from fednorm.doctor.examine import examine, read_budget, read_shape
 from fednorm.doctor.findings import Budget, DoctorReport, save
-from fednorm.doctor.render import show
+from fednorm.doctor.recommend import show
 
 __all__ = ["Budget", "DoctorReport", "examine", "read_budget", "read_shape", "save", "show"]

@@ -47,8 +47,7 @@ from fednorm.doctor.costs import (
 from fednorm.doctor.findings import ClientShift, Distance, Gradient, Statistics
 from fednorm.engines.base import ClientSource
 from fednorm.engines.loop import rounds
-from fednorm.engines.masks import share_masks
-from fednorm.engines.merged_batch import MergedClients
+from fednorm.engines.merged_batch import MergedClients, share_masks
 from fednorm.experiment.build import build_clients
 from fednorm.nn import rules
 from fednorm.nn.batch_norm import FedBatchNorm
@@ -106,6 +105,9 @@ def _measure(examined: ExaminedModel, clients: ClientShift, drawn: FixedBatches)
     alike = deal_again(drawn, seed)
     with isolated_rng(seed):  # for randomness outside dropout layers
         task = Task.build(quiet.model, Naive(), GRADIENT)
+        if not task.layout.norms:
+            why = f"{type(examined.model).__name__} has no BatchNorm layers, which are measured."
+            return replace(clients, unmeasured=why)
         return replace(
             clients,
             layers=measure_distances(task, drawn, alike),

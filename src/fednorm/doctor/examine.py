@@ -25,8 +25,8 @@ from fednorm.doctor.race import race
 from fednorm.doctor.recommend import recommend, write_commands
 from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.experiment.build import load_data, make_model
-from fednorm.experiment.model_object import ModelSource
-from fednorm.experiment.run import UNWATCHED, Monitor
+from fednorm.experiment.callbacks.base import UNWATCHED, Monitor
+from fednorm.experiment.objective import ModelSource
 from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.load import build_experiment
 from fednorm.nn.copies import copy_model

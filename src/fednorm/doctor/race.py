@@ -19,16 +19,17 @@ from typing import Any
 
 from fednorm.algorithms.base import SGD
 from fednorm.core.types import Kind, Role
-from fednorm.data.held_out import hold_out
 from fednorm.doctor.costs import REFUSALS, ExaminedModel, describe_error
 from fednorm.doctor.findings import Budget, Entrant, Mark, Race, estimate_noise
 from fednorm.engines.base import RoundResult
 from fednorm.errors import FednormError
 from fednorm.experiment.build import PreparedRun
-from fednorm.experiment.checkpoint import Checkpoint
+from fednorm.experiment.callbacks.base import Monitor, StopFlag
+from fednorm.experiment.checkpoint import Checkpoint, RunRecorder
+from fednorm.experiment.comparison import hold_out
 from fednorm.experiment.prepare import prepare
-from fednorm.experiment.results import Event, RunRecorder, RunResult
-from fednorm.experiment.run import Monitor, StopFlag, evaluate, run
+from fednorm.experiment.results import Event, RunResult
+from fednorm.experiment.run import evaluate, run
 from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.load import build_experiment
 from fednorm.experiment.schema.specs import StrategySpec
@@ -89,11 +90,14 @@ class Leg:
         return self.round >= self.target or self.clock.is_set()
 
     def after(self, result: RoundResult, recorder: RunRecorder) -> None:
-        """Keep nothing while the run goes on."""
+        """Keep nothing while the run continues."""
 
     def save(self, result: RoundResult, recorder: RunRecorder) -> None:
         """Keep the state of the paused run."""
         self.reached = Checkpoint(result.state, result.client_states, recorder.record())
+
+    def end(self, result: RoundResult, recorder: RunRecorder, status: str) -> None:
+        """Keep nothing of a run that is over."""
 
 
 @dataclass(frozen=True, slots=True)

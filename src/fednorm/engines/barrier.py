@@ -23,7 +23,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from fednorm.core.exchange import PendingError, answer_exchange
+from fednorm.core.layer import PendingError, answer_exchange
 from fednorm.core.layout import find_layout
 from fednorm.core.messages import Batches, Broadcast, ClientState, Reply
 from fednorm.core.round import broadcast

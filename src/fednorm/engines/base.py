@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fednorm.attacks import Adversary, DataAttack, DataInfo
-from fednorm.core.exchange import Exchange, PendingError, Replay, Solo, answer_exchange
+from fednorm.core.layer import Exchange, PendingError, Replay, Solo, answer_exchange
 from fednorm.core.messages import (
+    LARGEST,
     Batches,
     Broadcast,
     Claim,
@@ -24,6 +25,7 @@ from fednorm.core.random_streams import Stream
 from fednorm.core.round import client_round
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
+from fednorm.data.sampling import Plan
 from fednorm.engines.client_state import LIMIT, ClientStateStore
 from fednorm.errors import NonFiniteLossError
 
@@ -53,11 +55,23 @@ class Limits:
     layers: Mapping[str, LayerUse] = field(default_factory=dict)  # as far as it is known
     max_examples: int | None = None  # of any client
     remote: bool = False  # clients hold data that are not known here
+    plan: Plan | None = None  # of the local work of remote clients
 
-    def find_claim(self, task: Task, own: Batches, measured: Batches | None = None) -> Claim:
-        """Return what a client may claim in a round, before which it may have `measured` data."""
+    def find_claim(
+        self,
+        task: Task,
+        own: Batches,
+        measured: Batches | None = None,
+        registered: int | None = None,
+    ) -> Claim:
+        """Return what a client may claim in a round, before which it may have `measured` data.
+
+        `registered` is the weight of the first reply of a remote client.
+        """
         largest, seen = max(own.batch_sizes, default=0), measured or own
-        if self.remote or not largest or not seen.batch_sizes:
+        if self.remote:
+            return self._find_remote_claim(task, own, registered, measures=measured is not None)
+        if not largest or not seen.batch_sizes:
             return self._apply_maximum(Claim())
         return self._apply_maximum(
             Claim(
@@ -67,6 +81,25 @@ class Limits:
                 layers=self.layers,
             )
         )
+
+    def _find_remote_claim(
+        self, task: Task, own: Batches, registered: int | None, *, measures: bool
+    ) -> Claim:
+        """Return what a client with unknown data may claim: its work is known."""
+        plan = self.plan
+        most = registered if self.max_examples is None else self.max_examples
+        most = LARGEST if most is None else most
+        if plan is None:
+            return Claim(most)
+        largest = plan.batch + (plan.steps is None)  # a last sample joins the batch before it
+        weight = task.algorithm.examples(replace(own, examples=LARGEST), largest)
+        held = most if weight == LARGEST else LARGEST  # samples
+        weight = min(weight, most)
+        if measures:
+            return Claim(weight)
+        batches = plan.steps or (plan.epochs or 1) * -(-held // plan.batch)
+        calls = {path: replace(use, values=LARGEST) for path, use in self.layers.items()}
+        return Claim(weight, largest, min(batches, Claim().batches), calls)
 
     def find_calibration_claim(self, own: Batches) -> Claim:
         """Return what a client may claim in a calibration on all its data."""

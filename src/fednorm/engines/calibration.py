@@ -21,11 +21,10 @@ from torch.utils.data import DataLoader
 
 from fednorm.algorithms import create_algorithm
 from fednorm.core.layer import NormLayer, NormRule
-from fednorm.core.merge import MergeInput, pool_statistics
 from fednorm.core.messages import Batches, ClientState, Reply, RunningStats, ServerState
 from fednorm.core.moments import pool
 from fednorm.core.round import broadcast, client_calibration, server_calibration
-from fednorm.core.strategy import Conversion
+from fednorm.core.strategy import Conversion, MergeInput, pool_statistics
 from fednorm.core.task import Task
 from fednorm.nn import rules
 from fednorm.nn.convert import to_fed_batch_norm

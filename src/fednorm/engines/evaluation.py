@@ -1,7 +1,8 @@
 """Evaluation: calibrate or adapt statistics, then test the global model or every client's."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from statistics import fmean, median_high
 from typing import Protocol, TypeAlias
@@ -26,20 +27,23 @@ from fednorm.core.messages import (
 )
 from fednorm.core.replies.secure_sum import sum_calibration
 from fednorm.core.round import broadcast, client_calibration, server_calibration, start_round
+from fednorm.core.targets import DEFAULT_METRICS, Metrics, Tally, drop_last_axis
 from fednorm.core.task import Task, export, isolated_rng, start_training
 from fednorm.core.types import ClientId, Kind
 from fednorm.engines.base import NO_LIMITS, ClientSource, Limits
+from fednorm.errors import ConfigError
 
 Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Accuracy (of segmentation: mean IoU) and mean loss on `examples` test samples."""
+    """Accuracy (or the main figure of other targets) and mean loss on `examples` test samples."""
 
     accuracy: float
     loss: float
     examples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)  # the user's, by name
 
 
 class TestSource(Protocol):
@@ -59,21 +63,46 @@ def is_personal(task: Task) -> bool:
 
 
 @torch.no_grad()
-def score(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> Score | None:
+def score(
+    model: nn.Module, batches: Iterable[Batch], loss: Loss, metrics: Metrics = DEFAULT_METRICS
+) -> Score | None:
     """Test a model in evaluation mode; return None if there are no batches."""
-    total, examples, tally = 0.0, 0, None
+    total, examples, main = 0.0, 0, None
+    named: dict[str, Tally] = {}
     for inputs, labels in batches:
-        outputs = model(inputs)
-        tally = tally or (MeanIoU() if labels.dim() > 1 else Accuracy())
-        tally.add(outputs, labels)
+        outputs = drop_last_axis(model(inputs), labels)
+        if main is None:
+            main, named = metrics.start(labels)
+        for name, tally in (("", main), *named.items()):
+            with _name_metric(name):
+                tally.add(outputs, labels)
         total += float(loss(outputs, labels)) * len(labels)
         examples += len(labels)
-    return Score(tally.value, total / examples, examples) if tally else None
+    if main is None:
+        return None
+    found = {name: _read_value(name, tally) for name, tally in named.items()}
+    return Score(main.value, total / examples, examples, found)
+
+
+def _read_value(name: str, tally: Tally) -> float:
+    with _name_metric(name):
+        return tally.value
+
+
+@contextmanager
+def _name_metric(name: str) -> Iterator[None]:
+    """Say which of the user's metrics failed."""
+    try:
+        yield
+    except Exception as error:
+        if not name:
+            raise
+        raise ConfigError(f"metric {name!r} failed on the test samples: {error}") from error
 
 
 def score_global(task: Task, state: ServerState, batches: Iterable[Batch]) -> Score:
     """Test the global model."""
-    result = score(export(task, state), batches, task.loss)
+    result = score(export(task, state), batches, task.loss, task.metrics)
     if result is None:
         raise ValueError("there are no test samples to evaluate on.")
     return result
@@ -97,56 +126,9 @@ def score_clients(
         model = export(task, state, client_states.get(client))
         if adapt:
             adapt_statistics(task, data.all_batches(client), adapt)
-        if own := score(model, data.test(client), task.loss):
+        if own := score(model, data.test(client), task.loss, task.metrics):
             scores[client] = own
     return scores
-
-
-class Accuracy:
-    """The share of samples whose highest score is that of their label."""
-
-    def __init__(self) -> None:
-        self.right = self.samples = 0
-
-    def add(self, outputs: Tensor, labels: Tensor) -> None:
-        """Add a batch: one score per class, and one label, for each sample."""
-        self.right += int((outputs.argmax(1) == labels).sum())
-        self.samples += len(labels)
-
-    @property
-    def value(self) -> float:
-        """The accuracy so far."""
-        return self.right / self.samples
-
-
-class MeanIoU:
-    """Intersection over union of predicted and labelled pixels, averaged over classes.
-
-    A pixel with a negative label does not count. A class that is neither predicted nor labelled in
-    any image has no union, and is left out of the average.
-    """
-
-    def __init__(self) -> None:
-        self.confusion: Tensor | None = None  # rows: labels, columns: predictions
-
-    def add(self, outputs: Tensor, labels: Tensor) -> None:
-        """Add a batch: one score per class, and one label, for each pixel."""
-        classes = outputs.shape[1]
-        known = labels >= 0
-        pairs = labels[known] * classes + outputs.argmax(1)[known]
-        counts = torch.bincount(pairs, minlength=classes**2).view(classes, classes).cpu()
-        self.confusion = counts if self.confusion is None else self.confusion + counts
-
-    @property
-    def value(self) -> float:
-        """The mean over classes so far; 0 if no pixel has a label."""
-        if self.confusion is None or not self.confusion.sum():
-            return 0.0
-        matrix = self.confusion.double()
-        both = matrix.diag()
-        union = matrix.sum(0) + matrix.sum(1) - both
-        seen = union > 0
-        return float((both[seen] / union[seen]).mean())
 
 
 @torch.no_grad()

@@ -176,7 +176,7 @@ class _RoundRunner:
         exchanged = nbytes(trained.answers.values())
         return RoundResult(
             state=state,
-            client_states=client_states.with_states(trained.kept),
+            client_states=self._keep_states(client_states, trained, gone),
             train_loss=_mean_loss(replies, state.rejected),
             exchanges=1 + len(trained.answers),
             bytes_up=_mean_bytes(replies) + exchanged,
@@ -184,6 +184,20 @@ class _RoundRunner:
             replies=replies,
             rejected=state.rejected,
         )
+
+    def _keep_states(
+        self, client_states: ClientStateStore, trained: "_Trained", gone: Collection[ClientId]
+    ) -> ClientStateStore:
+        """Return the clients' states; those of an algorithm move only with replies that are used.
+
+        A rejected client's control variate would leave that of the server, until its loss is NaN.
+        """
+        kept = dict(trained.kept)
+        if self.task.algorithm.needs_client_state:
+            for client in kept.keys() & gone:
+                before = client_states.get(client, ClientState())
+                kept[client] = replace(kept[client], optimizer=before.optimizer)
+        return client_states.with_states(kept)
 
     def _merge_sum(
         self, before: ServerState, client_states: ClientStateStore, trained: "_Trained"
@@ -208,10 +222,8 @@ class _RoundRunner:
         """Return what a client may claim; of remote clients no more than at their first reply."""
         measures = self.task.strategy.measures
         measured = self.clients.all_batches(own.client) if measures else None
-        claim = self.faults.limits.find_claim(self.task, own, measured)
-        if self.faults.limits.max_examples is None and self.faults.limits.remote:
-            return replace(claim, examples=self.registered.get(own.client, claim.examples))
-        return claim
+        registered = self.registered.get(own.client)
+        return self.faults.limits.find_claim(self.task, own, measured, registered)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fednorm.core.exchange import Replay
+from fednorm.core.layer import Replay
 from fednorm.core.layout import find_layout
 from fednorm.core.messages import Batches, Broadcast, ClientState, LayerStats, Reply, RunningStats
 from fednorm.core.moments import Moments

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from torch import multiprocessing
 
+from fednorm.names import user_directories
 from fednorm.system import TemporaryFolder, keep_memory
 
 _MODULES = ["torch", "fednorm.engines.processes", "fednorm.experiment.process_pool"]
@@ -74,18 +75,27 @@ def block_interrupts() -> Iterator[None]:
 
 
 class Surroundings:
-    """Environment and outputs of the process in which it is pickled, to be set in another."""
+    """Environment and outputs of the process in which it is pickled, to be set in another.
+
+    So are the folders from which the user's classes were imported, as soon as it is unpickled:
+    what follows may be their objects.
+    """
 
     def __init__(
-        self, environment: Mapping[str, str] | None = None, outputs: Mapping[int, Any] | None = None
+        self,
+        folders: Iterable[str] = (),
+        environment: Mapping[str, str] | None = None,
+        outputs: Mapping[int, Any] | None = None,
     ) -> None:
         self.environment, self.outputs = environment, outputs or {}
+        sys.path[:0] = [folder for folder in folders if folder not in sys.path]
 
     def __reduce__(self) -> tuple[type["Surroundings"], tuple[Any, ...]]:
-        if sys.platform != "linux":  # a worker inherits them
-            return Surroundings, ()
+        folders = tuple(user_directories)
+        if sys.platform != "linux":  # a worker inherits the rest
+            return Surroundings, (folders,)
         outputs = {number: reduction.DupFd(number) for number in _OUTPUTS if _is_open(number)}
-        return Surroundings, (dict(os.environ), outputs)
+        return Surroundings, (folders, dict(os.environ), outputs)
 
     def adopt(self) -> None:
         """Set them in this process."""

@@ -30,10 +30,11 @@ from fednorm.engines.base import (
 )
 from fednorm.engines.evaluation import is_personal
 from fednorm.engines.merged_batch import MergedClients
-from fednorm.experiment.model_object import OBJECT, ModelSource, make_from_object
+from fednorm.experiment.objective import ModelSource, make_from_object, make_loss, make_metrics
 from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.specs import Spec, StrategySpec
 from fednorm.models import MODELS, create_model
+from fednorm.objects import OBJECT, find_object
 from fednorm.system import has_bfloat16
 
 if TYPE_CHECKING:  # Flower is an extra
@@ -45,7 +46,7 @@ _SAFE_CHANNELS = 16
 # Settings that do not change what a run computes, or are said by its entry and its seed.
 _SAME_RESULT = {
     "strategies", "seeds", "engine", "device", "threads", "timeout", "client_state_memory",
-    "eval_every", "tune",
+    "eval_every", "tune", "callbacks",
 }  # fmt: skip
 
 
@@ -119,14 +120,14 @@ def build_run(
     dtype = getattr(torch, experiment.dtype)
     device = _find_device(experiment.device)
     data = load_data(experiment, seed).to(device, dtype)
-    ours = model is None and experiment.model.name in MODELS
+    ours = model is None and MODELS.has_own(experiment.model.name)
     network = make_model(experiment, data, seed, model).to(device, dtype)
     if ours and data.has_images and channels_may_come_last(network):
         # A user's model may flatten with `view`, which this arrangement forbids.
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         data = replace(data, transform=replace(data.transform, channels_last=True))
     clients = build_clients(experiment, data, seed)
-    task = _build_task(experiment, entry, network, seed)
+    task = _build_task(experiment, entry, network, data, seed)
     faults = _make_faults(experiment, task, clients, seed)
     data_info = _describe_data(faults, data)
     source: ClientSource = MergedClients(clients) if entry.centralized else clients
@@ -140,7 +141,7 @@ def build_run(
         faults=faults,
         ours=ours,
         participation=experiment.participation,
-        segmentation=data.segmentation,
+        segmentation=data.target in ("mask", "tokens"),
         threads=experiment.threads,
         timeout=experiment.timeout,
     )
@@ -162,7 +163,9 @@ def build_clients(experiment: Experiment, data: Dataset, seed: int) -> Federatio
     )
 
 
-def _build_task(experiment: Experiment, entry: StrategySpec, network: nn.Module, seed: int) -> Task:
+def _build_task(
+    experiment: Experiment, entry: StrategySpec, network: nn.Module, data: Dataset, seed: int
+) -> Task:
     strategy = experiment.make_strategy(entry)
     aggregator, statistics_aggregator = experiment.aggregators
     on_cpu = experiment.device.startswith("cpu")
@@ -176,6 +179,8 @@ def _build_task(experiment: Experiment, entry: StrategySpec, network: nn.Module,
         strategy,
         algorithm,
         rounds=experiment.rounds,
+        loss=make_loss(experiment, data, _find_device(experiment.device)),
+        metrics=make_metrics(experiment, data),
         aggregator=aggregator,
         statistics_aggregator=statistics_aggregator,
         precision=experiment.precision,
@@ -250,6 +255,12 @@ def _describe_data(faults: Faults, data: Dataset) -> DataInfo | None:
     attack = faults.adversary.attack if faults.adversary else None
     if attack is None or not attack.on_data:
         return None
+    if data.target not in ("class", "mask", "tokens"):
+        raise ValueError(
+            f"an attack on data changes class labels, but those of {data.name!r} are "
+            f"{'numbers' if data.target == 'values' else 'several labels per sample'}; choose "
+            "another attack."
+        )
     if isinstance(attack, Backdoor):
         if not data.has_images or data.segmentation:
             raise ValueError(
@@ -305,11 +316,8 @@ def make_model(
 ) -> nn.Module:
     """Return the model of an experiment, or a copy of the user's module."""
     entry = experiment.model
+    if model is None and entry.name.startswith(OBJECT):  # held, in a worker process
+        model = find_object("model", entry.name, str(entry.fields.get("content")))
     if model is not None:
         return make_from_object(model, seed)
-    if entry.name.startswith(OBJECT):
-        raise ValueError(
-            f"the model {entry.name.removeprefix(OBJECT)!r} was given as an object in Python; give "
-            'it to fednorm.compare again, or name it as "package.module:function".'
-        )
     return create_model(entry.name, data.shape, data.classes, seed, **entry.fields)

@@ -13,12 +13,14 @@ import errno
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from hashlib import file_digest
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any, BinaryIO
 
 import safetensors
@@ -30,7 +32,8 @@ from fednorm.core.messages import ClientState, RejectedReply, RunningStats, Serv
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.errors import DiskError
-from fednorm.experiment.diagnostics import Window, WindowMoments
+from fednorm.experiment.diagnostics import Diagnostics, Window, WindowMoments
+from fednorm.experiment.results import Evaluation, Event, RunResult, Status
 from fednorm.system import open_regular
 
 KEPT = 2  # newest checkpoints; if the last one is damaged, the one before is used
@@ -47,6 +50,77 @@ class Checkpoint:
     client_states: Mapping[ClientId, ClientState]
     record: Mapping[str, Any]  # what was measured so far; plain values
     window: Window = field(default_factory=dict)  # of the diagnostics
+
+
+@dataclass
+class RunRecorder:
+    """The measurements of a run so far."""
+
+    history: list[Evaluation] = field(default_factory=list)
+    exchanges: list[int] = field(default_factory=list)
+    upload: list[float] = field(default_factory=list)
+    download: list[float] = field(default_factory=list)
+    diagnostics: list[Diagnostics] = field(default_factory=list)
+    rejected: int = 0
+    dropped_out: int = 0
+    retries: int = 0
+    frozen_from: int | None = None
+    before: float = 0.0  # seconds of the parts before the last start
+    begun: float = field(default_factory=time.perf_counter)
+    window: Window = field(default_factory=dict)  # of the diagnostics; tensors
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> "RunRecorder":
+        """Continue from the record of a checkpoint."""
+        history = [Evaluation.from_json(values) for values in record["history"]]
+        return cls(**{**record, "history": history})
+
+    def record(self) -> dict[str, Any]:
+        """Return the plain values that a checkpoint holds besides tensors."""
+        values = dataclasses.asdict(dataclasses.replace(self, window={}))
+        del values["begun"], values["window"]
+        return {**values, "before": self.seconds}
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken, all its parts together."""
+        return self.before + time.perf_counter() - self.begun
+
+    def add(self, event: Event) -> None:
+        """Add a round."""
+        self.exchanges.append(event.exchanges)
+        self.upload.append(event.bytes_up)
+        self.download.append(event.bytes_down)
+        self.rejected += len(event.rejected)
+        self.dropped_out += event.dropped_out
+        self.retries += event.retries
+        if event.evaluation is not None:
+            self.history.append(event.evaluation)
+        if event.diagnostics is not None:
+            self.diagnostics.append(event.diagnostics)
+
+    def result(self, status: Status, error: str | None = None, **about: Any) -> RunResult:
+        """Return the result so far; `about` identifies the run."""
+        return RunResult(
+            status=status,
+            history=tuple(self.history),
+            rounds=len(self.exchanges),
+            exchanges_per_round=_average(self.exchanges),
+            bytes_up_per_round=_average(self.upload),
+            bytes_down_per_round=_average(self.download),
+            seconds=self.seconds,
+            rejected=self.rejected,
+            dropped_out=self.dropped_out,
+            retries=self.retries,
+            error=error,
+            diagnostics=tuple(self.diagnostics),
+            frozen_from=self.frozen_from,
+            **about,
+        )
+
+
+def _average(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
 
 
 def save_checkpoint(folder: Path, key: Mapping[str, Any], checkpoint: Checkpoint) -> None:
@@ -225,10 +299,28 @@ def _shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, tor
     return {key: _shape_of(tensor) for key, tensor in tensors.items()}
 
 
-def clear_checkpoints(folder: Path) -> None:
-    """Remove all checkpoints."""
-    for _, path in _list_files(folder):
-        path.unlink(missing_ok=True)
+def clear_checkpoints(folder: Path, *, last: int | None = None, most: int = 0) -> None:
+    """Remove checkpoints; the newest of the round `last` stays if it has at most `most` bytes."""
+    for place, (number, path) in enumerate(list(_list_files(folder))):
+        if place or number != last or path.stat().st_size > most:
+            path.unlink(missing_ok=True)
+
+
+def exceeds(checkpoint: Checkpoint, limit: int) -> bool:
+    """Return whether the tensors of a checkpoint take more than `limit` bytes."""
+    held = 0
+
+    def count(tensor: Tensor) -> str:
+        nonlocal held
+        held += tensor.nbytes
+        return ""
+
+    parts = (checkpoint.client_states.values(), checkpoint.window.values())
+    for part in chain([checkpoint.state], *parts):  # states of clients may be on disk
+        _flatten(part, count)
+        if held > limit:
+            return True
+    return False
 
 
 def _list_files(folder: Path) -> Iterator[tuple[int, Path]]:

@@ -1,25 +1,40 @@
-"""A comparison: every strategy with every seed, in turn or several at once."""
+"""A comparison: every strategy with every seed, in turn or several at once.
 
+With `tune`, each strategy is compared at its best settings, chosen on validation data: every
+strategy trains with every choice and the first seed, on data of which a part of the training
+samples is held out, so that no client trains on them; the accuracy on that part decides. The test
+samples are not used.
+"""
+
+import json
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from math import inf, isfinite
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
+
+from fednorm.core.random_streams import Stream, make_rng
+from fednorm.data import Dataset, load_dataset
 from fednorm.engines.worker_process import end_repeated_import
 from fednorm.errors import ConfigError
 from fednorm.experiment.build import PreparedRun, clear_data_cache, load_data
+from fednorm.experiment.callbacks.base import UNWATCHED, Monitor, follow
 from fednorm.experiment.diagnostics import window_bytes
 from fednorm.experiment.job import CheckpointPolicy, Job, execute_job, lock_folder
-from fednorm.experiment.model_object import ModelSource
+from fednorm.experiment.objective import ModelSource
 from fednorm.experiment.prepare import find_exposure, prepare
 from fednorm.experiment.process_pool import run_in_processes
-from fednorm.experiment.results import Comparison, Event, RunResult
-from fednorm.experiment.run import UNWATCHED, Monitor
-from fednorm.experiment.run_folder import open_folder
+from fednorm.experiment.results import Comparison, RunResult
+from fednorm.experiment.run_folder import name_folder, open_folder, run_folder
 from fednorm.experiment.schema.config import Experiment
-from fednorm.experiment.tuning import VALIDATION, choose_entries, make_validation
+from fednorm.experiment.schema.load import build_experiment, read_toml, sweep_key
+from fednorm.experiment.schema.specs import StrategySpec
+from fednorm.names import HOLD_OUT
 from fednorm.system import (
     MemoryEstimate,
     describe_environment,
@@ -55,6 +70,8 @@ def run_comparison(
     that was stopped or killed resumes from its last checkpoint. Everything is checked before the
     first run starts. Ctrl-C ends the comparison with the runs that are done.
 
+    Callbacks of the experiment, and those of the monitor, follow all runs in this process.
+
     Up to `workers` processes share the work: several runs at once or, if fewer are left than there
     are processes, several clients of a run.
     """
@@ -62,11 +79,11 @@ def run_comparison(
         raise ConfigError(f"{str(folder)!r} is a file; choose a folder for the results (--out).")
     end_repeated_import()
     remove_leftovers()
-    team = _Team(monitor, model, workers, saving or CheckpointPolicy())
+    team = _Team(
+        follow(experiment.callbacks, monitor), model, workers, saving or CheckpointPolicy()
+    )
     first = make_validation(experiment) if experiment.tune else experiment
     checked = _check_runs(first, model, workers)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
     with nullcontext() if folder is None else lock_folder(folder):
         if folder is not None:
             open_folder(folder, experiment)
@@ -80,6 +97,44 @@ def run_comparison(
         return replace(
             found, config={**found.config, "tune": experiment.tune}, validation=validation
         )
+
+
+def load_comparison(folder: Path) -> Comparison:
+    """Return the finished runs of a folder, whose experiment config.toml describes."""
+    experiment = build_experiment(read_toml(folder / "config.toml"))
+    if not experiment.tune:
+        return _load_runs(folder, experiment)
+    validation = _load_runs(folder / VALIDATION, make_validation(experiment))
+    chosen = experiment if validation.missing else choose_entries(experiment, validation)
+    found = _load_runs(folder, chosen)
+    config = {**found.config, "tune": experiment.tune}
+    return replace(found, config=config, validation=validation)
+
+
+def _load_runs(folder: Path, experiment: Experiment) -> Comparison:
+    pairs = [(entry, seed) for entry in experiment.strategies for seed in experiment.seeds]
+    jobs = [Job(experiment, entry, seed, folder) for entry, seed in pairs]
+    found = {job.name: job.find_recorded() for job in jobs}
+    about = _read_record(folder)
+    return Comparison(
+        config=experiment.model_dump(mode="json", exclude_none=True),
+        environment=dict(about.get("environment") or {}),
+        runs=tuple(run for run in found.values() if run is not None),
+        label_counts=tuple(tuple(row) for row in about.get("label_counts") or ()),
+        missing=tuple(name for name, run in found.items() if run is None),
+    )
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    """Return what results.json tells of a comparison; that of a panel is in the folder above."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        return dict(json.loads((folder / "results.json").read_text(encoding="utf-8")))
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        above = json.loads((folder.parent / "results.json").read_text(encoding="utf-8"))
+        for panel in above["panels"]:
+            if name_folder(panel["title"]) == folder.name:
+                return dict(panel)
+    return {}
 
 
 @dataclass(frozen=True)
@@ -168,19 +223,27 @@ def _collect_results(
     done = {i: result for i, result in enumerate(known) if result is not None}
     for i, result in done.items():
         prepared.pop(jobs[i].name, None)
-        monitor.report(
-            Event(result.strategy, result.seed, result.rounds, 0.0, evaluation=result.final)
-        )
+        monitor.skip(result)
     missing = [i for i in range(len(jobs)) if i not in done]
     at_once = max(1, min(workers, len(missing)))
     left = [replace(jobs[i], processes=workers // at_once) for i in missing]
     results = (
-        run_in_processes(left, at_once, monitor)
+        _run_apart(left, at_once, monitor, model)
         if at_once > 1
         else _run_in_turn(left, monitor, model, prepared)
     )
     done |= {missing[i]: result for i, result in results}
     return tuple(done[i] for i in sorted(done))
+
+
+def _run_apart(
+    jobs: Sequence[Job], workers: int, monitor: Monitor, model: ModelSource | None
+) -> Iterator[tuple[int, RunResult]]:
+    """Run jobs in processes; a model of the user's is read from a folder with their object."""
+    for i, result in run_in_processes(jobs, workers, monitor):
+        folder = jobs[i].folder
+        place = folder and run_folder(folder, jobs[i].entry, result.seed)
+        yield i, result if model is None else result.keep_model(place, model)
 
 
 def _run_in_turn(
@@ -194,3 +257,90 @@ def _run_in_turn(
         yield i, result
         if result.status == "interrupted":
             return
+
+
+VALIDATION = "validation"  # folder of the runs that choose
+
+
+def make_validation(experiment: Experiment) -> Experiment:
+    """Return the experiment that chooses: every strategy with every value, on held-out data."""
+    values = experiment.model_dump(exclude={"tune"}, exclude_none=True)
+    for key, choices in experiment.tune.items():
+        sweep_key(values, key, choices)  # raises an error that says what is wrong
+    entries = [
+        entry.model_dump(exclude_defaults=True)
+        for base in experiment.strategies
+        for entry in list_candidates(experiment, base)
+    ]
+    held = {"strategies": entries, "data": _hold_out(experiment.data.model_dump())}
+    return build_experiment({**values, **held, "seeds": experiment.seeds[:1]})
+
+
+def _hold_out(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": HOLD_OUT, "of": dict(data)}
+
+
+def list_candidates(experiment: Experiment, base: StrategySpec) -> list[StrategySpec]:
+    """Return an entry for each choice of one strategy, or itself if it has none."""
+    entry = base.model_dump(exclude_defaults=True)
+    if "data" in entry:
+        entry["data"] = _hold_out(experiment.for_entry(base).data.model_dump())
+    fields = {key: value for key, value in experiment.strategy.items() if key in base.known_fields}
+    values = {**experiment.model_dump(exclude={"tune"}, exclude_none=True), "strategy": fields}
+    values["strategies"] = [entry]
+    for key, choices in experiment.tune.items():
+        table, _, field = key.partition(".")
+        if table != "strategy" or field in base.known_fields:
+            values = sweep_key(values, key, choices)
+    return build_experiment(values).strategies
+
+
+def choose_entries(experiment: Experiment, validation: Comparison) -> Experiment:
+    """Return the experiment with each strategy at the choice of the highest accuracy."""
+    scores = {run.strategy: _score(run) for run in validation.runs}
+    chosen = []
+    for base in experiment.strategies:
+        best = max(list_candidates(experiment, base), key=lambda entry: scores[entry.title])
+        entry = {**best.model_dump(exclude_defaults=True), "label": base.title}
+        if "data" in entry:
+            entry["data"] = base.settings["data"]
+        chosen.append(entry)
+    values = experiment.model_dump(exclude={"tune"}, exclude_none=True)
+    return build_experiment({**values, "strategies": chosen})
+
+
+def _score(run: RunResult) -> float:
+    accuracy = run.final.accuracy if run.final and run.completed else -inf
+    return accuracy if isfinite(accuracy) else -inf
+
+
+SHARE, MOST = 5, 2000  # every fifth training sample is held out, at most 2000
+LARGEST = 1e9  # bytes of data on disk that are used
+
+
+def hold_out(of: Mapping[str, Any], seed: int) -> Dataset:
+    """Return a data set whose test samples are a part of its training samples.
+
+    They are spread evenly over the natural groups, or else over the labels.
+    """
+    data = load_dataset(of["name"], seed, **{k: v for k, v in of.items() if k != "name"})
+    strata = data.labels() if data.groups is None else data.groups
+    _, stratum, counts = np.unique(strata, return_inverse=True, return_counts=True)
+    order = make_rng(seed, Stream.DOCTOR_BATCHES).permutation(len(stratum))
+    order = order[np.argsort(stratum[order], kind="stable")]
+    if data.on_disk:
+        order = order[:: math.ceil(data.x.nbytes / LARGEST)]
+    every = max(SHARE, math.ceil(len(order) / MOST))
+    held = np.zeros(len(order), dtype=bool)
+    held[every // 2 :: every] = counts[stratum[order[every // 2 :: every]]] > 1
+    train, test = np.sort(order[~held]), np.sort(order[held])
+    return replace(
+        data,
+        x=data.x[train],
+        y=data.y[train],
+        x_test=data.x[test],
+        y_test=data.y[test],
+        groups=None if data.groups is None else data.groups[train],
+        groups_test=None if data.groups is None else data.groups[test],
+        on_disk=False,
+    )

@@ -36,14 +36,13 @@ from torch import Tensor
 from fednorm.algorithms.dsgd import DSGD
 from fednorm.algorithms.fedavg import FedAvg
 from fednorm.core.aggregation import combine_tensors
-from fednorm.core.merge import find_rate
 from fednorm.core.messages import ClientState, Reply, RunningStats, ServerState
 from fednorm.core.round import broadcast, client_round
+from fednorm.core.strategy import find_rate
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId, Tensors
 from fednorm.engines.base import ClientSource, RoundResult
-from fednorm.engines.masks import UnmatchedDrawError, share_masks
-from fednorm.engines.merged_batch import merge_batches
+from fednorm.engines.merged_batch import UnmatchedDrawError, merge_batches, share_masks
 from fednorm.errors import NonFiniteLossError
 from fednorm.experiment.build import PreparedRun
 from fednorm.nn.batch_norm import FedBatchNorm

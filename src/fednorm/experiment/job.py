@@ -15,13 +15,13 @@ from fednorm.engines.base import RoundResult
 from fednorm.errors import ConfigError
 from fednorm.experiment import checkpoint
 from fednorm.experiment.build import PreparedRun
-from fednorm.experiment.checkpoint import Checkpoint
-from fednorm.experiment.model_object import ModelSource
+from fednorm.experiment.callbacks.base import Monitor, RunStart
+from fednorm.experiment.checkpoint import Checkpoint, RunRecorder
+from fednorm.experiment.objective import ModelSource
 from fednorm.experiment.prepare import prepare
-from fednorm.experiment.results import RunRecorder, RunResult
+from fednorm.experiment.results import RunResult
 from fednorm.experiment.run import (
     LastRound,
-    Monitor,
     find_tested_state,
     make_initial_state,
     run,
@@ -42,7 +42,7 @@ from fednorm.experiment.trained_model import (
     fold_run,
     save_model,
 )
-from fednorm.system import limit_threads
+from fednorm.system import explain_full_disk, limit_threads
 
 _PATIENCE = 60.0  # seconds in which a process of a killed comparison ends its round
 log = logging.getLogger("fednorm")
@@ -54,6 +54,7 @@ class CheckpointPolicy:
 
     every: int | None = None  # rounds between checkpoints; every ten seconds if none
     resume: bool = True  # from the last checkpoint; else from the beginning
+    most_kept: int = 100_000_000  # bytes of the last state of a run, with which it can be extended
 
 
 @dataclass(frozen=True)
@@ -93,21 +94,39 @@ def execute_job(
         prepared = replace(prepared, setup=replace(prepared.setup, processes=job.processes))
         if job.folder is None:
             last = LastRound()
-            return _keep_model(prepared, run(prepared, monitor, saves=last), last.round)
+            monitor.start(describe_start(prepared))
+            result = _keep_model(prepared, run(prepared, monitor, saves=last), last.round)
+            monitor.end(result)
+            return result
         target = run_folder(job.folder, job.entry, job.seed)
-        target.mkdir(parents=True, exist_ok=True)
         with lock_folder(target, _PATIENCE):
-            result = _run_recorded(job, prepared, monitor, target)
-            if result.status not in {"interrupted", "stopped"}:
-                save_run(job.folder, job.experiment, job.entry, result)
-                checkpoint.clear_checkpoints(target)
+            result = _run_recorded(job, prepared, monitor, job.folder)
+        monitor.end(result)
         return result
 
 
-def _run_recorded(job: Job, prepared: PreparedRun, monitor: Monitor, target: Path) -> RunResult:
+def describe_start(
+    prepared: PreparedRun, start: Checkpoint | None = None, folder: Path | None = None
+) -> RunStart:
+    """Return what callbacks are told before a run."""
+    experiment = prepared.experiment
+    recorder = RunRecorder.read(start.record) if start else RunRecorder()
+    return RunStart(
+        strategy=prepared.entry.title,
+        seed=prepared.seed,
+        rounds=experiment.rounds,
+        done=len(recorder.exchanges),
+        history=tuple(recorder.history),
+        settings=experiment.model_dump(mode="json", exclude_none=True),
+        folder=folder,
+    )
+
+
+def _run_recorded(job: Job, prepared: PreparedRun, monitor: Monitor, folder: Path) -> RunResult:
+    target = run_folder(folder, job.entry, job.seed)
     metrics = MetricsFile(target / "metrics.jsonl")
     key = run_key(job.experiment, job.entry, job.seed)
-    saves = RunCheckpointer(target, key, metrics, job.saving.every)
+    saves = RunCheckpointer(target, key, metrics, job.saving.every, job.saving.most_kept)
     if not job.saving.resume:
         checkpoint.clear_checkpoints(target)
     try:
@@ -115,11 +134,17 @@ def _run_recorded(job: Job, prepared: PreparedRun, monitor: Monitor, target: Pat
         start, messages = saves.start(device, partial(check_start, prepared))
         for message in messages:
             log.warning(message)
-        recorded = replace(monitor, callbacks=(metrics.write, *monitor.callbacks))
+        monitor.start(describe_start(prepared, start, target))
+        recorded = replace(monitor, callbacks=(metrics.on_round, *monitor.callbacks))
         result = run(prepared, recorded, saves=saves, start=start)
-        return _keep_model(prepared, result, saves.reached, target)
+        result = _keep_model(prepared, result, saves.reached, target)
     finally:
-        metrics.file.close()
+        metrics.close()
+    if result.status not in {"interrupted", "stopped"}:
+        save_run(folder, job.experiment, job.entry, result)
+        last = result.rounds if result.status == "finished" else None
+        checkpoint.clear_checkpoints(target, last=last, most=job.saving.most_kept)
+    return result
 
 
 def check_start(prepared: PreparedRun, found: Checkpoint) -> None:
@@ -139,7 +164,7 @@ def _keep_model(
     target: Path | None = None,
 ) -> RunResult:
     """Keep the trained model of a run that came to its end, in its folder if it has one."""
-    if result.status not in {"finished", "stopped"} or reached is None:
+    if not (result.completed or result.status == "stopped") or reached is None:
         return result
     state = find_state(prepared, reached)
     trained = fold_run(prepared, state)
@@ -167,17 +192,23 @@ def find_state(prepared: PreparedRun, reached: RoundResult | Checkpoint) -> Serv
     """Return the state whose model is saved: the one that was tested, or would be now."""
     if isinstance(reached, RoundResult) and reached.tested:
         return reached.tested
-    # Flower's nodes can be asked for their statistics only while rounds go on.
+    # Flower's nodes can be asked for their statistics only while rounds last.
     return reached.state if prepared.remote else find_tested_state(prepared, reached)
 
 
 @contextmanager
 def lock_folder(folder: Path, patience: float = 0.0) -> Iterator[None]:
-    """Lock a folder against other processes; the lock ends with the process."""
+    """Make a folder and lock it against other processes; the lock ends with the process."""
+    lock = FileLock(folder / ".lock", timeout=patience)
     try:
-        with FileLock(folder / ".lock", timeout=patience):
-            yield
+        with explain_full_disk(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
     except Timeout:
         raise ConfigError(
             f"another run is writing into {str(folder)!r}; wait for it, or choose another --out."
         ) from None
+    try:
+        yield
+    finally:
+        lock.release()

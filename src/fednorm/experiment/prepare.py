@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from time import perf_counter
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -13,6 +14,7 @@ from fednorm.core.messages import Batches, ClientState, LayerUse, Reply, upload_
 from fednorm.core.round import broadcast, client_round
 from fednorm.core.task import export
 from fednorm.core.types import ClientId
+from fednorm.data import Dataset
 from fednorm.data.sampling import Plan
 from fednorm.engines import ENGINES, choose
 from fednorm.engines.base import EngineRun
@@ -21,9 +23,10 @@ from fednorm.engines.evaluation import adapt_statistics
 from fednorm.engines.flower import require_flower
 from fednorm.errors import ConfigError, NonFiniteLossError
 from fednorm.experiment.build import PreparedRun, build_run
-from fednorm.experiment.model_object import ModelSource
+from fednorm.experiment.objective import ModelSource, check_loss, try_metrics
 from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.specs import StrategySpec
+from fednorm.objects import OBJECT
 
 # Of 1397 images, the one whose statistics are nearest to those of a batch of n was in it in 100 %
 # of cases for n = 1, 29 % for n = 2, 11 % for n = 4 and 8 % for n = 8: benchmarks/privacy.py.
@@ -45,6 +48,7 @@ def prepare(
     try:
         prepared = build_run(experiment, entry, seed, model)
         _check_batches(prepared)
+        _check_objective(prepared)
         start = perf_counter()
         reply, kept = _try_one_step(prepared)
         step = perf_counter() - start
@@ -69,6 +73,17 @@ def prepare(
         raise ConfigError(f"{entry.title}: {error}") from error
 
 
+def _check_objective(prepared: PreparedRun) -> None:
+    """Try the user's loss and metrics on a few samples."""
+    experiment, task = prepared.experiment, prepared.task
+    if experiment.loss is not None:
+        first = (prepared.clients.participants(1) or prepared.clients.all())[0]
+        batch = next(iter(prepared.clients.batches(first, 1).steps))
+        check_loss(task, experiment.loss.name, batch)
+    if task.metrics.named:
+        try_metrics(task, prepared.data)
+
+
 def _connect_nodes(
     prepared: PreparedRun, experiment: Experiment, model: ModelSource | None
 ) -> PreparedRun:
@@ -77,6 +92,12 @@ def _connect_nodes(
             "a model given as an object cannot be sent to nodes; "
             'name it as "package.module:function".'
         )
+    for key in ("data", "loss"):
+        if (chosen := getattr(experiment, key)) and chosen.name.startswith(OBJECT):
+            raise ValueError(
+                f"{key} given as an object cannot be sent to nodes; name a function as "
+                '"package.module:function".'
+            )
     with require_flower("engine 'flower'"):
         from fednorm.experiment.flower.nodes import make_nodes  # noqa: PLC0415 (an extra)
     nodes, faults = make_nodes(experiment, prepared), prepared.faults
@@ -85,8 +106,9 @@ def _connect_nodes(
             "engine 'flower' cannot roll back, which needs the losses of clients after a round; "
             "choose another engine, or rollback = false with a robust aggregator."
         )
-    # Nodes may have data of their own.
-    faults = replace(faults, limits=replace(faults.limits, remote=True))
+    # Nodes may have their data.
+    limits = replace(faults.limits, remote=True, plan=experiment.plan)
+    faults = replace(faults, limits=limits)
     setup = replace(prepared.setup, remote=nodes, faults=faults)
     return replace(prepared, remote=nodes, setup=setup)
 
@@ -187,11 +209,18 @@ def _try_one_step(prepared: PreparedRun) -> tuple[Reply | None, int]:
     except NonFiniteLossError:
         return None, 0  # the run itself will say so, with its round and client
     except (RuntimeError, LookupError, AssertionError, AttributeError) as error:
-        shape = tuple(prepared.data.shape)
+        data = prepared.data
+        what = "classes" if data.target in ("class", "tokens", "mask") else "targets each"
         raise ValueError(
-            f"the model cannot be trained on samples of shape {shape} with "
-            f"{prepared.data.classes} classes: {error}"
+            f"the model cannot be trained on samples of shape {data.shape} with {data.classes} "
+            f"{what}: {error}{_explain_integers(data)}"
         ) from error
+
+
+def _explain_integers(data: Dataset) -> str:
+    if data.x.is_floating_point() or data.x.dtype == torch.uint8:
+        return ""
+    return f" (Samples of type {data.x.dtype} stay integers, as token ids; give floats otherwise.)"
 
 
 @contextlib.contextmanager

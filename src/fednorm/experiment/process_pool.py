@@ -10,12 +10,12 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from multiprocessing.queues import SimpleQueue
-from multiprocessing.synchronize import Event as Flag
-from typing import Any
+from typing import Any, TypeAlias
 
 from fednorm.engines.processes import DEATHS
 from fednorm.engines.worker_process import (
@@ -25,14 +25,17 @@ from fednorm.engines.worker_process import (
     prepare_context,
     start_worker,
 )
-from fednorm.errors import WorkerError
+from fednorm.errors import CallbackError, WorkerError
+from fednorm.experiment.callbacks.base import Callback, Monitor, RunStart
 from fednorm.experiment.job import Job, execute_job, log
 from fednorm.experiment.results import Event, RunResult
-from fednorm.experiment.run import Monitor
 from fednorm.experiment.run_folder import run_folder
+from fednorm.objects import keep_objects, list_held
 from fednorm.system import is_stopped
 
 _POLL = 0.2  # seconds between looks at the workers
+
+Told: TypeAlias = RunStart | Event | RunResult
 
 # What a worker process shares with its parent; set once when the worker starts.
 _shared: dict[str, Any] = {}
@@ -63,33 +66,42 @@ def _run_once(
 ) -> tuple[dict[int, RunResult], bool]:
     """Run the jobs in one pool; return the results, and whether a worker died."""
     context = prepare_context()
-    # Without a buffer: when a run is done, all its events can be read.
-    events: SimpleQueue[Event] = context.SimpleQueue()
-    stop = context.Event()
-    died, shared = False, (events, stop, Surroundings())
+    # Pipes have no thread between: when a run is done, all that was told of it can be read.
+    receiver, sender = context.Pipe(duplex=False)
+    answers = [context.Pipe(duplex=False) for _ in range(workers)]
+    places = context.SimpleQueue()
+    for place in range(workers):
+        places.put(place)
+    shared = {"sender": sender, "lock": context.Lock(), "stop": context.Event(), "places": places}
+    shared |= {"answers": [answer for answer, _ in answers], "waits": monitor.decides}
+    ear = _Ear(receiver, [answer for _, answer in answers], monitor)
+    died, begun = False, (shared, Surroundings(), list_held())
     others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(workers, context, _start_worker, shared) as pool:
+    with ProcessPoolExecutor(workers, context, _start_worker, begun) as pool:
         with block_interrupts():
             futures = {pool.submit(_work, job): number for number, job in jobs.items()}
         timeout = max(job.experiment.timeout for job in jobs.values())
         guard = _StopGuard(set(multiprocessing.active_children()) - others, timeout)
         try:
-            _watch(set(futures), events, monitor, guard)
+            _watch(set(futures), ear, guard)
         except BrokenProcessPool:
             died = True
             guard.end_workers()
             check_guard(worker.exitcode for worker in guard.workers)
         except BaseException as error:
-            _end(set(futures), events, stop)
+            shared["stop"].set()
+            _end(set(futures), ear, heard=not isinstance(error, CallbackError))
             if not isinstance(error, KeyboardInterrupt):
                 raise
     ended = {f: number for f, number in futures.items() if f.done() and not f.cancelled()}
     return {number: f.result() for f, number in ended.items() if f.exception() is None}, died
 
 
-def _start_worker(events: "SimpleQueue[Event]", stop: Flag, surroundings: Surroundings) -> None:
+def _start_worker(shared: dict[str, Any], surroundings: Surroundings, held: dict[str, Any]) -> None:
     start_worker(surroundings)
-    _shared.update(events=events, stop=stop, busy=threading.Lock(), orphaned=threading.Event())
+    keep_objects(held)
+    _shared.update(shared, busy=threading.Lock(), orphaned=threading.Event())
+    _shared["place"] = shared["places"].get()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -109,16 +121,71 @@ class _StopWorker:
         return bool(_shared["stop"].is_set() or _shared["orphaned"].is_set())
 
 
-def _send(event: Event) -> None:
-    if not _shared["orphaned"].is_set():  # its queue would fill up
-        _shared["events"].put(event)
+class _Forward(Callback):
+    """Tells the parent's callbacks of a run, and waits for the answer if one may end it.
+
+    The answer is the name of the callback that ends the run, which it takes for its own.
+    """
+
+    def on_start(self, start: RunStart) -> None:
+        """Tell of a start."""
+        self._send(start)
+
+    def on_round(self, event: Event) -> bool:
+        """Tell of a round; return whether the run ends."""
+        self._send(event)
+        answers: Connection = _shared["answers"][_shared["place"]]
+        while _shared["waits"] and not answers.poll(_POLL):
+            if _shared["orphaned"].is_set():
+                os._exit(1)  # the round is repeated from the last checkpoint, and decided then
+        self.name = answers.recv() or "" if _shared["waits"] else ""
+        return bool(self.name)
+
+    def on_end(self, result: RunResult) -> None:
+        """Tell of an end."""
+        self._send(result)
+
+    @staticmethod
+    def _send(told: Told) -> None:
+        if not _shared["orphaned"].is_set():  # its pipe would fill up
+            with _shared["lock"]:
+                _shared["sender"].send((_shared["place"], told))
 
 
 def _work(job: Job) -> RunResult:
     with _shared["busy"]:
-        result = execute_job(job, Monitor([_send], _StopWorker()))
+        result = execute_job(job, Monitor([_Forward()], _StopWorker()))
     # A network stays in its process; a folder can be read from everywhere.
     return result.keep_model(job.folder and run_folder(job.folder, job.entry, job.seed))
+
+
+@dataclass(frozen=True)
+class _Ear:
+    """Hears what workers tell of their runs, and answers."""
+
+    receiver: Connection
+    answers: Sequence[Connection]  # to each worker
+    monitor: Monitor
+
+    def listen(self, *, heard: bool = True, seconds: float = 0.0) -> None:
+        """Tell the callbacks all that has arrived, or answer only; wait for the first."""
+        while self.receiver.poll(seconds):
+            place, told = self.receiver.recv()
+            seconds, ended = 0.0, None
+            try:
+                ended = self._tell(told) if heard else None
+            finally:
+                if self.monitor.decides and isinstance(told, Event):
+                    self.answers[place].send(ended)
+
+    def _tell(self, told: Told) -> str | None:
+        if isinstance(told, Event):
+            return self.monitor.report(told)
+        if isinstance(told, RunResult):
+            self.monitor.end(told)
+        else:
+            self.monitor.start(told)
+        return None
 
 
 class _StopGuard:
@@ -141,30 +208,22 @@ class _StopGuard:
             worker.kill()
 
 
-def _watch(
-    futures: set[Future[RunResult]],
-    events: "SimpleQueue[Event]",
-    monitor: Monitor,
-    guard: _StopGuard,
-) -> None:
-    """Report events until all runs are done; raise what went wrong in one of them."""
+def _watch(futures: set[Future[RunResult]], ear: _Ear, guard: _StopGuard) -> None:
+    """Tell callbacks of all runs until they are done; raise what went wrong in one of them."""
     while futures:
         guard.look()
-        finished, futures = wait(futures, timeout=_POLL, return_when=FIRST_COMPLETED)
-        while not events.empty():
-            monitor.report(events.get())
+        finished, futures = wait(futures, timeout=0)
+        ear.listen(seconds=_POLL if futures else 0.0)
         for future in finished:
             future.result()
-        if monitor.stopped:
+        if ear.monitor.stopped:
             raise KeyboardInterrupt
 
 
-def _end(futures: set[Future[RunResult]], events: "SimpleQueue[Event]", stop: Flag) -> None:
-    """Let all runs end after their round."""
-    stop.set()
+def _end(futures: set[Future[RunResult]], ear: _Ear, *, heard: bool) -> None:
+    """Let all runs end after their round; workers wait until what they tell is heard."""
     for future in futures:
         future.cancel()
     while futures:
-        _, futures = wait(futures, timeout=_POLL, return_when=FIRST_COMPLETED)
-        while not events.empty():  # workers wait until their last events are read
-            events.get()
+        _, futures = wait(futures, timeout=0)
+        ear.listen(heard=heard, seconds=_POLL if futures else 0.0)

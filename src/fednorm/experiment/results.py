@@ -1,11 +1,11 @@
 """Results of rounds, runs, comparisons and figures: plain values for tables, plots and JSON."""
 
-import time
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite, nan
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from torch import nn
@@ -13,27 +13,38 @@ from torch import nn
 from fednorm.core.messages import RejectedReply
 from fednorm.core.types import ClientId
 from fednorm.errors import ConfigError
-from fednorm.experiment.diagnostics import Diagnostics, Window
-from fednorm.experiment.model_object import ModelSource
+from fednorm.experiment.diagnostics import Diagnostics
+from fednorm.experiment.objective import ModelSource
+from fednorm.experiment.schema.specs import OWN_SETTINGS
+from fednorm.experiment.summary.result_table import Tabular
+from fednorm.experiment.summary.significance import measure_spread
 from fednorm.experiment.trained_model import TrainedModel, load_model
 
-Status: TypeAlias = Literal["finished", "diverged", "stopped", "interrupted"]
+# "stopped early" is by a callback; "stopped" is for lack of usable replies.
+Status: TypeAlias = Literal["finished", "stopped early", "diverged", "stopped", "interrupted"]
 
 SCHEMA = 1
 _BY_ROUND = {"history", "diagnostics"}  # too much for results.json
+# Columns of the tables of runs.
+_OF_FINAL = ("accuracy", "loss", "train_loss", "weighted", "trained", "untrained", "unseen")
+_OF_RUN = (
+    *("best_accuracy", "epsilon", "delta", "exchanges_per_round", "bytes_up_per_round"),
+    *("bytes_down_per_round", "seconds", "personal", "rejected", "dropped_out", "retries"),
+)
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """One test of the model; accuracies are fractions.
 
+    `accuracy` is the main figure of the data's targets, of which 1 is perfect (`RunResult.metric`).
     Where a strategy keeps personal parts there is no global model: `accuracy` is then the mean
     over clients, each on its own test split or, with `evaluate = "global"`, on all test samples.
     Clients that have not trained yet count as well, with the personal layers of `unseen_init`.
     """
 
     round: int
-    accuracy: float
+    accuracy: float  # the main figure of the data's targets, as `RunResult.metric` names it
     loss: float
     train_loss: float
     per_client: tuple[float, ...] | None = None
@@ -44,6 +55,7 @@ class Evaluation:
     untrained: float | None = None
     unseen: float | None = None  # mean over clients that never train
     attack_success: float | None = None  # of a backdoor
+    metrics: Mapping[str, float] | None = None  # the user's, by name; of personal models the mean
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Evaluation":
@@ -70,6 +82,7 @@ class Event:
     retries: int = 0
     evaluation: Evaluation | None = None  # if the model was tested
     diagnostics: Diagnostics | None = None  # if asked for
+    metric: str = "accuracy"  # what the evaluation's accuracy is
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Event":
@@ -84,7 +97,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class RunResult:
+class RunResult(Tabular):
     """One strategy with one seed."""
 
     strategy: str  # the label: the name, or what the config calls it
@@ -104,10 +117,11 @@ class RunResult:
     error: str | None = None
     diagnostics: tuple[dict[str, float | None], ...] = ()  # one for each round, if asked for
     tested: int = 0  # test samples behind an accuracy
-    metric: str = "accuracy"  # what `accuracy` is; "mean IoU" of segmentation
+    metric: str = "accuracy"  # what `accuracy` is: "mean IoU" of masks, "R²" of numbers, "F1"
     epsilon: float | None = None  # of the whole run; None also if there is no noise
     delta: float | None = None  # None if the run is not private
     frozen_from: int | None = None  # the first round with frozen statistics, if others came before
+    stopped_by: str | None = None  # the callback that ended it early
 
     # Where the trained model is. No field: a result is compared and written without it.
     _trained: ClassVar[TrainedModel | Path | None] = None
@@ -125,8 +139,7 @@ class RunResult:
     def model(self, *, client: ClientId | None = None) -> nn.Module:
         """Return the trained model in evaluation mode, of torch's layers where possible.
 
-        Every call returns another copy. Where clients keep layers for themselves, `client` says
-        whose model it is.
+        Every call returns another copy; `client` says whose, where clients keep layers themselves.
 
         >>> import fednorm
         >>> fednorm.simulate("fbn", rounds=2, clients=3).model().training
@@ -145,6 +158,11 @@ class RunResult:
         )
 
     @property
+    def completed(self) -> bool:
+        """Whether the run came to its end, be it that a callback ended it early."""
+        return self.status in {"finished", "stopped early"}
+
+    @property
     def final(self) -> Evaluation | None:
         """The last evaluation, or None if the run ended before the first."""
         return self.history[-1] if self.history else None
@@ -153,6 +171,22 @@ class RunResult:
     def best_accuracy(self) -> float | None:
         """The highest accuracy of all evaluations."""
         return max((e.accuracy for e in self.history), default=None)
+
+    def list_runs(self) -> list[dict[str, Any]]:
+        """Return one row: the run with its last evaluation; accuracies are fractions."""
+        final = self.final
+        named = {"strategy": self.strategy, "name": self.strategy, "setting": "", "seed": self.seed}
+        ended = {"status": self.status, "rounds": self.rounds, "metric": self.metric}
+        values = {key: getattr(final, key, None) for key in _OF_FINAL}
+        values |= {"worst_client": getattr(final, "worst", None)}
+        values |= {"attack_success": getattr(final, "attack_success", None)}
+        return [{**named, **ended, **values, **{key: getattr(self, key) for key in _OF_RUN}}]
+
+    def list_rounds(self) -> list[dict[str, Any]]:
+        """Return a row for each evaluation."""
+        named = {"strategy": self.strategy, "seed": self.seed}
+        kept = (asdict(replace(one, per_client=None)) for one in self.history)
+        return [{**named, **{k: v for k, v in of.items() if k != "per_client"}} for of in kept]
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "RunResult":
@@ -176,23 +210,24 @@ class Summary:
 
     strategy: str
     accuracy: float | None  # mean of the final accuracies
-    spread: float  # standard deviation over seeds
+    spread: float  # sample standard deviation over seeds; 0 with a single one
     best: float | None  # mean of the best accuracies
     worst_client: float | None  # mean over seeds
     trained: float | None  # mean over seeds; of clients that have trained, where some have not
     untrained: float | None  # mean over seeds; of clients that have not
     attack_success: float | None  # mean over seeds
     epsilon: float | None  # the largest of all seeds
+    metrics: Mapping[str, tuple[float, float]]  # mean and deviation over seeds
     runs: tuple[RunResult, ...]
 
     @property
     def failures(self) -> tuple[RunResult, ...]:
-        """The runs that did not finish."""
-        return tuple(run for run in self.runs if run.status != "finished")
+        """The runs that did not come to an end."""
+        return tuple(run for run in self.runs if not run.completed)
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Tabular):
     """The runs of all strategies and seeds."""
 
     config: dict[str, Any]
@@ -201,6 +236,7 @@ class Comparison:
     # Training samples of each client by class, with the first seed; none if they are private.
     label_counts: tuple[tuple[int, ...], ...] = ()
     validation: "Comparison | None" = None  # by which the settings of `tune` were chosen
+    missing: tuple[str, ...] = ()  # names of runs that a folder does not hold, as not finished
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of results.json."""
@@ -236,6 +272,27 @@ class Comparison:
         """What the accuracies of the runs are, in words."""
         return self.runs[0].metric if self.runs else "accuracy"
 
+    def list_runs(self) -> list[dict[str, Any]]:
+        """Return a row for each run, with its strategy's registered name and own setting."""
+        entries = {run.strategy: self.find_entry(run.strategy) for run in self.runs}
+        about = {
+            label: {"name": entry.get("name") or label, "setting": _write_setting(entry)}
+            for label, entry in entries.items()
+        }
+        return [{**row, **about[run.strategy]} for run in self.runs for row in run.list_runs()]
+
+    def list_rounds(self) -> list[dict[str, Any]]:
+        """Return a row for each evaluation of each run."""
+        return [row for run in self.runs for row in run.list_rounds()]
+
+    def find_entry(self, label: str) -> dict[str, Any]:
+        """Return the table of the strategy with this label; it is empty if the config has none."""
+        for entry in self.config.get("strategies", []):
+            table = dict(entry) if isinstance(entry, Mapping) else {"name": str(entry)}
+            if (table.get("label") or table["name"]) == label:
+                return table
+        return {}
+
     def summaries(self) -> list[Summary]:
         """Return one summary for each strategy, in the order in which they were run."""
         labels = dict.fromkeys(run.strategy for run in self.runs)
@@ -243,6 +300,12 @@ class Comparison:
             _summarize(label, tuple(r for r in self.runs if r.strategy == label))
             for label in labels
         ]
+
+
+def _write_setting(entry: Mapping[str, Any]) -> str:
+    """Return what a strategy's data and clients have for themselves, as JSON; else nothing."""
+    own = {key: entry[key] for key in OWN_SETTINGS if key in entry and key != "algorithm"}
+    return json.dumps(own, default=str) if own else ""
 
 
 def _find_value(table: Mapping[str, Any], key: str) -> Any:
@@ -270,87 +333,28 @@ def _summarize(label: str, runs: tuple[RunResult, ...]) -> Summary:
     return Summary(
         strategy=label,
         accuracy=fmean(accuracies) if accuracies else None,
-        spread=pstdev(accuracies) if accuracies else 0.0,
+        spread=measure_spread(accuracies),
         best=fmean(r.best_accuracy or 0.0 for r in runs if r.history) if accuracies else None,
         worst_client=_mean(final.worst for final in finals),
         trained=_mean(final.trained for final in finals),
         untrained=_mean(final.untrained for final in finals),
         attack_success=_mean(final.attack_success for final in finals),
         epsilon=max((run.epsilon for run in runs if run.epsilon is not None), default=None),
+        metrics=_summarize_metrics(finals),
         runs=runs,
     )
+
+
+def _summarize_metrics(finals: Sequence[Evaluation]) -> dict[str, tuple[float, float]]:
+    found: dict[str, list[float]] = {}
+    for name, value in (pair for final in finals for pair in (final.metrics or {}).items()):
+        found.setdefault(name, []).append(nan if value is None else value)
+    return {name: (fmean(values), measure_spread(values)) for name, values in found.items()}
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
-
-
-@dataclass
-class RunRecorder:
-    """The measurements of a run so far."""
-
-    history: list[Evaluation] = field(default_factory=list)
-    exchanges: list[int] = field(default_factory=list)
-    upload: list[float] = field(default_factory=list)
-    download: list[float] = field(default_factory=list)
-    diagnostics: list[Diagnostics] = field(default_factory=list)
-    rejected: int = 0
-    dropped_out: int = 0
-    retries: int = 0
-    frozen_from: int | None = None
-    before: float = 0.0  # seconds of the parts before the last start
-    begun: float = field(default_factory=time.perf_counter)
-    window: Window = field(default_factory=dict)  # of the diagnostics; tensors
-
-    @classmethod
-    def read(cls, record: Mapping[str, Any]) -> "RunRecorder":
-        """Continue from the record of a checkpoint."""
-        history = [Evaluation.from_json(values) for values in record["history"]]
-        return cls(**{**record, "history": history})
-
-    def record(self) -> dict[str, Any]:
-        """Return the plain values that a checkpoint holds besides tensors."""
-        values = asdict(replace(self, window={}))
-        del values["begun"], values["window"]
-        return {**values, "before": self.seconds}
-
-    @property
-    def seconds(self) -> float:
-        """How long the run has taken, all its parts together."""
-        return self.before + time.perf_counter() - self.begun
-
-    def add(self, event: Event) -> None:
-        """Add a round."""
-        self.exchanges.append(event.exchanges)
-        self.upload.append(event.bytes_up)
-        self.download.append(event.bytes_down)
-        self.rejected += len(event.rejected)
-        self.dropped_out += event.dropped_out
-        self.retries += event.retries
-        if event.evaluation is not None:
-            self.history.append(event.evaluation)
-        if event.diagnostics is not None:
-            self.diagnostics.append(event.diagnostics)
-
-    def result(self, status: Status, error: str | None = None, **about: Any) -> RunResult:
-        """Return the result so far; `about` identifies the run."""
-        return RunResult(
-            status=status,
-            history=tuple(self.history),
-            rounds=len(self.exchanges),
-            exchanges_per_round=_mean(self.exchanges) or 0.0,
-            bytes_up_per_round=_mean(self.upload) or 0.0,
-            bytes_down_per_round=_mean(self.download) or 0.0,
-            seconds=self.seconds,
-            rejected=self.rejected,
-            dropped_out=self.dropped_out,
-            retries=self.retries,
-            error=error,
-            diagnostics=tuple(self.diagnostics),
-            frozen_from=self.frozen_from,
-            **about,
-        )
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,15 @@
 """One run from the first round to the last, with its evaluations."""
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from fednorm.attacks import Backdoor
 from fednorm.core.messages import Batches, ClientState, ServerState
 from fednorm.core.replies.secure_sum import FEWEST
-from fednorm.core.round import broadcast
+from fednorm.core.round import broadcast, find_remedy
 from fednorm.core.task import Task, export, select_reporting
 from fednorm.core.types import ClientId
 from fednorm.data import Dataset
@@ -26,45 +26,16 @@ from fednorm.engines.evaluation import (
     score_clients,
     score_global,
 )
-from fednorm.errors import NonFiniteLossError, NoUsableReplyError
+from fednorm.errors import CallbackError, FednormError, NonFiniteLossError, NoUsableReplyError
 from fednorm.experiment.build import PreparedRun
-from fednorm.experiment.checkpoint import Checkpoint
+from fednorm.experiment.callbacks.base import UNWATCHED, Monitor
+from fednorm.experiment.checkpoint import Checkpoint, RunRecorder
 from fednorm.experiment.diagnostics import Diagnosis
-from fednorm.experiment.results import Evaluation, Event, RunRecorder, RunResult, Status
+from fednorm.experiment.results import Evaluation, Event, RunResult, Status
 
 log = logging.getLogger("fednorm")
 
 _CUT_SHORT = {"diverged", "stopped"}  # in mid-round
-
-Callback: TypeAlias = Callable[[Event], None]
-
-
-class StopFlag(Protocol):
-    """Tells a run to stop, as `threading.Event` does."""
-
-    def is_set(self) -> bool:
-        """Return whether the run should stop."""
-
-
-@dataclass(frozen=True)
-class Monitor:
-    """Follows runs: callbacks get every round, and a flag stops the run after a round."""
-
-    callbacks: Sequence[Callback] = ()
-    stop: StopFlag | None = None
-
-    def report(self, event: Event) -> None:
-        """Call every callback with `event`."""
-        for callback in self.callbacks:
-            callback(event)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the run should stop."""
-        return self.stop is not None and self.stop.is_set()
-
-
-UNWATCHED = Monitor()
 
 
 class Checkpointer(Protocol):
@@ -75,6 +46,9 @@ class Checkpointer(Protocol):
 
     def save(self, result: RoundResult, recorder: RunRecorder) -> None:
         """Save now."""
+
+    def end(self, result: RoundResult, recorder: RunRecorder, status: Status) -> None:
+        """Note the last round of a run that has come to its end."""
 
 
 @dataclass
@@ -90,6 +64,11 @@ class LastRound:
 
     save = after
 
+    def end(self, result: RoundResult, recorder: RunRecorder, status: Status) -> None:
+        """Hold the last round."""
+        del recorder, status
+        self.round = result
+
 
 def run(
     prepared: PreparedRun,
@@ -100,44 +79,69 @@ def run(
 ) -> RunResult:
     """Run all rounds, or those after `start`.
 
-    The monitor's flag, Ctrl-C, a loss that is not finite and too few usable replies end the run and
-    keep what is done. With Byzantine clients, dropouts or nodes, too few replies say nothing about
-    the training: the run is stopped and its state saved. Otherwise the replies are not finite any
-    more: it has diverged.
+    Callbacks, the monitor's flag, Ctrl-C, a loss that is not finite and too few usable replies end
+    the run and keep what is done; so does a callback that fails, whose error is raised. With
+    Byzantine clients, dropouts or nodes, too few replies say nothing about the training: the run is
+    stopped and its state saved. Otherwise the replies are not finite any more: it has diverged.
     """
     recorder = RunRecorder.read(start.record) if start else RunRecorder()
     done: RoundResult | None = None
 
     def finish(status: Status, error: str | None = None) -> RunResult:
-        if saves and done and status in {"stopped", "interrupted"}:
-            saves.save(done, recorder)
+        if saves and done:
+            _save_end(saves, done, recorder, status)
         return _make_result(prepared, recorder, status, error)
 
     try:
         for done, event in _run_rounds(prepared, recorder, start):
             _log(prepared, done)
-            monitor.report(event)
+            if ended := monitor.report(event):
+                _test_last(prepared, recorder, done)
+                return replace(finish("stopped early"), stopped_by=ended)
             if monitor.stopped:
                 return finish("interrupted", f"interrupted after round {event.round}")
             if saves:
                 saves.after(done, recorder)
-    except NoUsableReplyError as error:
-        if prepared.remote or not prepared.faults.faultless:
-            return finish("stopped", str(error))
-        return finish("diverged", f"{error}{_advise(prepared, done or start)}")
-    except NonFiniteLossError as error:
-        return finish("diverged", f"{error}{_advise(prepared, done or start)}")
+    except (NoUsableReplyError, NonFiniteLossError) as error:
+        return finish(*_judge_failure(prepared, error, done or start))
     except KeyboardInterrupt:
         return finish("interrupted", f"interrupted after round {len(recorder.exchanges)}")
+    except CallbackError:
+        finish("interrupted")
+        raise
     return finish("finished")
 
 
+def _save_end(
+    saves: Checkpointer, done: RoundResult, recorder: RunRecorder, status: Status
+) -> None:
+    if status in {"stopped", "interrupted"}:
+        saves.save(done, recorder)
+    elif status != "diverged":
+        saves.end(done, recorder, status)
+
+
+def _judge_failure(
+    prepared: PreparedRun, error: FednormError, reached: Progress | None
+) -> tuple[Status, str]:
+    """Return whether a run has diverged or was stopped, and what to say of it."""
+    faulty = prepared.remote or not prepared.faults.faultless
+    if isinstance(error, NoUsableReplyError) and faulty:
+        return "stopped", str(error)
+    return "diverged", f"{error}{_advise(prepared, reached)}"
+
+
+def _test_last(prepared: PreparedRun, recorder: RunRecorder, done: RoundResult) -> None:
+    """Record a test of the model after the last round, unless there was one."""
+    tested = recorder.history and recorder.history[-1].round == done.state.round
+    if not tested and (last := evaluate(prepared, done)):
+        recorder.history.append(last)
+
+
 def _advise(prepared: PreparedRun, reached: Progress | None) -> str:
-    """Return what to try after a divergence: the strategy's remedy where statistics were fixed."""
-    task = prepared.task
-    received = broadcast(task, reached.state if reached else task.initial_state)
-    fixed = task.strategy.rule(received).normalize_with == "shared"
-    return f" {task.strategy.remedy}".rstrip() if fixed else ""
+    """Return what to try after a divergence."""
+    state = reached.state if reached else prepared.task.initial_state
+    return f" {find_remedy(prepared.task, state)}".rstrip()
 
 
 def _run_rounds(
@@ -172,6 +176,7 @@ def _run_rounds(
             dropped_out=result.dropped_out,
             retries=result.retries,
             evaluation=tests,
+            metric=prepared.data.metric,
             diagnostics=diagnosis.measure_round(result, gradient=due) if diagnosis else None,
         )
         recorder.add(event)
@@ -251,9 +256,10 @@ def evaluate(prepared: PreparedRun, result: RoundResult) -> Evaluation | None:
             log.warning("no client could be tested after round %d.", state.round)
             return None
         accuracy, loss = fmean(s.accuracy for s in own), fmean(s.loss for s in own)
+        named = _average_metrics(own)
     else:
         found = score_global(task, state, prepared.data.test_batches())
-        accuracy, loss = found.accuracy, found.loss
+        accuracy, loss, named = found.accuracy, found.loss, dict(found.metrics)
         tested = list_honest(prepared) if experiment.evaluate == "clients" else []
         own = list(_score_clients(prepared, state, {}, tested).values())
     single = [] if task.secure else [found.accuracy for found in own]
@@ -273,7 +279,13 @@ def evaluate(prepared: PreparedRun, result: RoundResult) -> Evaluation | None:
             _score_clients(prepared, state, dict.fromkeys(unseen, initial), unseen), fewest
         ),
         attack_success=measure_attack_success(prepared, state, states, initial),
+        metrics=named or None,
     )
+
+
+def _average_metrics(scores: Sequence[Score]) -> dict[str, float]:
+    """Return the mean over clients of each of the user's metrics."""
+    return {name: fmean(s.metrics[name] for s in scores) for name in scores[0].metrics}
 
 
 def make_initial_state(

@@ -1,6 +1,7 @@
 """The folder of a comparison: its configuration, and the files of each run."""
 
 import json
+import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,19 +15,24 @@ import torch
 
 from fednorm.core.messages import RejectedReply
 from fednorm.engines.base import RoundResult
-from fednorm.errors import ConfigError
+from fednorm.errors import ConfigError, DiskError
 from fednorm.experiment import checkpoint
-from fednorm.experiment.checkpoint import Checkpoint
-from fednorm.experiment.results import Event, RunRecorder, RunResult, replace_nan
+from fednorm.experiment.callbacks import may_end_runs
+from fednorm.experiment.checkpoint import Checkpoint, RunRecorder
+from fednorm.experiment.results import Event, RunResult, Status, replace_nan
 from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.load import build_experiment, read_toml, to_toml
 from fednorm.experiment.schema.specs import THREATS, StrategySpec
 from fednorm.experiment.trained_model import CLIENT_FILES, MODEL_FILE
-from fednorm.system import atomic_write
+from fednorm.objects import OBJECT
+from fednorm.system import atomic_write, explain_full_disk
+
+log = logging.getLogger("fednorm")
 
 RESULTS = Path("results")
 _AXES = {"strategies", "seeds"}  # a folder may grow along these
 _NEUTRAL = {"client_state_memory", "timeout"}  # these change no result
+_LATER = ("diagnose", "precision", "tune", "loss", "metrics", *THREATS)
 _UNNAMED = _AXES | _NEUTRAL
 _LONGEST = 120  # characters of a folder's name
 
@@ -45,11 +51,18 @@ def choose_folder(
     >>> choose_folder(Experiment(partition="iid", clients=20)).as_posix()
     'results/compare-iid-clients=20'
     """
-    plain = (reference or Experiment()).model_dump(mode="json", exclude=_UNNAMED)
-    parts = _list_differences(experiment.model_dump(mode="json", exclude=_UNNAMED), plain)
+    plain = _dump_identity(reference or Experiment(), _UNNAMED)
+    parts = _list_differences(_dump_identity(experiment, _UNNAMED), plain)
     name = name_folder("-".join([base, *parts]))
     numbered = (root / (f"{name}-{n}" if n > 1 else name) for n in count(1))
     return next(folder for folder in numbered if _may_hold(folder, experiment))
+
+
+def _dump_identity(experiment: Experiment, exclude: set[str]) -> dict[str, Any]:
+    """Return the settings by which experiments differ; callbacks count that may end runs."""
+    settings = experiment.model_dump(mode="json", exclude=exclude | {"callbacks"})
+    deciding = [c.model_dump(mode="json") for c in experiment.callbacks if may_end_runs(c.name)]
+    return {**settings, "callbacks": deciding} if deciding else settings
 
 
 def _list_differences(new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterator[str]:
@@ -58,9 +71,13 @@ def _list_differences(new: Mapping[str, Any], old: Mapping[str, Any]) -> Iterato
         if value == before:
             continue
         if isinstance(value, Mapping):
-            yield from _list_differences(value, before if isinstance(before, Mapping) else {})
+            inner = _list_differences(value, before if isinstance(before, Mapping) else {})
+            yield from (f"tune-{part}" for part in inner) if key == "tune" else inner
+        elif key == "callbacks":
+            yield from (part for one in value for part in _list_differences(one, {}))
         elif key != "root":  # a path says little about an experiment
-            yield str(value) if key in {"name", "partition"} else f"{key}={value}"
+            word = "-".join(map(str, value)) if isinstance(value, list) else str(value)
+            yield word if key in {"name", "partition"} else f"{key}={word}"
 
 
 def _may_hold(folder: Path, experiment: Experiment) -> bool:
@@ -76,13 +93,14 @@ def name_folder(text: str) -> str:
     >>> name_folder("(d) E = 100")
     'd_E_=_100'
     """
-    return re.sub(r"[^\w.=-]+", "_", text)[:_LONGEST].strip("_")
+    name = re.sub(r"[^\w.=-]+", "_", text)[:_LONGEST].strip("_")
+    return name if name.strip(".") else "_"  # ".." is another folder
 
 
 def link_latest(folder: Path, root: Path = RESULTS) -> None:
     """Let `root/latest` lead to a folder of `root`; a system without links has none."""
     link = root / "latest"
-    if folder.parent != root or (link.exists() and not link.is_symlink()):
+    if folder.parent != root or folder == link or (link.exists() and not link.is_symlink()):
         return
     with suppress(OSError):
         link.unlink(missing_ok=True)
@@ -92,9 +110,12 @@ def link_latest(folder: Path, root: Path = RESULTS) -> None:
 def open_folder(folder: Path, experiment: Experiment) -> None:
     """Make the folder and write config.toml; refuse a folder that holds another experiment."""
     if changed := _list_changes(folder, experiment):
+        extends = set(changed) <= {"rounds", "eval_every"} and "rounds" in changed
+        more = f"; to train on, fednorm run {folder} --extend {experiment.rounds}"
         raise ConfigError(
             f"{str(folder)!r} holds an experiment with other values of {', '.join(changed)}; "
-            "choose another --out, or none, which finds a free folder, or start over with --fresh."
+            "choose another --out, or none, which finds a free folder, or start over with "
+            f"--fresh{more if extends else ''}."
         )
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / "config.toml") as file:  # an empty one is another experiment
@@ -106,9 +127,18 @@ def _list_changes(folder: Path, experiment: Experiment) -> list[str]:
     config = folder / "config.toml"
     if not config.exists():
         return []
-    held = build_experiment(read_toml(config)).model_dump(exclude=_AXES)
-    new = experiment.model_dump(exclude=_AXES)
-    return sorted(key for key in new if new[key] != held[key])
+    values = read_toml(config)
+    entries = values.get("strategies")
+    if isinstance(entries, list):  # objects of an earlier session are not compared, nor known here
+        known = [entry for entry in entries if not _name_entry(entry).startswith(OBJECT)]
+        values["strategies"] = known or ["naive"]
+    held = _dump_identity(build_experiment(values), _AXES)
+    new = _dump_identity(experiment, _AXES)
+    return sorted(key for key in {**held, **new} if new.get(key) != held.get(key))
+
+
+def _name_entry(entry: Any) -> str:
+    return str(entry.get("name") if isinstance(entry, Mapping) else entry)
 
 
 def clear_folder(folder: Path) -> None:
@@ -130,10 +160,10 @@ _VERSION = 2  # raised when the same settings give other results than before
 def run_key(experiment: Experiment, entry: StrategySpec, seed: int) -> dict[str, Any]:
     """Return all that a run depends on."""
     # Runs recorded before these keys existed are equal to runs that leave them at their defaults.
-    fields, later = Experiment.model_fields, ("diagnose", "precision", "tune", *THREATS)
+    fields, later = Experiment.model_fields, _LATER
     unused = {key for key in later if getattr(experiment, key) == fields[key].default}
     left_out = _AXES | unused | _NEUTRAL
-    settings = experiment.model_dump(mode="json", exclude=left_out)
+    settings = _dump_identity(experiment, left_out)
     chosen = entry.model_dump(mode="json")
     return {"version": _VERSION, "settings": settings, "strategy": chosen, "seed": seed}
 
@@ -168,7 +198,9 @@ class MetricsFile:
     """The file metrics.jsonl: one line a round."""
 
     def __init__(self, path: Path) -> None:
-        self.file = path.open("a+", encoding="utf-8")
+        self.folder = path.parent
+        with explain_full_disk(self.folder):
+            self.file = path.open("a+", encoding="utf-8")
 
     def truncate(self, rounds: int) -> bool:
         """Keep the lines of the first rounds; return False if some of them are missing."""
@@ -178,6 +210,14 @@ class MetricsFile:
                 return False
         self.file.truncate(self.file.tell())
         return True
+
+    def on_round(self, event: Event) -> None:
+        """Add a round."""
+        try:
+            self.write(event)
+        except OSError as error:
+            text = f"{self.file.name!r} cannot be written: {error.strerror}"
+            raise DiskError(f"{text}; make room and give the same command again.") from error
 
     def write(self, event: Event) -> None:
         """Add a round."""
@@ -195,6 +235,16 @@ class MetricsFile:
         if event.evaluation is not None:
             self.file.flush()
 
+    def flush(self) -> None:
+        """Write what is left in memory."""
+        with explain_full_disk(self.folder):
+            self.file.flush()
+
+    def close(self) -> None:
+        """Write what is left in memory, and close the file."""
+        with explain_full_disk(self.folder):
+            self.file.close()
+
 
 def _describe_rejected(rejected: RejectedReply) -> dict[str, Any]:
     where = {"layer": rejected.where} if rejected.where else {}
@@ -209,6 +259,7 @@ class RunCheckpointer:
     key: Mapping[str, Any]  # of which run they are
     metrics: MetricsFile
     every: int | None = None  # rounds between checkpoints; by the clock if none
+    most_kept: int = 0  # bytes of the state that is kept after the last round
     last: float = field(default_factory=time.monotonic)
     reached: RoundResult | Checkpoint | None = None  # how far the run is
 
@@ -232,7 +283,24 @@ class RunCheckpointer:
 
     def save(self, result: RoundResult, recorder: RunRecorder) -> None:
         """Save now."""
-        self.metrics.file.flush()
-        found = Checkpoint(result.state, result.client_states, recorder.record(), recorder.window)
+        self.metrics.flush()
+        self._write(_make_checkpoint(result, recorder))
+
+    def end(self, result: RoundResult, recorder: RunRecorder, status: Status) -> None:
+        """Note the last round; after all rounds the state is kept, to be extended, if small."""
+        self.reached = result
+        found = _make_checkpoint(result, recorder)
+        if status != "finished" or checkpoint.exceeds(found, self.most_kept):
+            return
+        try:
+            self._write(found)
+        except DiskError as error:
+            log.warning("%s It would only be needed to extend the run.", error)
+
+    def _write(self, found: Checkpoint) -> None:
         checkpoint.save_checkpoint(self.folder, self.key, found)
         self.last = time.monotonic()
+
+
+def _make_checkpoint(result: RoundResult, recorder: RunRecorder) -> Checkpoint:
+    return Checkpoint(result.state, result.client_states, recorder.record(), recorder.window)

@@ -25,11 +25,13 @@ from fednorm.core.task import Task, export
 from fednorm.core.types import ClientId, Tensors
 from fednorm.errors import ConfigError
 from fednorm.experiment.build import PreparedRun
-from fednorm.experiment.model_object import OBJECT, ModelSource
+from fednorm.experiment.objective import ModelSource
 from fednorm.experiment.schema.specs import create_entry
 from fednorm.models import MODELS, create_model
+from fednorm.names import trust_only
 from fednorm.nn.copies import copy_model
 from fednorm.nn.folding import fold
+from fednorm.objects import OBJECT
 from fednorm.strategies import STRATEGIES
 from fednorm.system import atomic_write
 
@@ -158,7 +160,8 @@ def load_model(
     plain = _build_plain(path, header, model)
     try:
         plain = plain.to(_DTYPES[header.dtype])
-        strategy = create_entry(STRATEGIES, header.strategy, header.fields)
+        with trust_only():  # to import what a file names would run its code
+            strategy = create_entry(STRATEGIES, header.strategy, header.fields)
         network = fold(strategy.convert(plain).model)
     except (LookupError, ValueError, TypeError) as error:
         raise _refuse_header(path, error) from error
@@ -230,7 +233,7 @@ def _build_plain(path: Path, header: ModelHeader, model: ModelSource | None) -> 
     if model is not None:
         return copy_model(model) if isinstance(model, nn.Module) else model()
     # A function that a file names is not called: the file may come from anywhere.
-    if header.model is None or header.model not in MODELS:
+    if header.model is None or not MODELS.has_own(header.model):
         made = f"by {header.model!r}" if header.model else "from an object"
         raise ConfigError(
             f"{str(path)!r} holds a {header.network} that was made {made}, which a file cannot "

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fednorm.registry import Registry, call_user_function, export_lazily
+from fednorm.registry import Registry, call_user_function, export_lazily, is_config
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,9 +25,10 @@ MODELS: "Registry[ModelConfig]" = Registry(
         "resnet20": "resnet:ResNet20",
         "resnet18": "resnet:ResNet18",
         "resnet50": "resnet:ResNet50",
-        "mobilenet_v2": "mobilenet_v2:MobileNetV2",
+        "mobilenet_v2": "deeplabv3plus:MobileNetV2",
         "deeplabv3plus": "deeplabv3plus:DeepLabV3Plus",
     },
+    "fednorm.models.base:ModelConfig",
 )
 
 __getattr__ = export_lazily(__name__, {"fednorm.models.base": "ModelConfig"})
@@ -40,7 +41,8 @@ def create_model(
 
     Args:
         name: a registered name, or "package.module:function" for your own model: it is
-            called with `shape` and `classes` if it takes them.
+            called with `shape` and `classes` if it takes them; or a class: a network, or a
+            frozen dataclass with a method `build`.
         shape: the shape of one sample, without the batch.
         classes: the number of classes.
         seed: the same seed gives the same weights; the global random state does not change.
@@ -52,9 +54,9 @@ def create_model(
     from fednorm.core.task import isolated_rng  # noqa: PLC0415 (models are listed without torch)
 
     with isolated_rng(seed):
-        if ":" in name:
-            return _call_user_model(name, {"shape": tuple(shape), "classes": classes}, fields)
-        return MODELS.create(name, fields).build(tuple(shape), classes)
+        if MODELS.has_own(name) or is_config(MODELS, name, "build"):
+            return MODELS.create(name, fields).build(tuple(shape), classes)
+        return _call_user_model(name, {"shape": tuple(shape), "classes": classes}, fields)
 
 
 def list_models() -> list[str]:
@@ -63,7 +65,7 @@ def list_models() -> list[str]:
     >>> list_models()[:3]
     ['cnn', 'deeplabv3plus', 'fbn_cnn']
     """
-    return sorted(MODELS)
+    return sorted(MODELS.list_names())
 
 
 def _call_user_model(

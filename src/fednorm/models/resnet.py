@@ -12,13 +12,17 @@ from torch.nn import functional
 
 from fednorm.models.base import (
     STEM_HELP,
+    BasicBlock,
+    Bottleneck,
     Stem,
+    add_classifier,
+    build_stages,
+    build_stem,
     check_image_shape,
     check_stem,
     check_widths,
     choose_stem,
 )
-from fednorm.models.blocks import BasicBlock, Bottleneck, add_classifier, build_stages, build_stem
 from fednorm.registry import param
 
 IMAGENET_WIDTHS = (64, 128, 256, 512)

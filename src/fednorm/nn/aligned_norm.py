@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fednorm.core.layer import NormLayer, NormRule, RoundContext
-from fednorm.core.merge import find_rate
 from fednorm.core.messages import RunningStats
 from fednorm.core.moments import Moments
-from fednorm.core.strategy import Conversion
+from fednorm.core.strategy import Conversion, find_rate
 from fednorm.nn.batch_norm import FedBatchNorm
 from fednorm.nn.convert import add_to_norms, to_fed_batch_norm
 

@@ -21,9 +21,8 @@ from fednorm.nn.batch_norm import (
     FedBatchNorm3d,
     FedSyncBatchNorm,
 )
-from fednorm.nn.copies import copy_model, list_hooks
+from fednorm.nn.copies import copy_model, list_hooks, list_skipped_layers, replace_references
 from fednorm.nn.custom_layers import restore_subclass, strip_subclass
-from fednorm.nn.module_refs import list_skipped_layers, replace_references
 
 Make: TypeAlias = Callable[[str, _BatchNorm], nn.Module]
 

@@ -55,6 +55,11 @@ def fold(model: nn.Module) -> nn.Module:
     wherever the strategy keeps the layers' kinds. The given model stays as it is; a model without
     converted layers is only copied.
 
+    BatchNorm without running statistics has the keys of the GroupNorm that replaces it, so such a
+    `state_dict` loads into the model before conversion, which then computes something else. Only
+    files and Flower's arrays are marked, so that it refuses them: torch's layers have no place for
+    a mark. Use the folded model itself.
+
     >>> import fednorm
     >>> plain = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
     >>> [type(layer).__name__ for layer in fold(fednorm.convert(plain, "dualbn"))]

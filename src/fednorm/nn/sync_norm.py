@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fednorm.core.exchange import Exchange
-from fednorm.core.layer import NormRule, RoundContext
+from fednorm.core.layer import Exchange, NormRule, RoundContext
 from fednorm.core.moments import Moments, exact_values
 from fednorm.nn.batch_norm import FedBatchNorm, per_channel
 
@@ -22,8 +21,8 @@ def make_sync_rule(*, shared_message: bool = False, follow: bool = False) -> Nor
     """Return the rule; with `shared_message`, mean and variance travel in one exchange.
 
     Only the first step of a round is synchronised; later ones are ordinary local BatchNorm. With
-    `follow`, a client's running statistics follow the synchronised ones in that step, and not those
-    of its own batch.
+    `follow`, a client's running statistics follow the synchronised ones in that step, not those of
+    the client's batch.
     """
     normalize = partial(_synchronize, shared_message=shared_message, follow=follow)
     return NormRule("synchronized", tracks=False, reports="moments", normalize=normalize)

@@ -21,7 +21,7 @@ from torch.nn.utils import parametrize
 from fednorm.core.layout import NORM_LAYERS
 from fednorm.core.strategy import Conversion, Replacement
 from fednorm.errors import ConversionError
-from fednorm.nn.copies import copy_model
+from fednorm.nn.copies import MarkedLayer, copy_model
 
 # γ of Brock et al.: the standard deviation of ReLU(x) for a standard normal x, inverted.
 RELU_GAMMA = math.sqrt(2 / (1 - 1 / math.pi))
@@ -36,8 +36,10 @@ class Standard:
     bias: bool
 
 
-class StandardizedConv(_ConvNd):
+class StandardizedConv(MarkedLayer, _ConvNd):
     """What the layers below share; `standardize` makes them from torch's convolutions."""
+
+    MARK = "standardizes_its_weight_save_fednorm_fold"
 
     standard = Standard(scale_by_fan_in=False, eps=1e-6, bias=True)
     gain: nn.Parameter | None

@@ -1,6 +1,8 @@
 """Plot accuracy by round, final values by panel, and the values that `--diagnose` records."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from math import ceil
@@ -12,11 +14,26 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fednorm.experiment.results import Comparison, RunResult
+from fednorm.experiment.results import Comparison, FigureResult, RunResult
 from fednorm.report.annotations import label_ends, mark_freezing
 from fednorm.report.format import keep_finite
-from fednorm.report.series import Curve, Plot, Plots, invert, summarize_rounds
-from fednorm.report.styles import Style, frame_axes, name_method, render_svg, use_log_scale
+from fednorm.report.series import (
+    Curve,
+    Finals,
+    Plot,
+    Plots,
+    collect_sensitivity,
+    invert,
+    summarize_rounds,
+)
+from fednorm.report.styles import (
+    Style,
+    choose_styles,
+    frame_axes,
+    name_method,
+    render_svg,
+    use_log_scale,
+)
 
 WIDE, NARROW = (7.2, 3.7), (4.2, 3.1)  # inches: a single panel; one of several, or on a phone
 _SMALL = (3.1, 2.3)  # inches: a plot of diagnostics
@@ -302,3 +319,44 @@ def _draw_diagnostic(
         if label in lines:
             _draw_curve(axes, lines[label], style, number)
     use_log_scale(axes)
+
+
+# Sensitivity curves: final values against each key that an experiment was swept over.
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """The plot of one key: a line for each strategy, in two sizes."""
+
+    title: str
+    styles: Mapping[str, Style]
+    wide: str
+    narrow: str
+    caption: str
+
+
+def render_sensitivity(figure: FigureResult) -> list[Sensitivity]:
+    """Render a plot for each key that a comparison was swept over, or tuned."""
+    return [
+        _render_sensitivity(found, panel.title, where)
+        for panel in figure.panels
+        for where, compared in (
+            ("test data", panel.comparison),
+            ("validation data", panel.comparison.validation),
+        )
+        if compared
+        for found in collect_sensitivity(compared)
+    ]
+
+
+def _render_sensitivity(found: Finals, panel: str, where: str) -> Sensitivity:
+    styles = choose_styles(found.lines)
+    plots = Plots(styles=styles, panels=(), y=(0.0, 100.0), finals=found)
+    # The page's script numbers the methods of the other plots.
+    wide, narrow = (
+        re.sub(r' data-method="\d+"', "", render_final_values(plots, size))
+        for size in (WIDE, NARROW)
+    )
+    title = f"Sensitivity: {found.metric} on {where} by {found.axis}"
+    caption = "At the last evaluation; bars reach from the lowest to the highest seed."
+    return Sensitivity(" – ".join(filter(None, (panel, title))), styles, wide, narrow, caption)

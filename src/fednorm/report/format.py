@@ -1,4 +1,4 @@
-"""How numbers, settings and tables are written, in the terminal and on the page."""
+"""How numbers, tables and the setting of an experiment are written, in terminal and page."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,8 +11,11 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from fednorm.objects import OBJECT
+
 MISSING = "–"
 
+_LOWEST, _FAR_BELOW = -10.0, "< −1000"  # of an R² that says no more than that it is bad
 _WHOLE = 100  # larger numbers have no decimals
 _SHOWN = 4  # names in a list
 
@@ -27,9 +30,13 @@ def format_percent(fraction: float | None) -> str:
 
     >>> format_percent(0.7984), format_percent(None), format_percent(float("nan"))
     ('79.8', '–', '–')
+    >>> format_percent(-0.25), format_percent(-1e9)  # R² has no lower bound
+    ('−25.0', '< −1000')
     """
     value = keep_finite(fraction)
-    return MISSING if value is None else f"{100 * value:.1f}"
+    if value is None or value < _LOWEST:
+        return MISSING if value is None else _FAR_BELOW
+    return f"{100 * value:.1f}".replace("-", "−")
 
 
 def format_mean(mean: float | None, spread: float, seeds: int) -> str:
@@ -40,7 +47,19 @@ def format_mean(mean: float | None, spread: float, seeds: int) -> str:
     """
     with_spread = keep_finite(mean) is not None and keep_finite(spread) is not None and seeds > 1
     written = format_percent(mean)
+    with_spread = with_spread and written != _FAR_BELOW
     return f"{written} ± {format_percent(spread)}" if with_spread else written
+
+
+def format_figure(mean: float | None, spread: float, seeds: int) -> str:
+    """Write the mean of a metric of any size, with its spread over several seeds.
+
+    >>> format_figure(0.71234, 0.0123, 3), format_figure(1234.5, 0.0, 1)
+    ('0.7123 ± 0.012', '1234')
+    """
+    value = keep_finite(mean)
+    written = MISSING if value is None else f"{value:.4g}"
+    return f"{written} ± {spread:.2g}" if value is not None and seeds > 1 else written
 
 
 def format_share(fraction: float | None) -> str:
@@ -91,8 +110,8 @@ def format_points(difference: float | None) -> str:
     ('+1.2', '−0.3', '0.0', '–')
     """
     value = keep_finite(difference)
-    if value is None:
-        return MISSING
+    if value is None or value < 100 * _LOWEST:
+        return MISSING if value is None else _FAR_BELOW
     text = f"{abs(value):.1f}"
     sign = "−" if value < 0 else "+"
     return text if float(text) == 0 else sign + text
@@ -107,6 +126,15 @@ def list_names(names: Sequence[object]) -> str:
     listed = ", ".join(str(name) for name in names[:_SHOWN])
     more = len(names) - _SHOWN
     return f"{listed} and {more} more" if more > 0 else listed
+
+
+def format_count(number: int, noun: str) -> str:
+    """Write a number with its noun.
+
+    >>> format_count(1, "client"), format_count(3, "client")
+    ('1 client', '3 clients')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def capitalize(words: str) -> str:
@@ -215,3 +243,147 @@ def make_table(
     for row in listed:
         table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
     return table
+
+
+_WORDS = {  # partitions by name; {} is the value after "="
+    "iid": "dealt at random",
+    "natural": "each with the data of one source",
+    "dirichlet": "class mixes of a Dirichlet distribution (α = {})",
+    "gamma": "sorted by label but for a share of {}",
+}
+_SORTED = "sorted by label"
+_NOUNS = {"digits": "digit", "mnist": "digit"}  # what a class of the data set is
+_MOSTLY = 0.9  # share of its samples that a client's classes hold
+
+
+def describe_setting(config: Mapping[str, Any], counts: Sequence[Sequence[int]] = ()) -> str:
+    """Describe clients and their data, network, training and faults in one line.
+
+    `counts` has the training samples of each client by label, if they are known. What the config
+    does not name, and what strategies set otherwise for themselves, is left out.
+
+    >>> config = {"data": {"name": "digits"}, "model": {"name": "mlp"}, "partition": "gamma=0"}
+    >>> describe_setting({**config, "clients": 2}, [[9, 0, 0], [0, 8, 0]])
+    '2 clients, one digit each; mlp on digits'
+    >>> describe_setting({**config, "clients": 2, "rounds": 600, "participation": 0.5})
+    '2 clients, sorted by label, 50 % of them per round; mlp on digits; 600 rounds'
+    >>> swept = [{"name": "fbn", "partition": "iid"}, {"name": "gn"}]
+    >>> describe_setting({**config, "clients": 2, "strategies": swept})
+    '2 clients; mlp on digits'
+    """
+    for entry in config.get("strategies", ()):
+        if isinstance(entry, Mapping):
+            config = _leave_out(config, entry)
+    parts = (
+        ", ".join(_describe_clients(config, counts)),
+        " on ".join(_describe_choice(config[key]) for key in ("model", "data") if config.get(key)),
+        ", ".join(_describe_training(config)),
+        ", ".join(_describe_faults(config)),
+    )
+    return "; ".join(part for part in parts if part)
+
+
+def _leave_out(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without those that have other values in `own`."""
+    kept = {}
+    for key, value in settings.items():
+        other = own.get(key, value)
+        fields = isinstance(value, Mapping) and isinstance(other, Mapping)
+        if fields and other.get("name", value.get("name")) == value.get("name"):
+            kept[key] = _leave_out(value, other)
+        elif other == value:
+            kept[key] = value
+    return kept
+
+
+def _describe_clients(config: Mapping[str, Any], counts: Sequence[Sequence[int]]) -> list[str]:
+    number, participation = config.get("clients"), config.get("participation", 1.0)
+    listed = [] if number is None else [format_count(number, "client")]
+    listed += [_describe_classes(counts, _find_noun(config)) or _describe_partition(config)]
+    if participation != 1.0:
+        listed += [f"{format_share(participation)} of them per round"]
+    return [part for part in listed if part]
+
+
+def _find_noun(config: Mapping[str, Any]) -> str:
+    return _NOUNS.get(_find_name(config.get("data", "")), "class")
+
+
+def _describe_classes(counts: Sequence[Sequence[int]], noun: str) -> str:
+    """Say how many classes a client mostly has; nothing where one has nearly all of them."""
+    held = [_count_classes(row) for row in counts]
+    if not held or max(held) > _MOSTLY * len(counts[0]):
+        return ""
+    mostly = any(sum(sample > 0 for sample in row) > n for row, n in zip(counts, held, strict=True))
+    least, most = min(held), max(held)
+    number = "one" if most == 1 else f"{least}" if least == most else f"{least} to {most}"
+    of = "" if most == 1 else f" of {len(counts[0])}"
+    plural = {"class": "classes"}.get(noun, f"{noun}s")
+    return f"{'mostly ' if mostly else ''}{number}{of} {noun if most == 1 else plural} each"
+
+
+def _count_classes(row: Sequence[int]) -> int:
+    """Return the smallest number of classes that hold nearly all samples of a client."""
+    held, number = 0, 0
+    for samples in sorted(row, reverse=True):
+        if held >= _MOSTLY * sum(row):
+            break
+        held, number = held + samples, number + 1
+    return number
+
+
+def _describe_partition(config: Mapping[str, Any]) -> str:
+    found = config.get("partition")
+    if not isinstance(found, str):
+        return _describe_choice(found) if found else ""
+    name, _, value = found.partition("=")
+    if name == "gamma" and float(value or 1) == 0:
+        return _SORTED
+    return _WORDS.get(name, found).format(value)
+
+
+def _describe_training(config: Mapping[str, Any]) -> list[str]:
+    rounds, algorithm = config.get("rounds"), config.get("algorithm")
+    listed = []
+    if rounds:
+        of = f" of {_describe_choice(algorithm)}" if algorithm else ""
+        listed.append(f"{format_count(rounds, 'round')}{of}")
+    for key, unit in (("local_steps", "local step"), ("local_epochs", "local epoch")):
+        if number := config.get(key):
+            listed.append(f"{format_count(number, unit)} per round")
+    return listed
+
+
+def _describe_faults(config: Mapping[str, Any]) -> list[str]:
+    listed = []
+    if byzantine := config.get("byzantine"):
+        attack = f" ({_describe_choice(config['attack'])})" if config.get("attack") else ""
+        listed.append(f"{format_count(byzantine, 'Byzantine client')}{attack}")
+    if dropout := config.get("client_dropout"):
+        listed.append(f"{format_share(dropout)} of replies lost")
+    if config.get("privacy"):
+        listed.append("differential privacy")
+    return listed
+
+
+def _find_name(value: Any) -> str:
+    return str(value.get("name", "")) if isinstance(value, Mapping) else str(value)
+
+
+def _describe_choice(value: Any) -> str:
+    """Write a name with its plain fields.
+
+    >>> _describe_choice({"name": "dsgd", "lr": 0.05, "schedule": "", "steps": [1]})
+    'dsgd (lr 0.05)'
+    >>> _describe_choice({"name": "object:torchvision.models.ViT", "source": "1f", "content": "2c"})
+    'your ViT'
+    """
+    if not isinstance(value, Mapping):
+        return str(value)
+    if _find_name(value).startswith(OBJECT):
+        return f"your {_find_name(value).removeprefix(OBJECT).rpartition('.')[2]}"
+    plain = {k: v for k, v in value.items() if isinstance(v, str | int | float) and v != ""}
+    words = (v if isinstance(v, str) else format_toml(v) for k, v in plain.items() if k != "name")
+    keys = (k for k in plain if k != "name")
+    details = ", ".join(f"{key} {word}" for key, word in zip(keys, words, strict=True))
+    return _find_name(value) + (f" ({details})" if details else "")

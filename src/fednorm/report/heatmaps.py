@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from fednorm.experiment.results import Comparison, FigureResult, PanelResult
 from fednorm.report.format import format_points, keep_finite
-from fednorm.report.outcome.ranking import has_diverged
+from fednorm.report.ranking import has_diverged
 from fednorm.report.styles import render_svg
 
 Colors: TypeAlias = tuple[

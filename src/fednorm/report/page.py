@@ -3,13 +3,11 @@
 This module gathers the values; `report.html.j2` turns them into HTML and escapes all text.
 """
 
-import csv
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from io import StringIO
 from typing import Any
 
 import tomli_w
@@ -17,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from fednorm.experiment.results import Comparison, FigureResult, PanelResult
 from fednorm.experiment.schema.config import Experiment
+from fednorm.experiment.summary.result_table import write_csv
 from fednorm.report.clients import (
     describe_labels,
     list_client_values,
@@ -33,9 +32,11 @@ from fednorm.report.curves import (
     render_errors,
     render_final_values,
     render_panel,
+    render_sensitivity,
 )
 from fednorm.report.format import (
     capitalize,
+    describe_setting,
     flatten,
     format_percent,
     format_toml,
@@ -48,12 +49,8 @@ from fednorm.report.heatmaps import (
     render_gap_maps,
     render_grid_maps,
 )
-from fednorm.report.outcome.agreement import RULE, compare_published
-from fednorm.report.outcome.headline import write_headline
-from fednorm.report.outcome.verdict import list_caveats, state_verdict
-from fednorm.report.sensitivity import render_sensitivity
+from fednorm.report.ranking import write_headline
 from fednorm.report.series import Plots, collect_plots
-from fednorm.report.setting import describe_setting
 from fednorm.report.tables import (
     NOTE,
     STRATEGY,
@@ -64,6 +61,7 @@ from fednorm.report.tables import (
     list_columns,
     write_caption,
 )
+from fednorm.report.verdict import RULE, compare_published, list_caveats, state_verdict
 
 _ALWAYS = ("strategies", "data.name", "model.name", "partition", "clients", "rounds", "seeds")
 _MOST_PANELS = 6  # whose clients are plotted
@@ -248,7 +246,7 @@ def _fill_tables(figure: FigureResult) -> dict[str, Any]:
 def _list_runs(figure: FigureResult) -> dict[str, Any]:
     """Return the runs that did not finish."""
     runs = [(panel.title, run) for panel in figure.panels for run in panel.comparison.runs]
-    return {"failures": [(title, run) for title, run in runs if run.status != "finished"]}
+    return {"failures": [(title, run) for title, run in runs if not run.completed]}
 
 
 def _show_clients(figure: FigureResult, plots: Plots) -> dict[str, Any]:
@@ -289,7 +287,7 @@ def _list_defaults() -> dict[str, Any]:
 def _describe_setup(figure: FigureResult) -> dict[str, Any]:
     """Return config, conversions, seeds and versions; what all panels share is listed once."""
     configs = [flatten(panel.comparison.config) for panel in figure.panels]
-    shared, own = split_common([{k: format_toml(v) for k, v in one.items()} for one in configs])
+    shared, own = split_common([{k: _write_value(v) for k, v in one.items()} for one in configs])
     versions, _ = split_common([panel.comparison.environment for panel in figure.panels])
     runs = [run for panel in figure.panels for run in panel.comparison.runs]
     seeds = sorted({run.seed for run in runs})
@@ -303,6 +301,14 @@ def _describe_setup(figure: FigureResult) -> dict[str, Any]:
         "panel_configs": [(p.title, values) for p, values in zip(figure.panels, own, strict=True)],
         "versions": {"seeds": ", ".join(map(str, seeds)) or "none", **versions},
     }
+
+
+def _write_value(value: Any) -> str:
+    """Write a value as TOML; a table with nothing but a name as the name."""
+    if not isinstance(value, list):
+        return format_toml(value)
+    names = [v["name"] if isinstance(v, Mapping) and list(v) == ["name"] else v for v in value]
+    return format_toml(names)
 
 
 # Downloads: the page works without a network, so its files are part of it.
@@ -333,7 +339,7 @@ def _write_results(figure: FigureResult) -> str:
         for panel in figure.panels
         for row in fill_rows(panel.comparison)
     ]
-    return _write_csv(list(dict.fromkeys(key for row in rows for key in row)), rows)
+    return write_csv(rows)
 
 
 def _write_curves(figure: FigureResult) -> str:
@@ -344,15 +350,7 @@ def _write_curves(figure: FigureResult) -> str:
         for run in panel.comparison.runs
         for e in run.history
     )
-    return _write_csv(_BY_ROUND, (dict(zip(_BY_ROUND, row, strict=True)) for row in values))
-
-
-def _write_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    text = StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return write_csv([dict(zip(_BY_ROUND, row, strict=True)) for row in values], _BY_ROUND)
 
 
 def _drop_missing(value: Any) -> Any:

@@ -1,19 +1,21 @@
-"""The data of all plots: curves by round, and final values by panel.
+"""The data of all plots: curves by round, and final values by panel or by a swept key.
 
 All panels share one scale, and a method has the same style in each of them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, TypeAlias
 
-from fednorm.experiment.results import FigureResult, PanelResult, RunResult
-from fednorm.report.format import keep_finite
+from fednorm.experiment.results import Comparison, FigureResult, PanelResult, RunResult
+from fednorm.experiment.summary.significance import Spread, measure_spread
+from fednorm.report.format import flatten, keep_finite
 from fednorm.report.styles import Style, choose_styles
 
 Limits: TypeAlias = tuple[float, float]
 
+_LOWEST = -100.0  # per cent; curves stop there, as an R² far below zero would flatten the others
 _DIGITS = 3  # of the values that the page holds, in per cent
 
 
@@ -124,10 +126,15 @@ def _find_freezing(runs: Sequence[RunResult]) -> tuple[int, ...]:
     return tuple(sorted({run.frozen_from for run in runs if run.frozen_from is not None}))
 
 
-def average_accuracy(runs: Sequence[RunResult]) -> Curve:
-    """Return mean, minimum and maximum over the runs, ignoring values that are not finite."""
+def average_accuracy(runs: Sequence[RunResult], spread: Spread | None = None) -> Curve:
+    """Return mean and range, or spread, over the runs, ignoring values that are not finite."""
     found = ((e.round, keep_finite(e.accuracy)) for run in runs for e in run.history)
-    return summarize_rounds((number, 100 * value) for number, value in found if value is not None)
+    points = ((number, _to_percent(value)) for number, value in found if value is not None)
+    return summarize_rounds(points, spread)
+
+
+def _to_percent(value: float) -> float:
+    return max(100 * value, _LOWEST)
 
 
 def invert(curve: Curve) -> Curve:
@@ -142,12 +149,20 @@ def invert(curve: Curve) -> Curve:
     return Curve(curve.rounds, mean, low, high)
 
 
-def summarize_rounds(points: Iterable[tuple[int, float]]) -> Curve:
-    """Return mean, minimum and maximum of the values of each round."""
+def summarize_rounds(points: Iterable[tuple[int, float]], spread: Spread | None = None) -> Curve:
+    """Return the mean of the values of each round, between minimum and maximum or ± the spread."""
     values: dict[int, list[float]] = {}
     for number, value in points:
         values.setdefault(number, []).append(value)
     rounds = tuple(sorted(values))
+    if spread is not None:
+        means = [fmean(values[number]) for number in rounds]
+        around = [measure_spread(values[number], spread) for number in rounds]
+        low, high = (
+            tuple(mean + sign * one for mean, one in zip(means, around, strict=True))
+            for sign in (-1, 1)
+        )
+        return Curve(rounds, tuple(means), low, high)
     return Curve(
         rounds=rounds,
         mean=tuple(fmean(values[number]) for number in rounds),
@@ -160,7 +175,9 @@ def find_divergences(runs: Sequence[RunResult]) -> list[tuple[int, float]]:
     """Return round and accuracy in per cent where diverged runs were last evaluated."""
     finals = (run.final for run in runs if run.status == "diverged")
     return [
-        (f.round, 100 * f.accuracy) for f in finals if f and keep_finite(f.accuracy) is not None
+        (f.round, _to_percent(f.accuracy))
+        for f in finals
+        if f and keep_finite(f.accuracy) is not None
     ]
 
 
@@ -173,7 +190,7 @@ def _collect_finals(figure: FigureResult) -> Finals | None:
     for place, panel in enumerate(figure.panels):
         for run in panel.comparison.runs:
             if run.final and keep_finite(run.final.accuracy) is not None:
-                points.setdefault(run.strategy, []).append((place, 100 * run.final.accuracy))
+                points.setdefault(run.strategy, []).append((place, _to_percent(run.final.accuracy)))
         for label, value in panel.published.items():
             published.setdefault(label, []).append((place, value))
     return Finals(
@@ -202,3 +219,65 @@ def _find_limits(values: Iterable[float], margin: float) -> Limits:
     low, high = min(listed), max(listed)
     space = margin * (high - low) or 1.0
     return low - space, high + space
+
+
+# Final values by a key that was swept.
+
+_ENTRY_NAMES = {"name", "label"}
+
+
+def collect_sensitivity(comparison: Comparison) -> Iterator[Finals]:
+    """Yield the final values by each key in which entries of one strategy differ."""
+    entries = [_describe_entry(entry) for entry in comparison.config.get("strategies", [])]
+    keys = dict.fromkeys(key for _, _, own in entries for key in own)
+    for key in keys:
+        values = _sort_values({_write_value(own[key]) for _, _, own in entries if key in own})
+        lines = dict(_collect_lines(comparison, entries, key, values))
+        if len(values) > 1 and any(len(line.rounds) > 1 for line in lines.values()):
+            axis = key.rpartition(".")[2]
+            yield Finals(axis, comparison.metric, tuple(values), lines, {})
+
+
+def _describe_entry(entry: Any) -> tuple[str, str, dict[str, Any]]:
+    """Return an entry's name, its title, and all that it sets, by dotted key."""
+    table = {"name": entry} if isinstance(entry, str) else dict(entry)
+    own = flatten({key: value for key, value in table.items() if key not in _ENTRY_NAMES})
+    return table["name"], table.get("label") or table["name"], own
+
+
+def _collect_lines(
+    comparison: Comparison,
+    entries: list[tuple[str, str, dict[str, Any]]],
+    key: str,
+    values: list[str],
+) -> Iterator[tuple[str, Curve]]:
+    """Yield the lines of a plot: entries that differ in nothing but the key."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for name, title, own in entries:
+        if key not in own:
+            continue
+        others = (f"{k.rpartition('.')[2]}={_write_value(v)}" for k, v in own.items() if k != key)
+        line = points.setdefault(" ".join([name, *others]), [])
+        for run in comparison.runs:
+            accuracy = keep_finite(run.final.accuracy) if run.final else None
+            if run.strategy == title and accuracy is not None:
+                line.append((values.index(_write_value(own[key])), 100 * accuracy))
+    for label, found in points.items():
+        if found:
+            yield label, summarize_rounds(found)
+
+
+def _write_value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _sort_values(values: set[str]) -> list[str]:
+    """Sort numbers by size, and texts as they are.
+
+    >>> _sort_values({"0.1", "0.02"}), _sort_values({"iid", "gamma=0"})
+    (['0.02', '0.1'], ['gamma=0', 'iid'])
+    """
+    try:
+        return sorted(values, key=float)
+    except ValueError:
+        return sorted(values)

@@ -111,6 +111,19 @@ _SETTINGS: Any = {  # the type of the keys differs between versions of matplotli
     "text.parse_math": False,  # a label with $ is a label, not a formula
 }
 
+_PRINT_DPI = 300
+_PRINTED: Any = {
+    "font.size": 8,  # at the size in which it is printed
+    "axes.labelsize": 8,
+    "axes.titlesize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "fednorm",
+}
+
 
 def find_known_name(label: str) -> str | None:
     """Return the first word of the label that names a strategy.
@@ -194,6 +207,19 @@ def write_png(draw: Draw, file: IO[bytes]) -> None:
         drawn = draw(_DARK)
         FigureCanvasAgg(drawn)
         drawn.savefig(file, format="png", dpi=_DPI, facecolor="white")
+
+
+def write_print(draw: Draw, file: IO[bytes], kind: str) -> None:
+    """Write the figure that `draw` makes for a paper: as "pdf", "svg" or "png".
+
+    Fonts are embedded: as type 42 in a PDF, as outlines in an SVG.
+    """
+    undated = {"pdf": "CreationDate", "svg": "Date"}
+    with rc_context({**_SETTINGS, **_PRINTED}):
+        drawn = draw("black")
+        FigureCanvasAgg(drawn)
+        metadata = {undated[kind]: None} if kind in undated else None
+        drawn.savefig(file, format=kind, dpi=_PRINT_DPI, facecolor="white", metadata=metadata)
 
 
 def name_method(number: int) -> str:

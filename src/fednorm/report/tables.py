@@ -20,6 +20,7 @@ from fednorm.report.format import (
     Column,
     capitalize,
     format_bytes,
+    format_figure,
     format_mean,
     format_number,
     format_percent,
@@ -28,9 +29,9 @@ from fednorm.report.format import (
     keep_finite,
     make_table,
 )
-from fednorm.report.outcome.agreement import Agreement, Row, compare_published
-from fednorm.report.outcome.ranking import is_level, is_personal, measure_lead, rank
+from fednorm.report.ranking import is_level, is_personal, is_uniform, measure_lead, rank
 from fednorm.report.styles import choose_style
+from fednorm.report.verdict import Agreement, Row, compare_published
 
 STRATEGY, NOTE = "strategy", "note"  # the columns of text; all others hold numbers
 _DELTA, _WORST, _SUCCESS, _EPSILON = "Δ", "worst client %", "attack success %", "ε"
@@ -43,7 +44,8 @@ class RowGroup:
 
     title: str
     rows: tuple[dict[str, "Cell"], ...]
-    best: frozenset[str]  # strategies: the best one and those level with it; none if all are
+    best: frozenset[str]  # strategies: the best one and those level with it; none if all are,
+    # or if their data differ
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ def list_columns(comparison: Comparison) -> list[str]:
         _name_final(comparison),
         _DELTA,
         "best %",
+        *_list_metrics(comparison),
         _WORST,
         _SUCCESS,
         _EPSILON,
@@ -72,7 +75,9 @@ def list_columns(comparison: Comparison) -> list[str]:
     ]
     summaries, ranking = comparison.summaries(), rank(comparison)
     measured = {
-        _DELTA: ranking.reference is not None and bool(ranking.federated),
+        _DELTA: ranking.reference is not None
+        and bool(ranking.federated)
+        and is_uniform(comparison),
         _WORST: any(s.worst_client is not None for s in summaries),
         _SUCCESS: any(s.attack_success is not None for s in summaries),
         _EPSILON: any(run.delta is not None for run in comparison.runs),
@@ -83,6 +88,11 @@ def list_columns(comparison: Comparison) -> list[str]:
 
 def _list_tuned(comparison: Comparison) -> list[str]:
     return list(dict.fromkeys(key for values in comparison.chosen.values() for key in values))
+
+
+def _list_metrics(comparison: Comparison) -> list[str]:
+    """Return the names of the user's metrics."""
+    return list(dict.fromkeys(name for s in comparison.summaries() for name in s.metrics))
 
 
 def fill_cells(comparison: Comparison) -> list[dict[str, Cell]]:
@@ -97,7 +107,7 @@ def fill_cells(comparison: Comparison) -> list[dict[str, Cell]]:
     for row in filled:
         chosen = comparison.chosen.get(row[STRATEGY].text, {})
         row |= {key: _write_choice(chosen.get(key)) for key in _list_tuned(comparison)}
-    return [{title: row[title] for title in titles} for row in filled]
+    return [{title: row.get(title, Cell(MISSING)) for title in titles} for row in filled]
 
 
 def _fill_delta(summary: Summary, reference: Summary | None) -> Cell:
@@ -118,7 +128,8 @@ def group_rows(comparison: Comparison) -> list[RowGroup]:
     for kind, heading in ((ranking.federated, ""), (ranking.personal, title)):
         own = tuple(row for row in rows if (row[STRATEGY].text in personal) == bool(heading))
         best = frozenset(s.strategy for s in kind if is_level(s, kind[0]))
-        groups.append(RowGroup(heading, own, best if len(best) < len(kind) else frozenset()))
+        told = len(best) < len(kind) and is_uniform(comparison)
+        groups.append(RowGroup(heading, own, best if told else frozenset()))
     return [group for group in groups if group.rows]
 
 
@@ -161,10 +172,11 @@ def color_label(label: str) -> Text:
 def write_caption(comparison: Comparison) -> str:
     """Explain the numbers of the table."""
     seeds = len({run.seed for run in comparison.runs})
-    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    over = f"mean ± sample standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     metric = capitalize(comparison.metric)
     reference = rank(comparison).reference
-    delta = f" Δ: points above {reference.strategy}." if reference else ""
+    told = reference is not None and _DELTA in list_columns(comparison)
+    delta = f" Δ: points above {reference.strategy}." if reference and told else ""
     text = (
         f"{metric}: {over}.{delta} Up and down: bytes that one client sends and receives per round."
     )
@@ -199,6 +211,8 @@ def _fill_row(summary: Summary, final: str, seeds: int) -> dict[str, Cell]:
         title: Cell(write(value), keep_finite(value)) for title, (write, value) in numbers.items()
     }
     written[final] = Cell(mean, keep_finite(summary.accuracy))
+    for name, (value, spread) in summary.metrics.items():
+        written[name] = Cell(format_figure(value, spread, evaluated), keep_finite(value))
     note = Cell("; ".join(_list_notes(summary, seeds)))
     return {STRATEGY: Cell(summary.strategy), **written, NOTE: note}
 
@@ -221,6 +235,10 @@ def _list_notes(summary: Summary, seeds: int) -> list[str]:
     for failure, runs in alike.items():
         listed = ", ".join(str(run.seed) for run in runs)
         notes.append(f"seed{'s' if len(runs) > 1 else ''} {listed} {failure}")
+    if early := [run for run in summary.runs if run.status == "stopped early"]:
+        who = ", ".join(sorted({run.stopped_by or "" for run in early}))
+        ends = ", ".join(str(run.rounds) for run in early)
+        notes.append(f"stopped by {who} after round{'s' if len(early) > 1 else ''} {ends}")
     for count, one, more, what in (
         (sum(run.rejected for run in summary.runs), "reply", "replies", "rejected"),
         (sum(run.dropped_out for run in summary.runs), "reply", "replies", "lost"),

@@ -8,6 +8,7 @@ from typing import IO, Any
 
 from fednorm.experiment.results import SCHEMA, Comparison, FigureResult, PanelResult, replace_nan
 from fednorm.report.curves import draw_figure
+from fednorm.report.format import describe_setting
 from fednorm.report.heatmaps import (
     collect_gap_maps,
     draw_gap_maps,
@@ -15,13 +16,13 @@ from fednorm.report.heatmaps import (
     find_swept,
     is_full,
 )
-from fednorm.report.outcome.agreement import compare_published
 from fednorm.report.page import render_page
 from fednorm.report.series import collect_plots
-from fednorm.report.setting import describe_setting
 from fednorm.report.styles import write_png
+from fednorm.report.verdict import compare_published
 from fednorm.system import atomic_write
 
+DRAWN = ("finals", "curves", "heat", "smoke")  # how a figure is drawn, unless as usual
 QUESTION = "Which normalization survives these clients?"
 
 
@@ -49,6 +50,7 @@ def write_figure(figure: FigureResult, folder: Path) -> Path:
         "source": figure.source,
         "command": figure.command,
         "cuts": list(figure.cuts),
+        **{key: value for key in DRAWN if (value := getattr(figure, key))},
         "panels": [_record_panel(panel) for panel in figure.panels],
     }
     return _write(figure, record, folder)
@@ -61,6 +63,7 @@ def _record_panel(panel: PanelResult) -> dict[str, Any]:
         "published": dict(panel.published),
         "published_std": dict(panel.published_std),
         "published_exchanges": dict(panel.published_exchanges),
+        **({"best": True} if panel.best else {}),
         "agreement": found.to_json() if found else None,
         **panel.comparison.to_json(),
     }

@@ -31,7 +31,7 @@ from fednorm.core.messages import Batches, RunningStats
 from fednorm.core.random_streams import Stream, make_rng
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
-from fednorm.data.datasets.synthetic import Ring
+from fednorm.data.datasets.built_in import Ring
 from fednorm.engines import loop, merged_batch
 from fednorm.engines.merged_batch import MergedClients
 from fednorm.report.format import Column, make_table

@@ -5,14 +5,20 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fednorm.experiment.callbacks.base import Monitor
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.results import FigureResult, PanelResult
-from fednorm.experiment.run import Monitor
 from fednorm.experiment.run_folder import name_folder
 from fednorm.experiment.schema.config import Experiment
 from fednorm.report.write import QUESTION
-from fednorm.reproduce.figure import Figure, PanelSpec, find_figure
-from fednorm.reproduce.scale import Scale, describe_cuts, scale_figure
+from fednorm.reproduce.figure import (
+    Figure,
+    PanelSpec,
+    Scale,
+    describe_cuts,
+    find_figure,
+    scale_figure,
+)
 
 Shown = Callable[[str, Experiment], AbstractContextManager[Monitor]]
 

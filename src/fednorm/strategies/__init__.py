@@ -38,6 +38,7 @@ STRATEGIES: "Registry[Strategy]" = Registry(
         "fedwon": "fedwon:FedWon",
         "fedfn": "fedfn:FedFN",
     },
+    "fednorm.core.strategy:Strategy",
 )
 
 
@@ -56,7 +57,7 @@ def list_strategies() -> list[str]:
     >>> list_strategies()[:3]
     ['alignbn', 'brn', 'dualbn']
     """
-    return sorted(STRATEGIES)
+    return sorted(STRATEGIES.list_names())
 
 
 def convert(model: "nn.Module", strategy: "str | Strategy", **fields: Any) -> "nn.Module":

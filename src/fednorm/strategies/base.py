@@ -4,8 +4,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fednorm.core.layer import NormRule, Statistics
+from fednorm.core.layout import NORM_LAYERS
 from fednorm.core.messages import Broadcast
 from fednorm.core.strategy import Conversion, Strategy
 from fednorm.nn import rules
@@ -13,15 +15,40 @@ from fednorm.nn.convert import to_fed_batch_norm
 from fednorm.nn.weight_std import standardize
 from fednorm.registry import param
 
+# Measured in docs/local-epochs.md.
+FIXED_STATISTICS_REMEDY = (
+    "With local steps, statistics that are fixed within a round need a smaller learning rate than "
+    "those of the batch: choose a smaller one, or 'alignbn', which shares statistics and "
+    "normalises with the batch's. algorithm.clip_norm = 1 keeps the loss finite, not the accuracy."
+)
+
 
 def require_batch_norm(conversion: Conversion, strategy: object, model: nn.Module) -> Conversion:
     """Return the conversion, or raise if there was nothing to convert."""
     if not conversion.replaced:
+        others = list_other_norms(model)
+        keeps = f", 'fedbn', whose clients keep {' and '.join(others)}," if others else ""
         raise ValueError(
             f"{type(strategy).__name__} needs BatchNorm layers, but {type(model).__name__} has "
-            "none; choose 'none' or a model with BatchNorm."
+            f"none; choose 'naive', which averages all of it{keeps} or a model with BatchNorm."
         )
     return conversion
+
+
+def list_other_norms(model: nn.Module) -> list[str]:
+    """Return the types of learning normalization layers that are not BatchNorm, such as LayerNorm.
+
+    >>> list_other_norms(nn.Sequential(nn.LayerNorm(2), nn.BatchNorm1d(2), nn.GroupNorm(1, 2)))
+    ['LayerNorm', 'GroupNorm']
+    """
+    others = (m for m in model.modules() if isinstance(m, NORM_LAYERS))
+    return list(
+        dict.fromkeys(
+            type(m).__name__
+            for m in others
+            if not isinstance(m, _BatchNorm) and any(True for _ in m.parameters(recurse=False))
+        )
+    )
 
 
 def standardize_weights(conversion: Conversion) -> Conversion:
@@ -59,6 +86,11 @@ class RunningStatisticsStrategy(BatchNormStrategy):
 
     needs_tracking: ClassVar[bool] = False
 
+    def takes(self, model: nn.Module) -> bool:
+        """Return whether a model without BatchNorm layers is something for this strategy."""
+        del model
+        return False
+
     stats_momentum: float | Literal["layer"] | None = param(
         "layer",
         "momentum of the running statistics, in (0, 1]; 'none' is the cumulative average, "
@@ -79,7 +111,7 @@ class RunningStatisticsStrategy(BatchNormStrategy):
         converted = to_fed_batch_norm(
             model, momentum=self.stats_momentum, tracking=self.needs_tracking
         )
-        return require_batch_norm(converted, self, model)
+        return converted if self.takes(model) else require_batch_norm(converted, self, model)
 
 
 @dataclass(frozen=True)

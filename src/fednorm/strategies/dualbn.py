@@ -14,7 +14,9 @@ valid.
 Server: pools both and lets the shared ones follow.
 
 With r, v, p, q of the same round the gradient is exactly that of one machine with BatchNorm. The
-learning rate is warmed up over the first 50 rounds unless the algorithm says otherwise.
+learning rate is warmed up over the first 50 rounds unless the algorithm says otherwise. With many
+local steps the weights leave the statistics behind, and plain FedAvg is ahead at rates that suit
+BatchNorm (`docs/local-epochs.md`); `alignbn` is for that.
 `docs/own-methods.md` has the derivation and the measurements.
 """
 
@@ -25,14 +27,18 @@ import torch
 from torch import nn
 
 from fednorm.core.layer import NormRule
-from fednorm.core.merge import MergeInput, ema_update, find_rate
 from fednorm.core.messages import Broadcast, RunningStats
-from fednorm.core.strategy import Conversion
+from fednorm.core.strategy import Conversion, MergeInput, ema_update, find_rate
 from fednorm.nn import rules
 from fednorm.nn.convert import to_fed_batch_norm
 from fednorm.nn.dual_norm import BackwardMeans, add_backward_means, normalize_dual
 from fednorm.registry import param
-from fednorm.strategies.base import BatchNormStrategy, require_batch_norm, standardize_weights
+from fednorm.strategies.base import (
+    FIXED_STATISTICS_REMEDY,
+    BatchNormStrategy,
+    require_batch_norm,
+    standardize_weights,
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class DualBN(BatchNormStrategy):
 
     statistics = "pool"
     needs_batch_statistics: ClassVar[bool] = False
+    remedy: ClassVar[str] = FIXED_STATISTICS_REMEDY
     warmup: ClassVar[int] = 50
 
     stats_momentum: float = param(0.1, "with which the forward statistics follow, in (0, 1]")

@@ -12,19 +12,22 @@ Deviation: clients report moments with their count instead of locally updated ru
 For equal batches the result is the paper's Algorithm 2 to rounding; it also holds for unequal
 batches, partial participation, and a client that is lost in mid-round. With E > 1 local steps the
 statistics stay fixed within the round, and step s weighs β(1-β)^(E-s). Attacks on statistics
-falsify the paper's running statistics, translated into moments (`attacks/translation.py`).
+falsify the paper's running statistics, translated into moments (`attacks/adversary.py`).
+
+With local epochs plain FedAvg is ahead, at rates that suit BatchNorm: from the second local step on
+the network is one without normalization (`docs/local-epochs.md`). `alignbn` is for that.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from fednorm.core.layer import NormRule, Statistics
-from fednorm.core.merge import MergeInput, average, ema_update
 from fednorm.core.messages import Broadcast, RunningStats
 from fednorm.core.moments import pool
+from fednorm.core.strategy import MergeInput, average, ema_update
 from fednorm.nn import rules
 from fednorm.registry import param
-from fednorm.strategies.base import SharedStatisticsStrategy
+from fednorm.strategies.base import FIXED_STATISTICS_REMEDY, SharedStatisticsStrategy
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class FBN(SharedStatisticsStrategy):
     """All clients normalise with the same running statistics, pooled over all of them."""
 
     needs_batch_statistics: ClassVar[bool] = False
+    remedy: ClassVar[str] = FIXED_STATISTICS_REMEDY
 
     statistics: Statistics = param(
         "pool",

@@ -31,9 +31,9 @@ from torch import Tensor
 
 from fednorm.core.aggregation import Aggregator
 from fednorm.core.layer import NormRule
-from fednorm.core.merge import MergeInput, ema_update
 from fednorm.core.messages import Broadcast, RunningStats
 from fednorm.core.moments import Moments, pool
+from fednorm.core.strategy import MergeInput, ema_update
 from fednorm.nn import rules
 from fednorm.registry import param
 from fednorm.strategies.base import RunningStatisticsStrategy

@@ -21,36 +21,19 @@ from torch.nn import functional
 
 from fednorm.core.strategy import Conversion, Replacement, Strategy
 from fednorm.errors import ConversionError
+from fednorm.nn.copies import MarkedLayer
 from fednorm.registry import param
 from fednorm.strategies import create_strategy
 
 
-class DirectionLinear(nn.Linear):
-    """Linear layer on L2-normalised input.
-
-    Its `state_dict` has an empty entry besides those of torch's layer, which would compute
-    something else with them: strict loading into the plain model fails and names the entry.
-    """
+class DirectionLinear(MarkedLayer, nn.Linear):
+    """Linear layer on L2-normalised input."""
 
     MARK = "normalizes_its_input_use_fednorm_load"
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (torch's own name)
         """Return the product with each input's direction."""
         return functional.linear(functional.normalize(input, dim=-1), self.weight, self.bias)
-
-    # Not a buffer: clients would send it.
-    def _save_to_state_dict(
-        self,
-        destination: dict[str, Any],
-        prefix: str,
-        keep_vars: bool,
-    ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + self.MARK] = self.weight.detach().new_empty(0)
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        mine = {key: value for key, value in state_dict.items() if key != prefix + self.MARK}
-        super()._load_from_state_dict(mine, prefix, *rest)
 
 
 def _delegate(name: str) -> Any:

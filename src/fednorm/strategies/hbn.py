@@ -31,9 +31,8 @@ import torch
 from torch import nn
 
 from fednorm.core.layer import Calibration, NormRule
-from fednorm.core.merge import MergeInput, pool_statistics
 from fednorm.core.messages import Broadcast, RunningStats
-from fednorm.core.strategy import Conversion
+from fednorm.core.strategy import Conversion, MergeInput, pool_statistics
 from fednorm.core.types import Kind, Role
 from fednorm.nn.hybrid_norm import (
     Mixing,

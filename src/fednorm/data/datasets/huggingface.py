@@ -18,8 +18,8 @@ from fednorm.core.random_streams import Stream, make_rng
 from fednorm.data.cache import get_decoded_home, load_or_create, make_key, save
 from fednorm.data.dataset import Dataset
 from fednorm.data.decoder import to_array
-from fednorm.data.download import show_progress
 from fednorm.data.image_dataset import ImageDataset, check_share, make_dataset, split
+from fednorm.data.sources import show_progress
 from fednorm.errors import MissingDataError
 from fednorm.registry import param, unknown
 

@@ -12,7 +12,6 @@ from filelock import FileLock
 
 from fednorm.data.cache import get_home, list_roots
 from fednorm.data.decoder import Decoder, center_crop
-from fednorm.data.download import check_unpacked, download
 from fednorm.data.image_files import (
     ImageFileDataset,
     ImageFiles,
@@ -21,6 +20,7 @@ from fednorm.data.image_files import (
     list_folders,
     scan_classes,
 )
+from fednorm.data.sources import check_unpacked, download
 from fednorm.errors import DamagedDataError, MissingDataError
 from fednorm.registry import param
 

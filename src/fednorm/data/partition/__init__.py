@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fednorm.errors import ConfigError
-from fednorm.registry import Registry, export_lazily
+from fednorm.registry import Registry, export_lazily, parse_call, split_outside
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,9 +34,10 @@ PARTITIONS: "Registry[Partition]" = Registry(
         "dirichlet": "label_skew:Dirichlet",
         "dirichlet_unbalanced": "label_skew:DirichletUnbalanced",
         "shards": "label_skew:Shards",
-        "natural": "natural:Natural",
+        "natural": "label_skew:Natural",
         "feature_shift": "feature_shift:FeatureShift",
     },
+    "fednorm.data.partition.base:Partition",
 )
 
 __getattr__ = export_lazily(
@@ -84,7 +85,8 @@ def partition(
 def create_partition(text: str, **fields: Any) -> "Partition":
     """Create the partition that `text` names, such as "dirichlet=0.1".
 
-    `fields` are further settings. "A + feature_shift=…" deals labels by A and shifts features.
+    `fields` are further settings, which may stand in brackets as well: "dirichlet(alpha=0.1)".
+    "A + feature_shift=…" deals labels by A and shifts features. Your own class is "module:Class".
 
     >>> create_partition("gamma=0.5")
     Gamma(gamma=0.5)
@@ -93,13 +95,16 @@ def create_partition(text: str, **fields: Any) -> "Partition":
     >>> create_partition("dirichlet=0.3 + feature_shift=noise").labels
     'dirichlet=0.3'
     """
-    before, plus, text = text.rpartition(" + ")
-    if plus:
-        fields = {"labels": before.strip(), **fields}
-    name, equals, value = text.strip().partition("=")
-    name, value = name.strip(), value.strip()
+    *before, text = split_outside(text, " + ")
+    if before:
+        fields = {"labels": " + ".join(before).strip(), **fields}
+    name, equals, value = _read_value(text)
+    called = parse_call(name)
+    if called:
+        name, fields = called[0], {**called[1], **fields}
     cls = PARTITIONS.find(name)
-    if plus and "labels" not in cls.__annotations__:
+    declared = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # as below
+    if before and "labels" not in declared:
         raise ConfigError(
             f"after '+' comes a partition that changes features, not {name!r}; "
             "write for example 'dirichlet=0.3 + feature_shift=contrast'."
@@ -123,7 +128,7 @@ def list_partitions() -> list[str]:
     >>> list_partitions()[:3]
     ['dirichlet', 'dirichlet_unbalanced', 'feature_shift']
     """
-    return sorted(PARTITIONS)
+    return sorted(PARTITIONS.list_names())
 
 
 def rename_partition(text: str, name: str) -> str | None:
@@ -133,19 +138,26 @@ def rename_partition(text: str, name: str) -> str | None:
 
     >>> rename_partition("dirichlet=0.1", "dirichlet_unbalanced")
     'dirichlet_unbalanced=0.1'
-    >>> rename_partition("dirichlet=0.1", "gamma=0")
+    >>> rename_partition("gamma=0.1", "gamma=0")
     'gamma=0'
     >>> rename_partition("dirichlet=0.1", "gamma") is None
     True
     """
     # An unknown name, or one with its value, is for `create_partition`.
-    new = PARTITIONS.get(name.strip())
+    wanted, equals, _ = _read_value(name)
+    new = None if equals else PARTITIONS.get(wanted)
     if new is None or new.argument is None or _find_field(new).default is not dataclasses.MISSING:
         return name
-    before, _, value = text.partition("=")
-    old = PARTITIONS.get(before.strip())
+    before, _, value = _read_value(text)
+    old = PARTITIONS.get(before)
     same = old is not None and old.argument == new.argument and value
-    return f"{name.strip()}={value.strip()}" if same else None
+    return f"{name.strip()}={value}" if same else None
+
+
+def _read_value(text: str) -> tuple[str, str, str]:
+    """Split "gamma=0" where the value begins; fields in brackets belong to the name."""
+    name, *rest = split_outside(text, "=")
+    return name.strip(), "=" if rest else "", "=".join(rest).strip()
 
 
 def _find_field(rule: "type[Partition]") -> dataclasses.Field[Any]:
@@ -157,13 +169,13 @@ def _find_field(rule: "type[Partition]") -> dataclasses.Field[Any]:
 
 def _read_field(name: str, argument: str, value: str | None) -> dict[str, Any]:
     """Return the field that the text sets; empty if it needs no value and has none."""
-    field = _find_field(PARTITIONS[name])
+    field = _find_field(PARTITIONS.find(name))
     if value is None and field.default is not dataclasses.MISSING:
         return {}
-    if value is not None and field.type is str:
+    if value is not None and field.type in (str, "str"):
         return {argument: value}
     try:
-        return {argument: float(value or "")}
+        return {argument: int(value or "") if field.type in (int, "int") else float(value or "")}
     except ValueError:
         raise ConfigError(
             f"partition {name!r} needs a number for {argument}, but got "

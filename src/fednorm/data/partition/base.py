@@ -3,6 +3,7 @@
 Test splits follow a partition: each client is tested on its mix of the data.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -18,6 +19,7 @@ class Partition(Protocol):
 
     argument: ClassVar[str | None] = None  # the field that the text after "=" sets
 
+    @abstractmethod
     def split(
         self, labels: Indices, clients: int, rng: np.random.Generator, groups: NDArray[Any] | None
     ) -> list[Indices]:

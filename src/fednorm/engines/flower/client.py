@@ -3,6 +3,18 @@
 The message names the strategy of the server, so the client needs no setting. Layers record their
 statistics while your loop runs. If a strategy needs other steps than the optimizer's, `unpack` and
 `parameter_groups` take care of it.
+
+The global model as one record of arrays, folded to torch's own layers and keys.
+
+It is what an evaluation gets, at the server and on the nodes, and what a run ends with. A plain
+model loads it strictly and computes what was tested, or refuses it:
+
+- tensors that stay on the nodes are not in it: without them there is no model to test;
+- layers of another kind have other keys;
+- where the keys are the same but a layer computes something else (fedfn), the key `NOT_PLAIN` is
+  added, which the plain model does not know.
+
+`unpack` and `read_global_model` accept all of them.
 """
 
 import dataclasses
@@ -12,7 +24,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+import torch
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import Tensor, nn
 
@@ -20,14 +41,18 @@ from fednorm.algorithms import create_algorithm
 from fednorm.algorithms.base import parameter_groups as groups_of
 from fednorm.core.algorithm import LocalResult
 from fednorm.core.layer import RoundContext
-from fednorm.core.layout import find_layout
+from fednorm.core.layout import find_layout, find_roles
 from fednorm.core.messages import Batches, Broadcast, ClientState, LayerStats
 from fednorm.core.round import client_calibration, make_reply, start_round
 from fednorm.core.strategy import Strategy
 from fednorm.core.task import Task, load_state, snapshot
-from fednorm.core.types import Clip
+from fednorm.core.types import Clip, Role, Tensors
 from fednorm.engines.flower import wire
-from fednorm.engines.flower.global_model import read_global_model
+from fednorm.engines.flower.wire import expect, to_array_record, to_tensors
+from fednorm.errors import ConfigError
+from fednorm.names import trust_only
+from fednorm.nn.folding import fold
+from fednorm.nn.weight_std import StandardizedConv
 from fednorm.strategies import STRATEGIES, create_strategy
 
 # Attributes of a converted model: what it was made for, and what its layers follow and have seen.
@@ -44,9 +69,9 @@ def describe_strategy(chosen: Strategy) -> str:
     """Return a strategy as text that the client can read."""
     name = STRATEGIES.name_of(type(chosen))
     if name is None:
-        raise ValueError(
+        raise ConfigError(
             f"clients make the strategy by its name, but {type(chosen).__name__} has none; "
-            "add it to fednorm.strategies.STRATEGIES on all machines."
+            "write its class in a file that all machines can import."
         )
     return json.dumps({"name": name, **dataclasses.asdict(chosen)})  # type: ignore[call-overload]  # a dataclass
 
@@ -102,7 +127,7 @@ def _measure(
     data: Iterable[tuple[Tensor, Tensor]] | None,
 ) -> Mapping[str, LayerStats]:
     if data is None:
-        raise ValueError(
+        raise ConfigError(
             f"{type(task.strategy).__name__} measures a client's data before it trains; pass them "
             "to unpack: data=loader, all of them once."
         )
@@ -272,7 +297,8 @@ def _build_task(message: Message, model: nn.Module) -> tuple[Task, Broadcast]:
 
 def _read_strategy(said: wire.Header) -> Strategy:
     fields = json.loads(str(said["strategy"]))
-    return create_strategy(fields.pop("name"), **fields)
+    with trust_only():  # to import what a message names would run its code
+        return create_strategy(fields.pop("name"), **fields)
 
 
 def _clip_in_hooks(task: Task) -> None:
@@ -285,3 +311,75 @@ def _clip_in_hooks(task: Task) -> None:
 
 def _clip_gradient(clip: Clip, weight: nn.Parameter, gradient: Tensor) -> Tensor:
     return clip(gradient, weight.detach())
+
+
+NOT_PLAIN = "load this with fednorm.flower.unpack"
+
+
+def find_personal(task: Task) -> set[str]:
+    """Return the keys of the tensors that stay on the nodes."""
+    return {key for key, role in task.layout.roles.items() if role is Role.PERSONAL}
+
+
+def write_global_model(task: Task, folded: nn.Module, plain: nn.Module) -> ArrayRecord:
+    """Return a folded model as arrays; `plain` is the user's model, before its conversion."""
+    personal = find_personal(task)
+    state = {key: value for key, value in folded.state_dict().items() if key not in personal}
+    if state.keys() == plain.state_dict().keys() and not _computes_like(folded, plain):
+        state[NOT_PLAIN] = torch.zeros(())
+    return to_array_record(state)
+
+
+def _computes_like(folded: nn.Module, plain: nn.Module) -> bool:
+    """Return whether two models have layers of the same types at the same places."""
+    ours, theirs = ({p: type(m) for p, m in model.named_modules()} for model in (folded, plain))
+    return ours == theirs
+
+
+def read_global_model(
+    arrays: ArrayRecord, model: nn.Module, strategy: Strategy, kept: Tensors
+) -> nn.Module:
+    """Return a global model for evaluation, with the tensors that this node has `kept`.
+
+    Those that it has not kept yet, because it has not trained, are as in `model`.
+    """
+    converted = strategy.convert(model).model
+    roles, tested = find_roles(converted, strategy.role), fold(converted)
+    own = tested.state_dict()
+    personal = {key: kept.get(key, own[key]) for key in own if roles.get(key) is Role.PERSONAL}
+    found = {**_read(arrays), **personal}
+    tested.load_state_dict(expect("the received model", found, own))
+    return tested
+
+
+def _read(arrays: ArrayRecord) -> dict[str, Tensor]:
+    return {key: value for key, value in to_tensors(arrays).items() if key != NOT_PLAIN}
+
+
+def read_initial_arrays(arrays: ArrayRecord, task: Task, plain: nn.Module) -> dict[str, Tensor]:
+    """Return the arrays that a run starts from; tensors that stay on the nodes are as in `plain`.
+
+    They may be those of the plain model, or of another run of the same strategy.
+    """
+    personal = find_personal(task)
+    own = {key: value for key, value in plain.state_dict().items() if key in personal}
+    return {**own, **_read(arrays)}
+
+
+@torch.no_grad()
+def load_folded(model: nn.Module, found: Tensors) -> None:
+    """Load a folded model's tensors into the converted model, which computes the same then."""
+    own = model.state_dict()
+    folded = {
+        f"{path}.gain": layer
+        for path, layer in model.named_modules()
+        if isinstance(layer, StandardizedConv) and f"{path}.gain" not in found
+    }
+    ones = {key: torch.ones_like(own[key]) for key in folded if key in own}
+    marks = {key: value for key, value in own.items() if not value.numel()}
+    model.load_state_dict(expect("initial_arrays", {**marks, **ones, **found}, own))
+    for key in ones:
+        layer = folded[key]
+        # What a kernel is scaled by is the gain; standardising it again takes that away.
+        once, twice = layer.weight.flatten(1), layer.standardize_weight().flatten(1)
+        model.get_parameter(key).copy_((once * twice).sum(1) / twice.square().sum(1))

@@ -4,9 +4,13 @@ Flower's grids unpack the answers of all nodes in one call: bytes that cannot be
 all of them. And what a message says of its sender is written by the sender; the SuperLink compares
 it with the question in a copy that is not the one that is unpacked. Here each answer is pulled by
 itself, as that to one message.
+
+A user's app that cannot work is told once at the server, with the lines to change. An app that has
+worked before is not judged: nodes may fail later for reasons that are theirs.
 """
 
 import copy
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,21 +18,39 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg, Strategy
+from flwr.serverapp.strategy import FedAvg, FedXgbBagging, FedXgbCyclic, Strategy
 
 from fednorm.core.messages import LARGEST, Reply, ServerState
 from fednorm.core.replies.validation import ReplySchema, find_fault
+from fednorm.core.round import find_remedy
+from fednorm.core.task import Task
 from fednorm.engines.flower import wire
-from fednorm.errors import WireError
+from fednorm.errors import ConfigError, WireError
 
-UNREADABLE = 900  # code of an error that stands for an answer which cannot be used
+log = logging.getLogger("fednorm")
+
+UNREADABLE = 900  # code of the error that replaces an unusable answer
 _PAUSE = 3.0  # seconds between looks for answers, as in Flower's own grid
 
 
 def is_unreadable(message: Message) -> bool:
-    """Return whether a node did answer, with something that is no message of its own."""
+    """Return whether a node did answer, but with an unusable message."""
     return bool(message.has_error() and message.error.code == UNREADABLE)
+
+
+def read_reason(message: Message) -> str:
+    """Return what a failed node reports, without the traceback of a simulated one."""
+    said = str(message.error.reason).rpartition("occurred. Message: ")[2]
+    return said.removesuffix("'>").strip()
+
+
+def read_content(message: Message) -> RecordDict:
+    """Return the content of a message, or raise WireError if it reports a failure."""
+    if message.has_error():
+        raise WireError(read_reason(message))
+    return message.content
 
 
 class CheckedGrid(Grid):
@@ -116,7 +138,7 @@ def _refuse(asked: Message, reason: str) -> Message:
 class NodeNumbers:
     """The numbers by which sums over nodes are ordered; a node keeps its first one.
 
-    Nodes say a number of their own, so that a run can be repeated to the bit though Flower's node
+    Nodes choose a number each, so that a run can be repeated to the bit though Flower's node
     ids are drawn at random. It is no identity: one that is taken is not given to another node.
     """
 
@@ -211,3 +233,118 @@ def strip_message(message: Message) -> Message:
     bare = copy.copy(message)
     bare.content = _select_weights(message.content)
     return bare
+
+
+_UNREACHED = {
+    ErrorCode.NODE_UNAVAILABLE,
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+}
+UNPACK = "model = fednorm.flower.unpack(msg, Net(), context)"
+_TRAIN = (
+    f"a train function begins with `{UNPACK}` instead of load_state_dict, and ends with "
+    "`return fednorm.flower.pack(model, msg, context, examples=len(trainloader.dataset))`."
+)
+_LEGACY = (
+    "the ClientApp is a legacy one (client_fn, NumPyClient), which fednorm does not support; write "
+    "@app.train() and @app.evaluate() functions, as in docs/flower.md."
+)
+# What an error of a node says, and what to do about it.
+_HINTS = {
+    "secagg": "SecAgg+ exists in Flower for legacy apps alone, and fednorm does not support it; "
+    "remove the mod.",
+    "fitins": _LEGACY,
+    "evaluateins": _LEGACY,
+    "exactly one ArrayRecord": "a mod of Flower's sees the weights alone if it is wrapped: "
+    "mods=[fednorm.flower.weights_only(mod)].",
+    "is not finite": "the training has diverged: choose a smaller learning rate, or another "
+    "strategy.",
+    "state_dict": _TRAIN,
+    "record 'fednorm'": _TRAIN,
+}
+_LOCAL_STEPS = (
+    "a node takes %d steps a round, and %s fixes its statistics within a round: plain FedAvg was "
+    "ahead of it in such settings. 'alignbn' is for local steps; docs/local-epochs.md has the "
+    "measurements."
+)
+_QUERY = """The ClientApp needs these lines:
+
+@app.query("fednorm")
+def query(msg, context):
+    batches = [(images, labels) for images, labels in trainloader]  # all of the node's data once
+    return fednorm.flower.calibrate(msg, Net(), context, batches, examples=len(trainloader.dataset))
+"""
+
+
+def is_unreached(reply: Message) -> bool:
+    """Return whether a node was not reached, so that nothing is known about its app."""
+    return reply.has_error() and reply.error.code in _UNREACHED
+
+
+def list_failures(replies: Sequence[Message]) -> list[str]:
+    """Return what nodes report whose app failed; nodes that were not reached report nothing."""
+    failed = [m for m in replies if m.has_error() and not is_unreached(m)]
+    return [f"node {m.metadata.src_node_id}: {read_reason(m)}" for m in failed]
+
+
+def refuse_training(reasons: Sequence[str]) -> None:
+    """Raise because no node of a first round has trained."""
+    raise ConfigError(f"no node could train. {_find_hint(reasons[0])}{_quote(reasons[0])}")
+
+
+def refuse_evaluation(strategy: str, reasons: Sequence[str]) -> None:
+    """Raise if nodes tried to load into their plain model what does not fit there."""
+    if any("state_dict" in reason for reason in reasons):
+        raise ConfigError(
+            f"no node could evaluate: the plain model is not what {strategy!r} trains. Write "
+            f"`{UNPACK}` in the evaluate function instead of load_state_dict.{_quote(reasons[0])}"
+        )
+
+
+def refuse_calibration(strategy: str, reasons: Sequence[str]) -> None:
+    """Raise because no node has measured its data."""
+    lines = _QUERY if "No query function" in reasons[0] else ""
+    raise ConfigError(
+        f"no node measured the statistics of its data, which {strategy!r} needs. {lines}"
+        f"{_quote(reasons[0])}"
+    )
+
+
+def warn_of_local_steps(task: Task, name: str, before: ServerState, after: ServerState) -> None:
+    """Warn after the first round if nodes took local steps with fixed statistics."""
+    steps = [r.num_batches - before.running[p].num_batches for p, r in after.running.items()]
+    if before.round == 0 and max(steps, default=0) > 1 and find_remedy(task, before):
+        log.warning(_LOCAL_STEPS, max(steps), name)
+
+
+def explain_central(strategy: str) -> str:
+    """Return what to do if evaluate_fn cannot load the arrays."""
+    return (
+        f"evaluate_fn could not load its arrays: the plain model is not what {strategy!r} trains. "
+        "Test `model = strategy.model` there, the NormStrategy's own; it holds the same tensors."
+    )
+
+
+def refuse_server(server: Strategy | None) -> None:
+    """Raise if a strategy cannot decide on the weights of a model."""
+    inner: object = server
+    while inner is not None:
+        if not isinstance(inner, Strategy):
+            raise ConfigError(
+                f"server must be one of flwr.serverapp.strategy, but is {type(inner).__name__} of "
+                f"{type(inner).__module__}; legacy strategies are not supported."
+            )
+        if isinstance(inner, FedXgbBagging | FedXgbCyclic):
+            raise ConfigError(
+                f"{type(inner).__name__} combines trees, which have no normalization layers; use "
+                "it by itself."
+            )
+        inner = getattr(inner, "strategy", None)  # of a wrapper
+
+
+def _find_hint(reason: str) -> str:
+    return next((hint for words, hint in _HINTS.items() if words in reason), "")
+
+
+def _quote(reason: str) -> str:
+    return f"\nThe first report, of {reason[:300]}"

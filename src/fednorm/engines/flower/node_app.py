@@ -8,7 +8,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fednorm.core.exchange import PendingError, Replay
+from fednorm.core.layer import PendingError, Replay
 from fednorm.core.messages import Broadcast
 from fednorm.core.round import client_calibration, client_round
 from fednorm.core.task import Task
@@ -86,6 +86,8 @@ def client_app(build: Build) -> ClientApp:
         for score in scores.values():
             found["accuracy"], found["loss"] = score.accuracy, score.loss
             found["examples"] = score.examples
+            for name, value in score.metrics.items():
+                found[f"{wire.OWN_METRIC}{name}"] = value
         return _answer_with(message, RecordDict({wire.METRICS: found}))
 
     return app

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from math import isfinite
+from math import inf, isfinite
 from typing import ClassVar, TypeAlias
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
@@ -18,26 +18,33 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fednorm.core.aggregation import has_quorum
-from fednorm.core.exchange import PendingError, answer_exchange
+from fednorm.core.layer import PendingError, answer_exchange
 from fednorm.core.messages import (
     LARGEST,
     Batches,
     Broadcast,
     Claim,
     ClientState,
+    LayerStats,
     LayerUse,
     RejectedReply,
     Reply,
     ServerState,
 )
 from fednorm.core.round import broadcast
+from fednorm.core.targets import Metrics
 from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.engines import loop
 from fednorm.engines.base import EngineRun, Progress, RoundResult
 from fednorm.engines.evaluation import Score
 from fednorm.engines.flower import wire
-from fednorm.engines.flower.node_answers import CheckedGrid, is_unreadable
+from fednorm.engines.flower.node_answers import (
+    CheckedGrid,
+    is_unreadable,
+    read_content,
+    read_reason,
+)
 from fednorm.engines.flower.node_app import ANSWERS, NO_CLIENT, PENDING
 from fednorm.errors import ConfigError, NonFiniteLossError, NoNodesError, WireError
 
@@ -51,7 +58,7 @@ OpenGrid: TypeAlias = Callable[[], AbstractContextManager[Grid]]
 
 @dataclass
 class FlowerNodes:
-    """The nodes of one run; connected while its rounds go on."""
+    """The nodes of one run; connected while its rounds last."""
 
     open: OpenGrid
     entry: int  # number of the strategy in its experiment
@@ -88,9 +95,9 @@ class FlowerNodes:
             )
 
     def get_link(self) -> "RemoteClients":
-        """Return the connection; it exists while rounds go on."""
+        """Return the connection; it exists while rounds last."""
         if self.link is None:
-            raise RuntimeError("nodes can be asked only while the rounds of a run go on.")
+            raise RuntimeError("nodes can be asked only while the rounds of a run last.")
         return self.link
 
 
@@ -110,6 +117,7 @@ class RemoteClients:
     asked: set[int] = field(default_factory=set)  # nodes that were asked for their partition
     answered: set[int] = field(default_factory=set)
     rejected: list[RejectedReply] = field(default_factory=list)  # of evaluations, until taken
+    measured: dict[ClientId, int] = field(default_factory=dict)  # examples, at the first answer
 
     def __post_init__(self) -> None:
         self.grid = CheckedGrid(self.grid)
@@ -151,7 +159,7 @@ class RemoteClients:
             self.answered.add(node)
             try:
                 with wire.guard_reading():
-                    found[node] = wire.integer(wire.header(wire.content(reply)), "partition")
+                    found[node] = wire.integer(wire.header(read_content(reply)), "partition")
             except WireError as error:
                 log.warning("node %d cannot be used: %s", node, error)
         self.asked |= set(new)
@@ -272,10 +280,21 @@ class RemoteClients:
                     content = _read_content(found)
                     layers = wire.header(content).layers()
                     stats = wire.read_stats(content, layers, self.task.initial_state.running)
-                    measured.append(Reply(client, wire.examples_of(content), {}, {}, stats))
+                    measured.append(self._limit_examples(client, wire.examples_of(content), stats))
             except WireError as error:
                 measured.append(make_faulty(client, str(error)))
         return measured
+
+    def _limit_examples(
+        self, client: ClientId, examples: int, stats: Mapping[str, LayerStats]
+    ) -> Reply:
+        """Return an answer to a calibration; it has no more examples than the client's first."""
+        most = self.measured.setdefault(client, examples)
+        if examples > most:
+            return make_faulty(
+                client, f"it reports {examples} examples, but can have {most} at most"
+            )
+        return Reply(client, examples, {}, {}, stats)
 
     def score_clients(
         self, state: ServerState, clients: Iterable[ClientId], adapt: float
@@ -286,7 +305,7 @@ class RemoteClients:
         for client, found in self._call("evaluate", content, list(clients)).items():
             try:
                 with wire.guard_reading():
-                    score = _read_score(_read_content(found))
+                    score = _read_score(_read_content(found), self.task.metrics)
             except WireError as error:
                 log.warning("the evaluation of client %d is rejected: %s", client, error)
                 self.rejected.append(RejectedReply(client, str(error)))
@@ -322,14 +341,14 @@ class RemoteClients:
             elif is_unreadable(reply):
                 found[client] = reply.error
             else:
-                log.warning("client %d could not: %s", client, reply.error.reason)
+                log.warning("client %d could not: %s", client, wire.clean_text(read_reason(reply)))
         if missing := sorted(set(clients) - set(found)):
             log.warning("no answer of clients %s to %r.", missing, kind)
         return dict(sorted(found.items()))
 
 
 def make_faulty(client: ClientId, reason: str) -> Reply:
-    """Return what stands for a reply that cannot be read; the server rejects it by name."""
+    """Return a reply in place of an unreadable one; the server rejects it by name."""
     return Reply(client, 0, {}, {}, {}, fault=reason)
 
 
@@ -339,12 +358,15 @@ def _read_content(found: RecordDict | Error) -> RecordDict:
     return found
 
 
-def _read_score(content: RecordDict) -> Score | None:
+def _read_score(content: RecordDict, metrics: Metrics) -> Score | None:
     """Return the score of a client; None if it has no test samples."""
     values = wire.read_metrics(content)
     if not values:
         return None
-    score = Score(values["accuracy"], values["loss"], int(values["examples"]))
-    if not 0 <= score.accuracy <= 1 or not 0 < score.examples <= LARGEST:
+    named = {name: values[f"{wire.OWN_METRIC}{name}"] for name in metrics.named}
+    score = Score(values["accuracy"], values["loss"], int(values["examples"]), named)
+    least = -inf if metrics.target == "values" else 0  # R² has no lower bound
+    fits = least <= score.accuracy <= 1 and isfinite(score.accuracy)
+    if not fits or not 0 < score.examples <= LARGEST:
         raise WireError(f"its accuracy is {score.accuracy} on {score.examples} samples.")
     return score

@@ -20,24 +20,38 @@ from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import create_algorithm
 from fednorm.core.messages import Claim, RejectedReply, Reply, ServerState
 from fednorm.core.replies.validation import find_state_fault, list_clients
-from fednorm.core.round import broadcast, reply_schema, server_calibration, server_round
+from fednorm.core.round import broadcast, find_remedy, reply_schema, server_calibration
+from fednorm.core.round import server_round as _server_round  # Flower calls a number by this name
 from fednorm.core.strategy import Strategy as Norm
 from fednorm.core.task import Task, export, read_state
 from fednorm.core.types import Tensors
 from fednorm.engines.evaluation import is_personal
-from fednorm.engines.flower import app_faults, global_model, wire
-from fednorm.engines.flower.client import describe_strategy
+from fednorm.engines.flower import wire
+from fednorm.engines.flower.client import (
+    describe_strategy,
+    load_folded,
+    read_initial_arrays,
+    write_global_model,
+)
 from fednorm.engines.flower.node_answers import (
     CheckedGrid,
     NodeNumbers,
     average_metrics,
+    explain_central,
     find_odd,
     find_weight_key,
+    is_unreached,
+    list_failures,
     read_calibration,
+    read_content,
     read_reply,
+    refuse_calibration,
+    refuse_evaluation,
+    refuse_server,
+    refuse_training,
     strip_message,
+    warn_of_local_steps,
 )
-from fednorm.engines.flower.wire import expect, to_array_record, to_tensors
 from fednorm.errors import ConfigError, NoUsableReplyError, WireError
 from fednorm.nn.copies import copy_model
 from fednorm.nn.folding import fold
@@ -76,16 +90,16 @@ class NormStrategy(Strategy):
         max_examples: int | None = None,
         **arguments: Any,
     ) -> None:
-        app_faults.refuse_server(server)
+        refuse_server(server)
         if server is not None and aggregator != "mean":
-            raise ValueError("the strategy that is passed as server combines the weights itself.")
+            raise ConfigError("the strategy that is passed as server combines the weights itself.")
         if server is not None and arguments:
-            raise ValueError(
+            raise ConfigError(
                 f"{', '.join(arguments)} must be given to the strategy that is passed as server."
             )
         self.norm = by_name(strategy) if isinstance(strategy, str) else strategy
         if self.norm.exchanges:
-            raise ValueError(
+            raise ConfigError(
                 f"{strategy!r} exchanges statistics in the middle of a step, which a training loop "
                 "of your own cannot wait for; use `fednorm run --engine flower` for it."
             )
@@ -147,13 +161,13 @@ class NormStrategy(Strategy):
     def _begin(self, initial: ArrayRecord | None, rounds: int) -> None:
         model, found = copy_model(self.given), None
         if initial is not None:
-            found = global_model.read_initial_arrays(initial, self.task, model)
+            found = read_initial_arrays(initial, self.task, model)
             if found.keys() == model.state_dict().keys():
-                model.load_state_dict(expect("initial_arrays", found, model.state_dict()))
+                model.load_state_dict(wire.expect("initial_arrays", found, model.state_dict()))
                 found = None
         self.task = self._build_task(model, rounds)
         if found is not None:  # such as the result of another run
-            global_model.load_folded(self.task.model, found)
+            load_folded(self.task.model, found)
         self.state = self.tested = read_state(self.task.layout)
 
     def _guard(self, evaluate_fn: Evaluate) -> Evaluate | None:
@@ -171,7 +185,7 @@ class NormStrategy(Strategy):
                 return evaluate_fn(server_round, arrays)
             except RuntimeError as error:
                 if "state_dict" in str(error) and not self._fits_plain(arrays):
-                    raise ConfigError(app_faults.explain_central(self._name)) from error
+                    raise ConfigError(explain_central(self._name)) from error
                 raise
 
         return evaluate
@@ -182,7 +196,7 @@ class NormStrategy(Strategy):
 
     def _arrays(self) -> ArrayRecord:
         """Return the global model, without what stays on the nodes."""
-        return global_model.write_global_model(self.task, self.model, self.given)
+        return write_global_model(self.task, self.model, self.given)
 
     def _fits_plain(self, arrays: ArrayRecord) -> bool:
         return arrays.keys() == self.given.state_dict().keys()
@@ -213,7 +227,7 @@ class NormStrategy(Strategy):
         self.grid = grid
         # A round without answers counts for Flower, so it must count here.
         self.state = replace(self.state, round=server_round - 1)
-        weights = to_array_record(self.state.weights)
+        weights = wire.to_array_record(self.state.weights)
         messages = list(self.around.configure_train(server_round, weights, config, grid))
         return _add_records(messages, lambda key: self._records(self.state, key))
 
@@ -243,11 +257,11 @@ class NormStrategy(Strategy):
         metrics: MetricRecord | None = None
         try:
             asked = {reply.client: self.claim for reply, _ in usable}
-            after = _server_round(
-                self.task, self.state, [reply for reply, _ in usable], asked=asked
-            )
+            after = _server_round(self.task, self.state, [r for r, _ in usable], asked=asked)
         except NoUsableReplyError as error:
             log.warning("%s; the model stays as it is.", error)
+            if (remedy := find_remedy(self.task, self.state)) and server_round in self.rejected:
+                log.warning("If the training has diverged: %s", remedy)
             return None, None
         senders = {reply.client: m.metadata.src_node_id for reply, m in usable}
         for one in after.rejected:
@@ -264,6 +278,7 @@ class NormStrategy(Strategy):
             if fault := find_state_fault(after):
                 log.warning("round %d: %s; the model stays as it is.", server_round, fault[1])
                 return None, metrics
+        warn_of_local_steps(self.task, self._name, self.state, after)
         before, self.state, self.tested = self.tested, after, after
         if self.norm.calibration == "evaluation" and self.grid is not None:
             nodes = list(self.grid.get_node_ids())
@@ -278,7 +293,7 @@ class NormStrategy(Strategy):
         if any(not message.has_error() for message in found):
             self.worked.add("evaluate")
         elif "evaluate" not in self.worked and not self._fits_plain(self._arrays()):
-            app_faults.refuse_evaluation(self._name, app_faults.list_failures(found))
+            refuse_evaluation(self._name, list_failures(found))
         return self.around.aggregate_evaluate(server_round, self._drop_odd(found, server_round))
 
     def _drop_odd(self, replies: list[Message], server_round: int) -> list[Message]:
@@ -303,15 +318,15 @@ class NormStrategy(Strategy):
             node = message.metadata.src_node_id
             try:
                 with wire.guard_reading():
-                    reply = read_reply(self.state, wire.content(message), wanted)
+                    reply = read_reply(self.state, read_content(message), wanted)
                 number = self.numbers.find(node, reply.client)
                 usable.append((replace(reply, client=number), message))
             except WireError as error:
                 faults[node] = str(error)
         if usable:
             self.worked.add("train")
-        elif "train" not in self.worked and not all(map(app_faults.is_unreached, replies)):
-            app_faults.refuse_training([f"node {node}: {text}" for node, text in faults.items()])
+        elif "train" not in self.worked and not all(map(is_unreached, replies)):
+            refuse_training([f"node {node}: {text}" for node, text in faults.items()])
         for node, fault in faults.items():
             self._reject(server_round, node, fault)
         if self.server is not None:
@@ -335,12 +350,12 @@ class NormStrategy(Strategy):
             node = message.metadata.src_node_id
             try:
                 with wire.guard_reading():
-                    read = read_calibration(wire.content(message), self.state)
+                    read = read_calibration(read_content(message), self.state)
                 found.append(replace(read, client=self.numbers.find(node, read.client)))
             except WireError as error:
                 faults.append(f"node {message.metadata.src_node_id}: {error}")
-        if not found and not all(map(app_faults.is_unreached, replies)):
-            app_faults.refuse_calibration(self._name, faults)
+        if not found and not all(map(is_unreached, replies)):
+            refuse_calibration(self._name, faults)
         for fault in faults:
             log.warning("no statistics of %s", fault)
         found.sort(key=lambda reply: reply.client)  # sums are taken in this order
@@ -365,9 +380,6 @@ def calibrate_model(grid: Grid, model: nn.Module, *, timeout: float = 3600.0) ->
     return asking.model
 
 
-_server_round = server_round  # Flower calls a number by this name
-
-
 def _add_records(messages: list[Message], make: Callable[[str], RecordDict]) -> list[Message]:
     """Add what normalization needs; `make` gets the key of the arrays, whatever it is called."""
     if messages:
@@ -384,5 +396,5 @@ def _read_weights(found: ArrayRecord, like: Tensors) -> dict[str, Tensor]:
 
     Some of them compute in float64.
     """
-    new = {k: v.to(like[k].dtype) if k in like else v for k, v in to_tensors(found).items()}
-    return expect("the server", new, like)
+    new = {k: v.to(like[k].dtype) if k in like else v for k, v in wire.to_tensors(found).items()}
+    return wire.expect("the server", new, like)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from fednorm.core.messages import (
@@ -29,7 +29,7 @@ from fednorm.core.types import ClientId, Tensors
 from fednorm.errors import WireError
 
 WEIGHTS, METRICS = "arrays", "metrics"  # as in Flower's own examples
-EXAMPLES, LOSS = "num-examples", "loss"
+EXAMPLES, LOSS, OWN_METRIC = "num-examples", "loss", "metric."
 HEADER = "fednorm"
 BUFFERS, STATISTICS = "fednorm.buffers", "fednorm.statistics"
 MOMENTUM, STRATEGY_STATE = "fednorm.momentum", "fednorm.strategy_state"
@@ -52,7 +52,7 @@ def guard_reading() -> Iterator[None]:
 
 def clean_text(text: object) -> str:
     """Return text of another machine: not too long, and without what would steer a terminal."""
-    shown = str(text)[:_LONGEST]
+    shown = " ".join(str(text).split())[:_LONGEST]
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in shown)
 
 
@@ -352,13 +352,6 @@ def read_arrays(record: RecordDict, key: str) -> ArrayRecord:
 def optional(record: RecordDict, key: str) -> dict[str, Tensor]:
     """Return the tensors of a record that may be missing."""
     return to_tensors(read_arrays(record, key)) if key in record else {}
-
-
-def content(message: Message) -> RecordDict:
-    """Return the content of a message, or raise WireError if it reports a failure."""
-    if message.has_error():
-        raise WireError(message.error.reason)
-    return message.content
 
 
 def read_metrics(record: RecordDict) -> dict[str, float]:

@@ -1,12 +1,21 @@
-"""Experiments on Flower's nodes: what a node builds, and how a run reaches the nodes."""
+"""Experiments on Flower's nodes: what a node builds, and how a run reaches the nodes.
 
+Flower's simulation runtime wants to call a ServerApp; here a loop wants to call the runtime. So the
+ServerApp only hands out its grid and waits until the loop is done with it.
+"""
+
+import logging
+import os
+import queue
+import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from flwr.app import Context
-from flwr.serverapp import Grid
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
 
 from fednorm.core.messages import Batches
 from fednorm.core.types import ClientId
@@ -15,9 +24,12 @@ from fednorm.data.transforms import Batch
 from fednorm.engines.evaluation import is_personal
 from fednorm.engines.flower.node_app import Build, Site, client_app
 from fednorm.engines.flower.remote_clients import FlowerNodes
+from fednorm.errors import SimulationError
 from fednorm.experiment.build import PreparedRun, build_run
-from fednorm.experiment.flower import read_experiment
+from fednorm.experiment.flower import open_experiment
 from fednorm.experiment.schema.config import Experiment
+
+_POLL = 0.2  # seconds, to wait for Ray
 
 
 def make_nodes(experiment: Experiment, prepared: PreparedRun) -> FlowerNodes:
@@ -30,6 +42,64 @@ def make_nodes(experiment: Experiment, prepared: PreparedRun) -> FlowerNodes:
         experiment.timeout,
         refusal=_find_refusal(prepared),
     )
+
+
+@contextmanager
+def start_simulation(app: ClientApp, nodes: int) -> Iterator[Grid]:
+    """Run `nodes` nodes in processes of this machine, one thread each, within the block."""
+    # A node of a deployment starts a process for each message, and need not wait for these.
+    import ray  # noqa: PLC0415
+    from flwr.simulation import run_simulation  # noqa: PLC0415
+
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    # Ray's workers yield to every other process (nice 15): next to four busy ones on two cores,
+    # two runs at once took 280 to 300 s, and take 90 to 140 s at normal priority.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    grids: queue.Queue[Grid] = queue.Queue()
+    failures: list[RuntimeError] = []
+    done = threading.Event()
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        del context
+        grids.put(grid)
+        done.wait()
+
+    def run() -> None:
+        try:
+            run_simulation(
+                server,
+                app,
+                nodes,
+                backend_config={
+                    # Else Ray joins a cluster that it finds, and waits for CPUs taken there.
+                    "init_args": {"address": "local"},
+                    "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                },
+            )
+        except RuntimeError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    # Flower tells every step, and that its Python interface may go one day.
+    flower = logging.getLogger("flwr")
+    level = flower.level
+    flower.setLevel(logging.ERROR)
+    thread.start()
+    try:
+        # The grid is there at once, but without Ray no node would ever answer.
+        while not ray.is_initialized():
+            if not thread.is_alive():
+                raise SimulationError(
+                    "Flower's simulation runtime did not start; its messages say why."
+                ) from (failures[0] if failures else None)
+            thread.join(_POLL)
+        yield grids.get()
+    finally:
+        done.set()
+        thread.join()
+        flower.setLevel(level)
 
 
 def _find_refusal(prepared: PreparedRun) -> str | None:
@@ -57,19 +127,18 @@ def _find_refusal(prepared: PreparedRun) -> str | None:
 
 
 def _open_simulation(build: Build, nodes: int) -> AbstractContextManager[Grid]:
-    # A node of a deployment starts a process for each message, and need not wait for this import.
-    from fednorm.engines.flower.simulation import start_simulation  # noqa: PLC0415
-
     return start_simulation(client_app(build), nodes)
 
 
 def _build_site(experiment: str | None, context: Context, entry: int, seed: int) -> Site:
     """Build a run as a node sees it; None is the experiment that was sent to its SuperNode."""
     description = experiment or str(context.run_config["experiment"])
-    if experiment is None:
-        read_experiment(description, str(context.node_config.get("allow", "")))
     path = context.node_config.get("data-path")  # of the node's own data, if it has any
-    return build_site(description, entry, seed, None if path is None else str(path))
+    own = None if path is None else str(path)
+    if experiment is not None:
+        return build_site(description, entry, seed, own)
+    with open_experiment(description, str(context.node_config.get("allow", ""))):
+        return build_site(description, entry, seed, own)
 
 
 @lru_cache(maxsize=1)

@@ -18,15 +18,16 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fednorm.errors import ConfigError, FednormError
+from fednorm.errors import FednormError
 from fednorm.experiment.build import PreparedRun
+from fednorm.experiment.callbacks.base import Monitor
 from fednorm.experiment.checkpoint import clear_checkpoints
-from fednorm.experiment.flower import read_experiment
-from fednorm.experiment.flower.signed_lines import LineWriter
+from fednorm.experiment.flower import open_experiment
+from fednorm.experiment.flower.submit import LineWriter
 from fednorm.experiment.job import CheckpointPolicy, Job, check_start, find_state, lock_folder
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.results import Event, RunResult
-from fednorm.experiment.run import Monitor, run
+from fednorm.experiment.run import run
 from fednorm.experiment.run_folder import (
     MetricsFile,
     RunCheckpointer,
@@ -34,6 +35,7 @@ from fednorm.experiment.run_folder import (
     run_key,
     save_run,
 )
+from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.trained_model import fold_run, save_model
 from fednorm.system import limit_threads
 
@@ -47,10 +49,14 @@ def main(grid: Grid, context: Context) -> None:
     try:
         # A setting of the SuperLink's process, which who submits a run cannot change.
         allow = os.environ.get("FEDNORM_ALLOW", "")
-        experiment = read_experiment(str(context.run_config["experiment"]), allow)
-    except ConfigError as error:
+        with open_experiment(str(context.run_config["experiment"]), allow) as experiment:
+            _make_runs(experiment, grid, context, messages)
+    except (FednormError, OSError) as error:
         messages.send(error=str(error))
         raise
+
+
+def _make_runs(experiment: Experiment, grid: Grid, context: Context, messages: LineWriter) -> None:
     home = Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser() / "fednorm"
     unfinished = home / "unfinished" / sha256(experiment.model_dump_json().encode()).hexdigest()
     every = context.run_config.get("checkpoint-every")
@@ -60,18 +66,13 @@ def main(grid: Grid, context: Context) -> None:
     if not saving.resume:
         shutil.rmtree(unfinished, ignore_errors=True)
     place = _Place(grid, messages, home / str(context.run_id))
-    try:
-        unfinished.mkdir(parents=True, exist_ok=True)
-        with lock_folder(unfinished):
-            jobs = [
-                Job(experiment, entry, seed, unfinished, saving)
-                for entry in experiment.strategies
-                for seed in experiment.seeds
-            ]
-            ended = [_make_run(job, place) for job in jobs]
-    except (FednormError, OSError) as error:
-        messages.send(error=str(error))
-        raise
+    with lock_folder(unfinished):
+        jobs = [
+            Job(experiment, entry, seed, unfinished, saving)
+            for entry in experiment.strategies
+            for seed in experiment.seeds
+        ]
+        ended = [_make_run(job, place) for job in jobs]
     if all(ended):
         shutil.rmtree(unfinished, ignore_errors=True)
 

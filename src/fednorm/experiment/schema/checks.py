@@ -5,12 +5,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fednorm.aggregators import check_client_count
+from fednorm.experiment.callbacks import CALLBACKS
+from fednorm.experiment.schema.specs import create_entry
+from fednorm.names import list_plugins
 from fednorm.registry import unknown
 
 if TYPE_CHECKING:  # which needs torch
     from fednorm.core.strategy import Strategy
 
 _LARGEST_RATE = 1e30
+_DIVISORS = {"server_tau", "alpha"}
 
 
 def check_threats(experiment: Any) -> None:
@@ -51,6 +55,30 @@ def check_threats(experiment: Any) -> None:
         )
 
 
+def check_objective(experiment: Any) -> None:
+    """Raise ValueError for a loss or metric that is neither the user's nor a package's."""
+    named = [("loss", experiment.loss)] if experiment.loss else []
+    named += [("metric", spec) for spec in (experiment.metrics or {}).values()]
+    for kind, spec in named:
+        known = list_plugins(kind)
+        if ":" not in spec.name and spec.name not in known:
+            raise ValueError(
+                f"a {kind} is 'package.module:function', such as "
+                f"{'torch.nn:HuberLoss' if kind == 'loss' else 'mine:f1'}, or a name that an "
+                f"installed package registers ({', '.join(known) or 'none does'}), not "
+                f"{spec.name!r}."
+            )
+
+
+def check_callbacks(experiment: Any) -> None:
+    """Raise an error for a callback that cannot be made; those of the user are not imported."""
+    for callback in experiment.callbacks:
+        if CALLBACKS.has_own(callback.name):
+            create_entry(CALLBACKS, callback.name, callback.fields)
+        elif ":" not in callback.name:
+            CALLBACKS.locate(callback.name)
+
+
 def check_strategy_fields(experiment: Any) -> None:
     """Raise an error for a field of the table `strategy` that no chosen strategy has."""
     known = {f for entry in experiment.strategies for f in entry.known_fields}
@@ -62,11 +90,24 @@ def check_strategy_fields(experiment: Any) -> None:
 def check_rates(algorithm: Any, dtype: str) -> None:
     """Refuse rates of an algorithm with which products are no numbers of `dtype`."""
     largest = _LARGEST_RATE if dtype == "float32" else _LARGEST_RATE**8
-    for key in ("lr", "weight_decay"):
-        if getattr(algorithm, key) > largest:
+    for key in ("lr", "weight_decay", "server_lr", "server_tau", "mu", "alpha"):
+        value = getattr(algorithm, key, None) or 0.0
+        if value > largest:
+            raise ValueError(f"{key} is at most {largest:g} with dtype {dtype!r}, not {value}.")
+        if key in _DIVISORS and 0 < value < 1 / largest:
             raise ValueError(
-                f"{key} is at most {largest:g} with dtype {dtype!r}, not {getattr(algorithm, key)}."
+                f"{key} is at least {1 / largest:g} with dtype {dtype!r}, not {value}."
             )
+
+
+def check_tuning(experiment: Any, own: Any, title: str) -> None:
+    """Refuse to choose by clients' data what is to be private."""
+    private = own.privacy or any(key.partition(".")[0] == "privacy" for key in experiment.tune)
+    if experiment.tune and private:
+        raise ValueError(
+            f"tune does not go with the privacy of {title!r}: the values are chosen on data that "
+            "clients train on in the end, which no ε counts; leave one of them out."
+        )
 
 
 def choose_device(name: str) -> str:
@@ -99,7 +140,7 @@ def check_sums(experiment: Any, title: str, strategy: "Strategy") -> None:
 
 def _list_rules(experiment: Any, strategy: "Strategy") -> Iterator[tuple[bool, str, str]]:
     """Yield rules that may need single replies: whether they do, why, and what to do."""
-    from fednorm.attacks.non_finite import NonFinite  # noqa: PLC0415 (needs torch)
+    from fednorm.attacks.simple import NonFinite  # noqa: PLC0415 (needs torch)
 
     other = "choose another strategy, or secure = false"
     yield strategy.exchanges, "exchanges of batches' statistics within a round", other

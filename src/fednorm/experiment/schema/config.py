@@ -21,11 +21,15 @@ from fednorm.algorithms import ALGORITHMS
 from fednorm.attacks import ATTACKS
 from fednorm.data import DATASETS
 from fednorm.data.partition import create_partition
+from fednorm.experiment.callbacks import parse_callbacks
 from fednorm.experiment.schema.checks import (
+    check_callbacks,
+    check_objective,
     check_rates,
     check_strategy_fields,
     check_sums,
     check_threats,
+    check_tuning,
     choose_device,
 )
 from fednorm.experiment.schema.specs import (
@@ -34,13 +38,16 @@ from fednorm.experiment.schema.specs import (
     Spec,
     StrategySpec,
     create_entry,
+    describe_setting,
     flatten_choices,
     merge_tables,
+    name_metrics,
     parse_choice,
     parse_seeds,
     split_list,
 )
 from fednorm.models import MODELS
+from fednorm.registry import Registry
 from fednorm.strategies import STRATEGIES
 
 if TYPE_CHECKING:  # torch is imported when an experiment is checked, not when its keys are listed
@@ -86,6 +93,17 @@ class Experiment(BaseModel):
     )
     model: Spec = Field(
         default="mlp", validate_default=True, description="network, or package.module:function"
+    )
+    loss: Annotated[Spec | None, BeforeValidator(parse_choice)] = Field(
+        default=None,
+        description="package.module:function of (outputs, targets); the mean over the batch. By "
+        "default it depends on the targets: cross-entropy, mean squared error of numbers, or "
+        "binary cross-entropy of several labels",
+    )
+    metrics: Annotated[dict[str, Spec] | None, BeforeValidator(name_metrics)] = Field(
+        default=None,
+        description="tested too: package.module:function, or several; of (outputs, targets) on the "
+        "whole test set, or with update, compute and reset; a list, or a table by name",
     )
     partition: str = Field(default="gamma=0", description="how data is divided among clients")
     clients: int = _count(10, "number of clients")
@@ -184,6 +202,9 @@ class Experiment(BaseModel):
         description="GB of memory for client states; those beyond it are kept in files, in the "
         "folder that TMPDIR names",
     )
+    callbacks: Annotated[list[Spec], BeforeValidator(parse_callbacks)] = Field(
+        default=[], description="followers of the runs, such as early_stopping(patience=5)"
+    )
     engine: Literal["auto", "loop", "merged", "stacked", "barrier", "processes", "flower"] = Field(
         default="auto",
         description="how rounds are executed; 'loop' trains client after client, 'merged' all in "
@@ -227,13 +248,18 @@ class Experiment(BaseModel):
         self.plan  # noqa: B018 (each of these raises an error that says what is wrong)
         self.make_algorithm()
         self.partition_rule  # noqa: B018 (as above)
-        if ":" not in self.data.name:
-            create_entry(DATASETS, self.data.name, self.data.fields)
-        if ":" not in self.model.name:
-            create_entry(MODELS, self.model.name, self.model.fields)
+        known: tuple[tuple[Registry[Any], Spec], ...] = (DATASETS, self.data), (MODELS, self.model)
+        for registry, chosen in known:
+            if registry.has_own(chosen.name):
+                create_entry(registry, chosen.name, chosen.fields)
+            elif ":" not in chosen.name:
+                registry.locate(chosen.name)  # your own is called when the run is built
+        check_objective(self)
+        check_callbacks(self)
         check_threats(self)
         for entry in self.strategies:
             strategy, own = self.make_strategy(entry), self.for_entry(entry)
+            check_tuning(self, own, entry.title)
             if own.secure:
                 check_sums(own, entry.title, strategy)
         check_strategy_fields(self)
@@ -275,8 +301,7 @@ class Experiment(BaseModel):
         try:
             return _adapt_setting(key).validate_python(value)
         except ValidationError as error:
-            reason = error.errors()[0]["msg"].lower()
-            raise ValueError(f"{key} = {value!r} is not valid: {reason}.") from None
+            raise ValueError(describe_setting(key, value, error)) from None
 
     def _make_variant(self, entry: StrategySpec, own: dict[str, Any]) -> "Experiment":
         if not own.get("byzantine", self.byzantine):
@@ -347,7 +372,7 @@ class Experiment(BaseModel):
     def make_algorithm(self, strategy: "Strategy | None" = None) -> "Algorithm":
         """Return the training algorithm; a strategy's warm-up counts unless the user sets one."""
         made = self._plain_algorithm
-        if strategy is None or made.warmup is not None:
+        if strategy is None or getattr(made, "warmup", 0) is not None:
             return made
         return dataclasses.replace(made, warmup=strategy.warmup)
 

@@ -1,9 +1,11 @@
-"""Experiments from TOML files, `--set` and sweeps; an unknown key is an error with a hint."""
+"""Experiments from TOML files, `--set`, sweeps and objects in Python; unknown keys get a hint."""
 
+import dataclasses
 import inspect
 import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any, get_args
@@ -11,13 +13,37 @@ from typing import Any, get_args
 import tomli_w
 from pydantic import ValidationError
 
+from fednorm.aggregators import AGGREGATORS, format_aggregator
 from fednorm.algorithms import ALGORITHMS
+from fednorm.attacks import ATTACKS
+from fednorm.data import DATASETS
+from fednorm.data.partition import PARTITIONS
 from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.experiment.schema.config import Experiment
-from fednorm.experiment.schema.specs import OWN_SETTINGS, THREATS, flatten_choices, merge_tables
-from fednorm.registry import RENAMED, unknown
+from fednorm.experiment.schema.specs import (
+    OWN_SETTINGS,
+    THREATS,
+    Spec,
+    check_number,
+    flatten_choices,
+    merge_tables,
+)
+from fednorm.models import MODELS
+from fednorm.registry import RENAMED, Registry, format_call, held, unknown
 from fednorm.strategies import STRATEGIES
 
+_CONFIGS: Mapping[str, tuple[Registry[Any], str]] = {
+    "model": (MODELS, "build"),
+    "data": (DATASETS, "load"),
+}
+_OBJECTS: Mapping[str, Registry[Any]] = {
+    "strategies": STRATEGIES,
+    "algorithm": ALGORITHMS,
+    "attack": ATTACKS,
+    "partition": PARTITIONS,
+    "aggregator": AGGREGATORS,
+    "statistics_aggregator": AGGREGATORS,
+}
 _CHOICES = re.compile(r",(?![^(]*\))")  # commas, but not those inside brackets
 
 
@@ -106,6 +132,7 @@ def sweep_key(values: Mapping[str, Any], key: str, choices: Sequence[Any]) -> di
     names = [name.strip() for name in key.split("+")]
     _check_swept(names, {name for entry in strategies for name in entry.known_fields})
     table, _, field = names[0].rpartition(".")
+    check_number(len(strategies) * len(choices))
     for entry in strategies:
         plain = entry.model_dump(exclude_defaults=True)
         fixed = (
@@ -156,6 +183,67 @@ def _nest_choice(values: Mapping[str, Any], name: str, value: Any) -> dict[str, 
     if name == "algorithm" and isinstance(value, str):
         return {"algorithm": {"name": value}}
     return {table: {field: value}} if table and table != "strategy" else {field: value}
+
+
+def describe_objects(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings whose objects, such as a strategy, are names with fields.
+
+    >>> from fednorm.strategies import create_strategy
+    >>> describe_objects({"strategies": [create_strategy("gn", groups=4), "ln"]})
+    {'strategies': [{'name': 'gn', 'groups': 4}, 'ln']}
+    """
+    plain = {key: _describe_object(key, value) for key, value in values.items()}
+    given, made = values.get("strategies"), plain.get("strategies")
+    if isinstance(made, list) and isinstance(given, list | tuple):
+        names = Counter(one["name"] if isinstance(one, Mapping) else one for one in made)
+        for i, one in enumerate(made):
+            if isinstance(given[i], str | Mapping):
+                continue
+            repeated = names[one["name"]] > 1
+            short = {**one, "name": type(given[i]).__name__} if one["name"] in held else one
+            if repeated or short is not one:
+                label = format_call(short) if repeated else short["name"]
+                made[i] = {**one, "label": label}
+    return plain
+
+
+def _describe_object(key: str, value: Any) -> Any:
+    key = key.rpartition(".")[2]
+    if isinstance(value, Mapping):
+        return {inner: _describe_object(inner, part) for inner, part in value.items()}
+    listed = list if key in _CONFIGS else (list, tuple)  # a tuple of data is arrays (x, y)
+    if isinstance(value, listed) and key in {*_OBJECTS, *_CONFIGS}:
+        return [_describe_object(key, part) for part in value]
+    if key in _CONFIGS:
+        registry, method = _CONFIGS[key]
+        ours = dataclasses.is_dataclass(value) and hasattr(value, method) and not callable(value)
+        return registry.describe(value) if ours else value
+    if key not in _OBJECTS or value is None or isinstance(value, str | Spec):
+        return value
+    if isinstance(value, type):
+        raise ConfigError(
+            f"{key}: {value.__name__} is a class; give an object, {value.__name__}()."
+        )
+    if _OBJECTS[key] is AGGREGATORS:
+        return format_aggregator(value)
+    table = _OBJECTS[key].describe(value)
+    return format_call(table) if key == "partition" else table
+
+
+def find_held(values: Any) -> str | None:
+    """Return the name of an object in settings that no other process can make, or None."""
+    return next(_list_held(values), None)
+
+
+def _list_held(values: Any) -> Iterator[str]:
+    if isinstance(values, Mapping):
+        for value in values.values():
+            yield from _list_held(value)
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _list_held(value)
+    elif isinstance(values, str):
+        yield from (held[name].__name__ for name in held if name in values)
 
 
 def build_experiment(values: Mapping[str, Any]) -> Experiment:

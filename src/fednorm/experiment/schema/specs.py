@@ -13,6 +13,7 @@ from fednorm.strategies import STRATEGIES
 
 T = TypeVar("T")
 
+_MOST_STRATEGIES = 1000  # with those of sweeps
 _MOST_SEEDS = 10_000
 _LONGEST = 200  # characters of a label: it names a folder
 
@@ -35,6 +36,7 @@ THREATS = (
 OWN_SETTINGS = (
     "data",
     "model",
+    "loss",
     "partition",
     "clients",
     "participation",
@@ -204,6 +206,17 @@ class PrivacySpec(BaseModel):
             yield "min_replies must be 1: which rounds are repeated tells who answered"
 
 
+def describe_setting(key: str, value: Any, error: ValidationError) -> str:
+    """Return what is wrong with a key that a strategy sets for itself."""
+    first = error.errors()[0]
+    if key == "privacy" and first["type"] == "extra_forbidden":
+        return str(
+            unknown("key of the table [privacy]", str(first["loc"][-1]), PrivacySpec.model_fields)
+        )
+    where = ".".join(map(str, (key, *first["loc"])))
+    return f"{where} = {value!r} is not valid: {first['msg'].lower()}."
+
+
 def merge_tables(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values with changes; tables are merged key by key; a name counts as a table.
 
@@ -254,10 +267,35 @@ def parse_seeds(value: Any) -> Any:
 
 
 def split_list(value: Any) -> Any:
-    """Read "a,b" as a list."""
+    """Read "a,b" as a list of strategies; refuse a longer one than can be compared."""
     if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    if isinstance(value, list | tuple):
+        check_number(len(value))
     return value
+
+
+def name_metrics(value: Any) -> Any:
+    """Return metrics by name; one without a name is called as its function is.
+
+    >>> name_metrics("mine:f1,mine:mae")
+    {'f1': {'name': 'mine:f1'}, 'mae': {'name': 'mine:mae'}}
+    """
+    if value is None or value == "none":
+        return None
+    listed = split_list(value)
+    if isinstance(listed, Mapping):
+        return listed or None
+    if not isinstance(listed, list | tuple):
+        raise ValueError(f"metrics are a list or a table of names, not {value!r}.")  # noqa: TRY004 (pydantic reports ValueError)
+    named: dict[str, Any] = {}
+    for one in listed:
+        table = Spec.model_validate(one).model_dump()
+        label = str(table.pop("label", table["name"].rpartition(":")[2]))
+        if label in named:
+            raise ValueError(f"two metrics are called {label!r}; give them names in a table.")
+        named[label] = table
+    return named or None
 
 
 def flatten_choices(table: Any, prefix: str = "") -> dict[str, Any]:
@@ -279,3 +317,12 @@ def flatten_choices(table: Any, prefix: str = "") -> dict[str, Any]:
 def parse_choice(value: Any) -> Any:
     """Read "none" as no choice."""
     return None if value == "none" else value
+
+
+def check_number(count: int) -> None:
+    """Refuse more strategies than can be compared."""
+    if count > _MOST_STRATEGIES:
+        raise ConfigError(
+            f"an experiment has at most {_MOST_STRATEGIES} strategies, not {count}; use fewer, or "
+            "fewer values of a sweep."
+        )

@@ -1,0 +1,1 @@
+"""A strategy, an aggregator and a metric for fednorm; pyproject.toml gives their names."""

@@ -1,0 +1,1 @@
+"""Results of several seeds as tables: spread, significance, output formats."""

@@ -1,0 +1,307 @@
+"""Tables of results, from rows of plain numbers: CSV, HTML, LaTeX, pandas.
+
+`Tabular` is what results have in common: they list their runs, and the rest follows here.
+"""
+
+import csv
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from io import StringIO
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from fednorm.errors import ConfigError, MissingPandasError
+from fednorm.experiment.summary.significance import (
+    SPREADS,
+    TESTS,
+    USUAL,
+    Record,
+    Spread,
+    TableSpec,
+    Test,
+    summarize_runs,
+)
+
+Rows: TypeAlias = Literal["runs", "rounds", "strategies"]
+
+MISSING = "–"
+_SMALLEST = 0.001  # p that is written
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """A table for readers: titles, cells as text, and a caption that explains the numbers."""
+
+    titles: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str
+    best: frozenset[int] = frozenset()  # rows in bold
+    apart: int | None = None  # the first row of those that are not compared with the others
+
+    def to_html(self) -> str:
+        """Return the table as an HTML element."""
+        head = "".join(f"<th>{escape(title)}</th>" for title in self.titles)
+        body = "".join(
+            f"<tr>{''.join(_write_cells(row, bold=number in self.best))}</tr>\n"
+            for number, row in enumerate(self.rows)
+        )  # fmt: skip
+        caption = f"<caption>{escape(self.caption)}</caption>"
+        return f"<table>{caption}\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>"
+
+    def to_latex(self, label: str = "tab:results") -> str:
+        """Return the table as LaTeX, which needs the package booktabs."""
+        lines = [" & ".join(map(escape_latex, self.titles)) + r" \\", r"\midrule"]
+        for number, row in enumerate(self.rows):
+            if number == self.apart and number:
+                lines.append(r"\midrule")
+            first, second, *others = map(escape_latex, row)
+            if number in self.best:
+                first, second = (rf"\textbf{{{cell}}}" for cell in (first, second))
+            lines.append(" & ".join((first, second, *others)) + r" \\")
+        return "\n".join((
+            r"% \usepackage{booktabs}",
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{escape_latex(self.caption)}}}",
+            rf"\label{{{label}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(self.titles) - 1)}}}",
+            r"\toprule",
+            *lines,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ))  # fmt: skip
+
+
+_SPECIAL = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "±": r"$\pm$", "−": "$-$", "–": "--", "×": r"$\times$", "<": "$<$", ">": "$>$", "|": "$|$",
+    "α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "δ": r"$\delta$", "Δ": r"$\Delta$",
+    "ε": r"$\varepsilon$", "λ": r"$\lambda$", "μ": r"$\mu$", "σ": r"$\sigma$", "τ": r"$\tau$",
+    "ρ": r"$\rho$", "η": r"$\eta$", "†": r"$^\dagger$", "≤": r"$\leq$", "≥": r"$\geq$",
+    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+}  # fmt: skip
+
+
+def escape_latex(text: str) -> str:
+    r"""Return text as LaTeX that prints it.
+
+    >>> print(escape_latex("gn_ws & 5 % ± γ"))
+    gn\_ws \& 5 \% $\pm$ $\gamma$
+    """
+    return "".join(_SPECIAL.get(letter, letter) for letter in text)
+
+
+def _write_cells(row: Sequence[str], *, bold: bool) -> Iterator[str]:
+    for place, cell in enumerate(row):
+        text = escape(cell)
+        yield f"<td><b>{text}</b></td>" if bold and place <= 1 else f"<td>{text}</td>"
+
+
+def make_table(runs: Sequence[Record], spec: TableSpec = USUAL) -> ResultTable:
+    """Return the table of runs: a row for each strategy, personal models last."""
+    summaries = sorted(summarize_runs(runs, spec), key=lambda row: row["personal"])
+    reference = spec.find_reference(runs) if summaries else None
+    listed = list(_list_columns(runs, summaries, reference))
+    ranked = [
+        (row["accuracy"], number)
+        for number, row in enumerate(summaries)
+        if row["accuracy"] is not None and not row["personal"] and not _is_reference(row)
+        if row["diverged"] < row["runs"]
+    ]
+    uniform = len({run["setting"] for run in runs}) <= 1
+    best = {number for value, number in ranked if value == max(ranked)[0]}
+    personal = [number for number, row in enumerate(summaries) if row["personal"]]
+    return ResultTable(
+        titles=tuple(title for title, _ in listed),
+        rows=tuple(zip(*(cells for _, cells in listed), strict=True)),
+        caption=_write_caption(runs, summaries, spec, reference),
+        best=frozenset(best if len(ranked) > 1 and uniform else ()),
+        apart=personal[0] if personal else None,
+    )
+
+
+def _is_reference(row: Record) -> bool:
+    return bool(row["name"].partition(":")[0] == "centralized")
+
+
+def _list_columns(
+    runs: Sequence[Record], rows: Sequence[Record], reference: str | None
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield the columns, optional ones only if they were measured."""
+    yield "strategy", [f"{row['strategy']}{'†' if row['diverged'] else ''}" for row in rows]
+    metric = " or ".join(dict.fromkeys(run["metric"] for run in runs)) or "accuracy"
+    yield f"{metric} (%)", [write_mean(row["accuracy"], row["spread"]) for row in rows]
+    if len({row["seeds"] for row in rows}) > 1:
+        yield "n", [str(row["seeds"]) for row in rows]
+    for key, title in (
+        ("worst_client", "worst client (%)"),
+        ("attack_success", "attack success (%)"),
+    ):
+        if any(row[key] is not None for row in rows):
+            yield title, [_write_percent(row[key]) for row in rows]
+    if any(row["epsilon"] is not None for row in rows):
+        yield "ε", [MISSING if row["epsilon"] is None else f"{row['epsilon']:.3g}" for row in rows]
+    if reference is not None and any(row["difference"] is not None for row in rows):
+        yield f"Δ {reference}", [_write_points(row["difference"]) for row in rows]
+        if any(row["p_holm"] is not None for row in rows):
+            yield "p", [_write_p(row["p_holm"]) for row in rows]
+
+
+def write_mean(mean: float | None, spread: float | None) -> str:
+    """Write fractions in per cent.
+
+    >>> write_mean(0.981, 0.004), write_mean(0.981, None), write_mean(None, None)
+    ('98.1 ± 0.4', '98.1', '–')
+    """
+    shown = _write_percent(mean)
+    return (
+        f"{shown} ± {_write_percent(spread)}" if mean is not None and spread is not None else shown
+    )
+
+
+def _write_percent(value: float | None) -> str:
+    return MISSING if value is None else f"{100 * value:.1f}"
+
+
+def _write_points(value: float | None) -> str:
+    if value is None:
+        return MISSING
+    text = f"{abs(100 * value):.1f}"
+    return text if float(text) == 0 else f"{'−' if value < 0 else '+'}{text}"
+
+
+def _write_p(value: float | None) -> str:
+    if value is None:
+        return MISSING
+    return f"< {_SMALLEST}" if value < _SMALLEST else f"{value:.3f}"
+
+
+def _write_caption(
+    runs: Sequence[Record], rows: Sequence[Record], spec: TableSpec, reference: str | None
+) -> str:
+    """Say what the numbers are: metric, rounds, seeds, spread, test."""
+    metric = " or ".join(dict.fromkeys(run["metric"] for run in runs)) or "accuracy"
+    rounds = sorted({run["rounds"] for run in runs if run["status"] == "finished"})
+    after = f" after {_write_range(rounds)} rounds" if rounds else ""
+    over = describe_spread([row["seeds"] for row in rows], spec.spread)
+    told = [f"{metric[:1].upper()}{metric[1:]} on test data{after}: {over}."]
+    tested = [row for row in rows if row.get("p_holm") is not None]
+    if any(row.get("difference") is not None for row in rows):
+        told.append(f"Δ: points above {reference}, in the mean over the seeds of both.")
+    if tested:
+        pairs = [row["pairs"] for row in tested]
+        corrected = (
+            f", corrected for {len(tested)} comparisons after Holm" if len(tested) > 1 else ""
+        )
+        told.append(f"p: two-sided {TESTS[spec.test]} over seeds{corrected}.")
+        if spec.test == "permutation":
+            least = 2 ** (1 - min(pairs))
+            told.append(f"With {min(pairs)} seeds, p before correction is at least {least:g}.")
+    if reference and len({run["setting"] for run in runs}) > 1:
+        told.append("Strategies are compared within one setting only.")
+    if any(row["personal"] for row in rows):
+        told.append("Personal models, in the mean over clients, are not compared with global ones.")
+    told += [
+        f"† {row['strategy']}: {row['diverged']} of {row['runs']} runs diverged."
+        for row in rows
+        if row["diverged"]
+    ]
+    return " ".join(told)
+
+
+def describe_spread(counts: Sequence[int], spread: Spread) -> str:
+    """Say over how many seeds means are, and what follows ±.
+
+    >>> describe_spread([3, 3], "std"), describe_spread([2, 3], "std")[-20:]
+    ('mean ± sample standard deviation over n = 3 seeds', 'ver n = 2 to 3 seeds')
+    """
+    if max(counts, default=0) <= 1:
+        return "one seed, so neither spread nor significance is known"
+    return f"mean ± {SPREADS[spread]} over n = {_write_range(counts)} seeds"
+
+
+def _write_range(values: Sequence[int]) -> str:
+    least, most = min(values), max(values)
+    return f"{most}" if least == most else f"{least} to {most}"
+
+
+def write_csv(rows: Sequence[Record], columns: Sequence[str] = ()) -> str:
+    """Return rows as CSV with a header: the given columns, or all of them.
+
+    >>> print(write_csv([{"seed": 0, "accuracy": 0.5}, {"seed": 1}]), end="")
+    seed,accuracy
+    0,0.5
+    1,
+    """
+    text = StringIO()
+    titles = columns or list(dict.fromkeys(key for row in rows for key in row))
+    writer = csv.DictWriter(text, titles, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+class Tabular(ABC):
+    """Results that can be written as tables; notebooks show them as one."""
+
+    @abstractmethod
+    def list_runs(self) -> list[dict[str, Any]]:
+        """Return a row of plain numbers for each run; accuracies are fractions."""
+
+    @abstractmethod
+    def list_rounds(self) -> list[dict[str, Any]]:
+        """Return a row for each evaluation of each run."""
+
+    def list_rows(self, rows: Rows = "runs") -> list[dict[str, Any]]:
+        """Return a row for each run, each evaluation ("rounds"), or each strategy."""
+        if rows == "strategies":
+            return summarize_runs(self.list_runs())
+        if rows not in {"runs", "rounds"}:
+            raise ConfigError(f"rows must be 'runs', 'rounds' or 'strategies', but are {rows!r}.")
+        return self.list_runs() if rows == "runs" else self.list_rounds()
+
+    def to_csv(self, path: str | Path | None = None, *, rows: Rows = "runs") -> str:
+        """Return the rows as CSV, unrounded; write them to `path` if one is given.
+
+        >>> import fednorm
+        >>> run = fednorm.simulate("fbn", rounds=2, clients=3)
+        >>> run.to_csv().splitlines()[0][:26]
+        'strategy,name,setting,seed'
+        """
+        text = write_csv(self.list_rows(rows))
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def to_pandas(self, *, rows: Rows = "runs") -> Any:
+        """Return the rows as a pandas DataFrame; needs `pip install "fednorm[pandas]"`."""
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError as error:
+            raise MissingPandasError from error
+        return pandas.DataFrame(self.list_rows(rows))
+
+    def to_latex(
+        self, *, spread: Spread = "std", against: str | None = None, test: Test = "t"
+    ) -> str:
+        r"""Return a LaTeX table of the strategies; it needs the package booktabs.
+
+        Args:
+            spread: what follows ±: the sample standard deviation or the 95 % confidence interval.
+            against: label of the strategy that others are compared with; `naive` if it was run.
+            test: "t", "permutation" or "none": how they are compared, paired over seeds.
+
+        >>> import fednorm
+        >>> run = fednorm.simulate("fbn", rounds=2, clients=3)
+        >>> run.to_latex().splitlines()[1]
+        '\\begin{table}'
+        """
+        return make_table(self.list_runs(), TableSpec(spread, against, test)).to_latex()
+
+    def _repr_html_(self) -> str:
+        return make_table(self.list_runs()).to_html() if self.list_runs() else "<p>no runs</p>"

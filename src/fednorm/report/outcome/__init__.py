@@ -1,1 +1,0 @@
-"""What a comparison shows: ranks, a headline, a verdict, agreement with published numbers."""
