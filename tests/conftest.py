@@ -41,7 +41,10 @@ def _forget_user_modules(tmp_path_factory):
     before, folders = set(sys.modules), str(tmp_path_factory.getbasetemp())
     yield
     for name in sys.modules.keys() - before:
-        if (getattr(sys.modules[name], "__file__", None) or "").startswith(folders):
+        spec = getattr(sys.modules[name], "__spec__", None)
+        # A folder without __init__.py is a module without a file.
+        places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
+        if any(place and place.startswith(folders) for place in places):
             del sys.modules[name]
     names.user_directories.clear()
 

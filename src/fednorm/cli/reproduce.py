@@ -41,6 +41,14 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is one choice)
     scale: Annotated[
         Scale, typer.Option(help="; ".join(f"{key}: {text}" for key, text in SCALES.items()))
     ] = "short",
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="rounds of every run; schedules and freezing rounds follow"),
+    ] = None,
+    panels: Annotated[
+        list[str] | None,
+        typer.Option("--panel", help="run this panel only; more than once for several"),
+    ] = None,
     settings: Set = None,
     data_dir: Annotated[Path | None, typer.Option(help="folder with your copy of the data")] = None,
     device: Annotated[str | None, typer.Option(help=option_help("device"))] = None,
@@ -69,6 +77,8 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is one choice)
 
     - `fednorm reproduce fixbn-table1 --scale full --device cuda`
 
+    - `fednorm reproduce fbn-fig3 --scale full --rounds 1000 --panel "γ = 0"`
+
     - `fednorm reproduce fbn-fig5 --partition dirichlet_unbalanced`
     """
     if listed or name is None:
@@ -79,14 +89,15 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is one choice)
     from fednorm.reproduce.run_figure import FigureRequest
 
     figure = find_figure(name)
-    changed = [*([partition] if partition else []), *(settings or [])]
+    length = [f"rounds={rounds}"] if rounds else []
+    changed = [*([partition] if partition else []), *length, *(panels or []), *(settings or [])]
     folder = out or RESULTS / name_folder("-".join([Path(name).stem, scale, *changed]))
     if figure.ring is not None:
         ring(out=folder, rounds=figure.ring.get("rounds", 100), seed=0)
         return
     given = {"data.root": data_dir, "device": device, "partition": partition}
     chosen = [f"{key}={value}" for key, value in given.items() if value is not None]
-    request = FigureRequest(name, scale, [*chosen, *(settings or [])])
+    request = FigureRequest(name, scale, [*chosen, *length, *(settings or [])], panels or ())
     run_panels(request, folder, workers, fresh=fresh)
 
 

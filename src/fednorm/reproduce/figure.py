@@ -134,13 +134,14 @@ _CLASSES, _CLIENTS, _SAMPLES, _BATCH, _STEPS = 10, 5, 12, 4, 2
 
 
 def scale_figure(
-    figure: Figure, scale: Scale, settings: Sequence[str] = ()
+    figure: Figure, scale: Scale, settings: Sequence[str] = (), titles: Sequence[str] = ()
 ) -> list[tuple[PanelSpec, Experiment]]:
     """Return the experiment of every panel at a scale, with `key=value` settings of the user.
 
-    A partition that is named without its value keeps the value that each panel has.
+    A partition that is named without its value keeps the value that each panel has. `titles` are
+    those of the panels that are wanted; none stands for those of the scale.
     """
-    panels = _keep_panels(figure, scale)
+    panels = _keep_panels(figure, scale, titles)
     before = [_collect_values(figure, panel, scale) for panel in panels]
     after = [override_settings(values, settings) for values in before]
     chosen = _choose_partitions([_find_partition(values) for values in before], after)
@@ -227,24 +228,26 @@ def _make_stand_in(data: Mapping[str, Any] | str, clients: int) -> dict[str, Any
     }
 
 
-def _keep_panels(figure: Figure, scale: Scale) -> list[PanelSpec]:
-    kept = figure.short.get("panels")
-    if scale == "short" and kept is not None:
-        titles = {panel.title for panel in figure.panels}
-        if missing := [title for title in kept if title not in titles]:
-            raise ConfigError(f"{figure.title} has no panel {missing[0]!r} to keep.")
+def _keep_panels(figure: Figure, scale: Scale, titles: Sequence[str] = ()) -> list[PanelSpec]:
+    known = [panel.title for panel in figure.panels]
+    kept = titles or (figure.short.get("panels") if scale == "short" else None)
+    if kept is not None:
+        if missing := [title for title in kept if title not in known]:
+            raise unknown(f"panel of {figure.title}", missing[0], known)
         return [panel for panel in figure.panels if panel.title in kept]
     if scale == "smoke":
         return figure.panels[:1] + figure.panels[1:][-1:]
     return figure.panels
 
 
-def describe_cuts(figure: Figure, scale: Scale, settings: Sequence[str] = ()) -> tuple[str, ...]:
+def describe_cuts(
+    figure: Figure, scale: Scale, settings: Sequence[str] = (), titles: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Say in sentences how a run differs from the paper's setting."""
     notes = (figure.note.strip(),) if figure.note else ()
-    kept = _keep_panels(figure, scale)
+    kept = _keep_panels(figure, scale, titles)
     sentences: dict[str, list[str]] = {}
-    for panel, cut in scale_figure(figure, scale, settings):
+    for panel, cut in scale_figure(figure, scale, settings, titles):
         full = build_experiment(_collect_values(figure, panel, "full"))
         for sentence in _list_differences(full, cut):
             sentences.setdefault(sentence, []).append(panel.title)

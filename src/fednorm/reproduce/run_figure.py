@@ -1,5 +1,6 @@
 """Run a figure panel by panel into a folder; finished runs are not repeated."""
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -30,11 +31,12 @@ class FigureRequest:
     name: str
     scale: Scale
     settings: Sequence[str] = ()  # `key=value`, given by the user
+    titles: Sequence[str] = ()  # of the panels; none stands for those of the scale
 
     @property
     def experiments(self) -> list[tuple[PanelSpec, Experiment]]:
         """The experiment of every panel."""
-        return scale_figure(find_figure(self.name), self.scale, self.settings)
+        return scale_figure(find_figure(self.name), self.scale, self.settings, self.titles)
 
 
 def reproduce(
@@ -45,7 +47,7 @@ def reproduce(
     `shown` opens a live view of one panel. An interrupted panel is the last one.
     """
     figure = find_figure(request.name)
-    said = describe_cuts(figure, request.scale, request.settings)
+    said = describe_cuts(figure, request.scale, request.settings, request.titles)
     panels: list[PanelResult] = []
     for spec, experiment in request.experiments:
         with shown(spec.title, experiment) as monitor:
@@ -75,8 +77,9 @@ def reproduce(
 def _make_result(
     request: FigureRequest, figure: Figure, panels: Sequence[PanelResult], said: tuple[str, ...]
 ) -> FigureResult:
-    settings = "".join(f" --set {setting}" for setting in request.settings)
-    command = f"fednorm reproduce {request.name} --scale {request.scale}"
+    settings = "".join(f" --set {shlex.quote(setting)}" for setting in request.settings)
+    titles = "".join(f" --panel {shlex.quote(title)}" for title in request.titles)
+    command = f"fednorm reproduce {request.name} --scale {request.scale}{titles}"
     own = not figure.source
     return FigureResult(
         title=figure.title,
