@@ -98,6 +98,18 @@ def test_user_settings_are_described(own):
     assert {e.rounds for _, e in scale_figure(figure, "full", ["rounds=7"])} == {7}
 
 
+def test_panels_of_the_users_choice(own):
+    figure = find_figure(own)
+    for scale in ("full", "short", "smoke"):
+        chosen = scale_figure(figure, scale, ["rounds=7"], ["γ = 0.5"])
+        assert [(p.title, e.rounds) for p, e in chosen] == [("γ = 0.5", 7)]
+    assert "Left out: γ = 0, γ = 1." in describe_cuts(figure, "full", [], ["γ = 0.5"])
+    with pytest.raises(
+        UnknownNameError, match=r"unknown panel 'γ = O'.*'γ = 0'.*Known: γ = 0, γ = 0\.5"
+    ):
+        scale_figure(figure, "full", titles=["γ = O"])
+
+
 def partitions(name, *settings):
     return [e.partition for _, e in scale_figure(find_figure(name), "full", settings)]
 
@@ -218,7 +230,7 @@ def test_mistakes_in_a_file_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"bad.toml: qestion: extra inputs"):
         find_figure(str(path))
     path.write_text(OWN.replace('panels = ["γ = 0",', 'panels = ["γ = 2",'), encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"no panel 'γ = 2' to keep"):
+    with pytest.raises(ConfigError, match=r"unknown panel 'γ = 2'; did you mean"):
         scale_figure(find_figure(str(path)), "short")
     with pytest.raises(UnknownNameError, match="did you mean 'fbn-fig3'"):
         find_figure("fbn-fig33")
@@ -255,6 +267,20 @@ def test_the_command_takes_another_partition_by_its_name(tmp_path):
     used = [panel["config"]["partition"] for panel in record["panels"]]
     assert used == ["dirichlet_unbalanced=0.3", "dirichlet_unbalanced=1"]
     assert "--set partition=dirichlet_unbalanced" in record["command"]
+
+
+@pytest.mark.slow
+def test_a_length_and_panels_of_the_users_choice_are_on_the_page(own, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    chosen = ("--rounds", "2", "--panel", "γ = 0.5", "--scale", "full", "--workers", "1")
+    assert call(own, *chosen).exit_code == 0
+    [folder] = (p for p in (tmp_path / "results").iterdir() if not p.is_symlink())
+    record = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert record["command"].endswith("--scale full --panel 'γ = 0.5' --set rounds=2")
+    assert [panel["config"]["rounds"] for panel in record["panels"]] == [2]
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "rounds = 2 instead of 40." in page
+    assert "Left out: γ = 0, γ = 1." in page
 
 
 def test_the_list_shows_all(monkeypatch):

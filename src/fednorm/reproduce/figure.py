@@ -233,7 +233,7 @@ def _keep_panels(figure: Figure, scale: Scale, titles: Sequence[str] = ()) -> li
     kept = titles or (figure.short.get("panels") if scale == "short" else None)
     if kept is not None:
         if missing := [title for title in kept if title not in known]:
-            raise unknown(f"panel of {figure.title}", missing[0], known)
+            raise unknown("panel", missing[0], known)
         return [panel for panel in figure.panels if panel.title in kept]
     if scale == "smoke":
         return figure.panels[:1] + figure.panels[1:][-1:]
