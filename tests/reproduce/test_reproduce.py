@@ -230,7 +230,7 @@ def test_mistakes_in_a_file_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"bad.toml: qestion: extra inputs"):
         find_figure(str(path))
     path.write_text(OWN.replace('panels = ["γ = 0",', 'panels = ["γ = 2",'), encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"unknown panel 'γ = 2'; did you mean"):
+    with pytest.raises(UnknownNameError, match=r"unknown panel 'γ = 2'; did you mean"):
         scale_figure(find_figure(str(path)), "short")
     with pytest.raises(UnknownNameError, match="did you mean 'fbn-fig3'"):
         find_figure("fbn-fig33")
