@@ -139,7 +139,7 @@ def scale_figure(
     """Return the experiment of every panel at a scale, with `key=value` settings of the user.
 
     A partition that is named without its value keeps the value that each panel has. `titles` are
-    those of the panels that are wanted; none stands for those of the scale.
+    those of the panels that are wanted; empty: those of the scale.
     """
     panels = _keep_panels(figure, scale, titles)
     before = [_collect_values(figure, panel, scale) for panel in panels]

@@ -31,7 +31,7 @@ class FigureRequest:
     name: str
     scale: Scale
     settings: Sequence[str] = ()  # `key=value`, given by the user
-    titles: Sequence[str] = ()  # of the panels; none stands for those of the scale
+    titles: Sequence[str] = ()  # of the panels; empty: those of the scale
 
     @property
     def experiments(self) -> list[tuple[PanelSpec, Experiment]]:
