@@ -109,3 +109,9 @@ def test_all_exceptions_have_one_root_and_one_place():
     }
     # Signals of engines, each caught where it is expected; none reaches a user.
     assert elsewhere <= {"PendingError", "UnmatchedDrawError", "_DismissedError"}
+
+
+@pytest.mark.parametrize("setting", ["seeds", "strategies"])
+def test_simulate_runs_one_strategy_with_one_seed(setting):
+    with pytest.raises(errors.ConfigError, match=f"one seed; use fednorm.compare for '{setting}'"):
+        fednorm.simulate("gn", rounds=2, clients=3, **{setting: 1})

@@ -100,6 +100,11 @@ def simulate(
     >>> simulate("gn", rounds=2, clients=3).rounds
     2
     """
+    if several := settings.keys() & {"seeds", "strategies"}:
+        raise ConfigError(
+            f"simulate runs one strategy with one seed; use fednorm.compare for {min(several)!r}, "
+            "or write seed=0."
+        )
     return compare([strategy], seeds=[seed], **settings).runs[0]
 
 
