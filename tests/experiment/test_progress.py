@@ -53,6 +53,14 @@ def test_slow_runs_write_a_line_every_ten_seconds(clock):
     assert lines[0] == "4 of 200 rounds after 0:00:12: fbn seed 0, round 4"
 
 
+def test_a_label_is_text(clock):
+    written = io.StringIO()
+    with progress.show_progress(build_experiment(SMALL), Console(file=written)) as shown:
+        clock.now += 11.0
+        shown.on_round(Event("a[/x]", 0, 1, 1.0))
+    assert "a[/x] seed 0, round 1" in written.getvalue()
+
+
 def test_runs_that_end_early_or_were_made_before_count_as_done(clock):
     lines = []
     shown = progress.PlainProgress(build_experiment(SMALL), lines.append)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from importlib.util import find_spec
 from typing import ClassVar
 
@@ -33,7 +34,8 @@ def show_progress(
 ) -> Iterator[Callback]:
     """Show how far a comparison is: bars if `console` can, else plain text in `lines`."""
     if not can_draw(console):
-        yield PlainProgress(experiment, (lines or console).print)
+        write = partial((lines or console).print, markup=False, highlight=False, soft_wrap=True)
+        yield PlainProgress(experiment, write)
         return
     bar = Progress(
         TextColumn("{task.description}", markup=False),
