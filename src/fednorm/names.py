@@ -75,8 +75,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
     if RENAMED.get(name) in names:
         return UnknownNameError(f"{kind} {name!r} is now called {RENAMED[name]!r}.")
     near = difflib.get_close_matches(name.lower(), names, n=2, cutoff=0.5)
-    hint = f" did you mean {' or '.join(map(repr, near))}?" if near else ""
-    return UnknownNameError(f"unknown {kind} {name!r};{hint} Known: {', '.join(names)}.")
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+    return UnknownNameError(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}.")
 
 
 def call_user_function(
