@@ -43,6 +43,6 @@ for _ in range(ROUNDS):
         replies.append(reply)
     state = fednorm.server_round(task, state, replies)  # and this on the server again
 
-trained = fednorm.export(task, state)
+trained = fednorm.fold(fednorm.export(task, state))
 right = (trained(data.x_test).argmax(1) == data.y_test).double().mean()
 print(f"accuracy after {ROUNDS} rounds: {right:.1%}")

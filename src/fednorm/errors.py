@@ -80,7 +80,8 @@ class MissingFlowerError(ConfigError, ImportError):
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f'{what} needs Flower, which is not installed; pip install "fednorm[flower]".'
+            f'{what} needs Flower, which is not installed; in a checkout of fednorm: '
+            'pip install ".[flower]".'
         )
 
 
@@ -89,7 +90,8 @@ class MissingPandasError(ConfigError, ImportError):
 
     def __init__(self) -> None:
         super().__init__(
-            'to_pandas needs pandas, which is not installed; pip install "fednorm[pandas]".'
+            'to_pandas needs pandas, which is not installed; in a checkout of fednorm: '
+            'pip install ".[pandas]".'
         )
 
 

@@ -1,4 +1,4 @@
-"""fednorm in your own Flower app: `pip install "fednorm[flower]"`.
+"""fednorm in your own Flower app: `pip install ".[flower]"` in a checkout.
 
 At the server, use `NormStrategy` instead of FedAvg; at the client, call `unpack` before and `pack`
 after your training loop. An evaluate function may load the arrays into the plain model; for

@@ -38,7 +38,7 @@ def byzfl():
     """byzfl's rules alone: its package would import what it needs for training as well."""
     spec = find_spec("byzfl")
     if spec is None:
-        pytest.skip("byzfl is not installed: pip install 'fednorm[peers]'")
+        pytest.skip("byzfl is not installed: pip install '.[peers]'")
     package = ModuleType("byzfl")
     package.__path__ = list(spec.submodule_search_locations)
     with pytest.MonkeyPatch.context() as patch:

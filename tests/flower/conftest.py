@@ -9,7 +9,7 @@ import pytest
 os.environ.update(FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1")
 
 if not find_spec("flwr"):
-    pytest.skip("Flower is not installed: pip install fednorm[flower]", allow_module_level=True)
+    pytest.skip("Flower is not installed: pip install '.[flower]'", allow_module_level=True)
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are put in order

@@ -33,4 +33,4 @@ def test_fednorm_works_without_flower_and_tells_what_is_missing():
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     rounds, *told = done.stdout.splitlines()
     assert rounds == "1"
-    assert sum('pip install "fednorm[flower]"' in line for line in told) == 2
+    assert sum('pip install ".[flower]"' in line for line in told) == 2

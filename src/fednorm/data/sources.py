@@ -164,7 +164,7 @@ Advance: TypeAlias = Callable[[int], None]
 TIMEOUT = 8.0  # seconds without an answer
 MOST_UNPACKED = 500_000_000  # bytes of one file; the largest of a known data set has 154 million
 _CHUNK = 1 << 20
-_AGENT = {"User-Agent": "fednorm (+https://pypi.org/project/fednorm)"}
+_AGENT = {"User-Agent": "fednorm"}
 _PATIENCE = 1800  # seconds
 
 

@@ -139,8 +139,8 @@ def require_accountant() -> None:
     """Raise ConfigError unless the accountant is installed."""
     if importlib.util.find_spec("opacus") is None:
         raise ConfigError(
-            'privacy needs the accountant of Opacus, which is not installed; pip install "fednorm'
-            '[privacy]".'
+            'privacy needs the accountant of Opacus, which is not installed; in a checkout of '
+            'fednorm: pip install ".[privacy]".'
         )
 
 

@@ -1,6 +1,6 @@
 """Loggers: rounds and evaluations for TensorBoard, Weights & Biases and MLflow.
 
-Each is an extra, such as `pip install "fednorm[tensorboard]"`. Every run of a comparison is a run
+Each is an extra, such as `pip install ".[tensorboard]"`. Every run of a comparison is a run
 there, and one that was stopped continues there. What is logged: the training loss and the bytes of
 each round, all numbers of an evaluation, and the diagnostics, if asked for.
 """
@@ -63,7 +63,7 @@ class Logger(Callback):
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"callback {self.name!r} needs {error.name}, which is not installed; "
-                f'pip install "fednorm[{self.name}]".'
+                f'in a checkout of fednorm: pip install ".[{self.name}]".'
             ) from error
         self._open[start.strategy, start.seed] = self.open_log(start, module)
 
@@ -82,7 +82,7 @@ class Logger(Callback):
 class TensorBoard(Logger):
     """Writes event files for TensorBoard, into the folder of each run.
 
-    `pip install "fednorm[tensorboard]"` installs what it needs; `tensorboard --logdir results`
+    `pip install ".[tensorboard]"` installs what it needs; `tensorboard --logdir results`
     shows all runs below that folder. A run that continues overwrites points after its last
     checkpoint.
     """
@@ -113,7 +113,7 @@ class TensorBoard(Logger):
 class WeightsAndBiases(Logger):
     """Logs to Weights & Biases; WANDB_MODE=offline keeps all on this machine.
 
-    `pip install "fednorm[wandb]"` installs what it needs. Each run is one there, in a group for the
+    `pip install ".[wandb]"` installs what it needs. Each run is one there, in a group for the
     comparison, with its settings as config; `wandb sync` sends what was logged offline. A run that
     continues is continued there.
     """
@@ -154,7 +154,7 @@ class WeightsAndBiases(Logger):
 class MLflow(Logger):
     """Logs to MLflow: to a server, or to files of this machine.
 
-    `pip install "fednorm[mlflow]"` installs what it needs. Each run is one there, with its settings
+    `pip install ".[mlflow]"` installs what it needs. Each run is one there, with its settings
     as parameters; one that continues is found by a tag. `uri` is that of a server, of a database
     (`sqlite:///runs.db`, which needs SQLAlchemy), or a folder (`file:mlruns`), which newer versions
     of MLflow take with MLFLOW_ALLOW_FILE_STORE=true.

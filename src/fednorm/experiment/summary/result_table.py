@@ -279,7 +279,7 @@ class Tabular(ABC):
         return text
 
     def to_pandas(self, *, rows: Rows = "runs") -> Any:
-        """Return the rows as a pandas DataFrame; needs `pip install "fednorm[pandas]"`."""
+        """Return the rows as a pandas DataFrame; needs `pip install ".[pandas]"`."""
         try:
             pandas = importlib.import_module("pandas")
         except ImportError as error:
