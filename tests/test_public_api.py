@@ -89,7 +89,7 @@ def test_flower_without_flower_says_what_to_install():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout.strip() == (
-        'fednorm.flower needs Flower, which is not installed; in a checkout of fednorm: '
+        "fednorm.flower needs Flower, which is not installed; in a checkout of fednorm: "
         'pip install ".[flower]".'
     )
 

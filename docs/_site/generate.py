@@ -29,7 +29,7 @@ PAGES = dict[str, tuple[str, str]]  # title and text, by place
 
 # The names of the API, by page; a test asks that none is missing.
 API = {
-    "Run and compare": ["compare", "simulate", "load"],
+    "Run and compare": ["compare", "simulate", "load", "Comparison", "RunResult", "Evaluation"],
     "Convert, fold, calibrate": ["convert", "fold", "calibrate"],
     "Your loop": [
         "Task", "broadcast", "client_round", "server_round", "export", "Batches", "Broadcast",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fednorm.engines.calibration import calibrate
     from fednorm.experiment.callbacks import create_callback, list_callbacks
     from fednorm.experiment.callbacks.base import Callback
+    from fednorm.experiment.results import Comparison, Evaluation, RunResult
     from fednorm.models import create_model, list_models
     from fednorm.nn.folding import fold
     from fednorm.strategies import convert, create_strategy, list_strategies
@@ -43,10 +44,13 @@ __all__ = [
     "Callback",
     "Claim",
     "ClientState",
+    "Comparison",
+    "Evaluation",
     "FednormError",
     "Moments",
     "Privacy",
     "Reply",
+    "RunResult",
     "ServerState",
     "Task",
     "broadcast",
@@ -99,6 +103,7 @@ _find_export = export_lazily(
         "fednorm.engines.calibration": "calibrate",
         "fednorm.experiment.callbacks": "create_callback list_callbacks",
         "fednorm.experiment.callbacks.base": "Callback",
+        "fednorm.experiment.results": "Comparison Evaluation RunResult",
         "fednorm.models": "create_model list_models",
         "fednorm.nn.folding": "fold",
         "fednorm.strategies": "convert create_strategy list_strategies",

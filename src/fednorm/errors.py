@@ -80,7 +80,7 @@ class MissingFlowerError(ConfigError, ImportError):
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f'{what} needs Flower, which is not installed; in a checkout of fednorm: '
+            f"{what} needs Flower, which is not installed; in a checkout of fednorm: "
             'pip install ".[flower]".'
         )
 
@@ -90,7 +90,7 @@ class MissingPandasError(ConfigError, ImportError):
 
     def __init__(self) -> None:
         super().__init__(
-            'to_pandas needs pandas, which is not installed; in a checkout of fednorm: '
+            "to_pandas needs pandas, which is not installed; in a checkout of fednorm: "
             'pip install ".[pandas]".'
         )
 

@@ -116,7 +116,7 @@ def test_mlflow_gets_parameters_and_metrics(done, package, tmp_path):
 def test_what_is_missing_is_told_before_the_first_round(name, monkeypatch):
     package = {"tensorboard": "torch.utils.tensorboard"}.get(name, name)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(CallbackError, match=rf"pip install \"fednorm\[{name}\]\""):
+    with pytest.raises(CallbackError, match=rf"pip install \".\[{name}\]\""):
         fednorm.compare(["gn"], callbacks=[name], **SMALL)
 
 

@@ -197,7 +197,7 @@ def test_the_error_without_pandas_says_what_to_install(monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(importlib, "import_module", find)
-    with pytest.raises(MissingPandasError, match=r'pip install "fednorm\[pandas\]"'):
+    with pytest.raises(MissingPandasError, match=r'pip install ".\[pandas\]"'):
         three_strategies().to_pandas()
 
 

@@ -41,6 +41,8 @@ class Evaluation:
     Where a strategy keeps personal parts there is no global model: `accuracy` is then the mean
     over clients, each on its own test split or, with `evaluate = "global"`, on all test samples.
     Clients that have not trained yet count as well, with the personal layers of `unseen_init`.
+    >>> Evaluation(round=10, accuracy=0.98, loss=0.1, train_loss=0.05).accuracy
+    0.98
     """
 
     round: int
@@ -98,7 +100,13 @@ class Event:
 
 @dataclass(frozen=True)
 class RunResult(Tabular):
-    """One strategy with one seed."""
+    """One strategy with one seed: what `simulate` returns, and `Comparison.runs` holds.
+
+    >>> import fednorm
+    >>> run = fednorm.simulate("gn", rounds=4, clients=3, eval_every=2)
+    >>> [test.round for test in run.history], run.status, run.model().training
+    ([2, 4], 'finished', False)
+    """
 
     strategy: str  # the label: the name, or what the config calls it
     seed: int
@@ -137,13 +145,9 @@ class RunResult(Tabular):
         return result
 
     def model(self, *, client: ClientId | None = None) -> nn.Module:
-        """Return the trained model in evaluation mode, of torch's layers where possible.
+        """Return a copy of the trained model in evaluation mode, of torch's layers where possible.
 
-        Every call returns another copy; `client` says whose, where clients keep layers themselves.
-
-        >>> import fednorm
-        >>> fednorm.simulate("fbn", rounds=2, clients=3).model().training
-        False
+        `client` says whose, where clients keep layers themselves.
         """
         if self.status in {"diverged", "interrupted"}:
             said = "has diverged" if self.status == "diverged" else "was interrupted"
@@ -228,7 +232,13 @@ class Summary:
 
 @dataclass(frozen=True)
 class Comparison(Tabular):
-    """The runs of all strategies and seeds."""
+    """The runs of all strategies and seeds: what `compare` returns.
+
+    >>> import fednorm
+    >>> result = fednorm.compare(["naive", "gn"], rounds=2, clients=3, seeds=2)
+    >>> [row.strategy for row in result.summaries()], len(result.runs)
+    (['naive', 'gn'], 4)
+    """
 
     config: dict[str, Any]
     environment: dict[str, str]
@@ -274,12 +284,12 @@ class Comparison(Tabular):
 
     def list_runs(self) -> list[dict[str, Any]]:
         """Return a row for each run, with its strategy's registered name and own setting."""
-        entries = {run.strategy: self.find_entry(run.strategy) for run in self.runs}
-        about = {
-            label: {"name": entry.get("name") or label, "setting": _write_setting(entry)}
-            for label, entry in entries.items()
-        }
-        return [{**row, **about[run.strategy]} for run in self.runs for row in run.list_runs()]
+        rows = []
+        for run in self.runs:
+            entry = self.find_entry(run.strategy)
+            about = {"name": entry.get("name") or run.strategy, "setting": _write_setting(entry)}
+            rows += [{**row, **about} for row in run.list_runs()]
+        return rows
 
     def list_rounds(self) -> list[dict[str, Any]]:
         """Return a row for each evaluation of each run."""
@@ -295,11 +305,10 @@ class Comparison(Tabular):
 
     def summaries(self) -> list[Summary]:
         """Return one summary for each strategy, in the order in which they were run."""
-        labels = dict.fromkeys(run.strategy for run in self.runs)
-        return [
-            _summarize(label, tuple(r for r in self.runs if r.strategy == label))
-            for label in labels
-        ]
+        by_label: dict[str, list[RunResult]] = {}
+        for run in self.runs:
+            by_label.setdefault(run.strategy, []).append(run)
+        return [_summarize(label, tuple(runs)) for label, runs in by_label.items()]
 
 
 def _write_setting(entry: Mapping[str, Any]) -> str:
@@ -322,9 +331,7 @@ def replace_nan(value: Any) -> Any:
         return value if isfinite(value) else None
     if isinstance(value, dict):
         return {key: replace_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [replace_nan(item) for item in value]
-    return value
+    return [replace_nan(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _summarize(label: str, runs: tuple[RunResult, ...]) -> Summary:

@@ -139,7 +139,7 @@ def require_accountant() -> None:
     """Raise ConfigError unless the accountant is installed."""
     if importlib.util.find_spec("opacus") is None:
         raise ConfigError(
-            'privacy needs the accountant of Opacus, which is not installed; in a checkout of '
+            "privacy needs the accountant of Opacus, which is not installed; in a checkout of "
             'fednorm: pip install ".[privacy]".'
         )
 
