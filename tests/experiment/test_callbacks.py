@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from math import nan
 
@@ -192,6 +193,29 @@ def test_early_stopping_says_what_is_wrong(fields, text):
 def test_a_metric_that_evaluations_do_not_have_is_told():
     with pytest.raises(CallbackError, match=r"early_stopping failed .*'worst', but .* have none"):
         fednorm.compare(["gn"], callbacks=["early_stopping(metric=worst)"], **SMALL)
+
+
+class Slow(Notes):
+    """Is slow to fail at its first start."""
+
+    def on_start(self, start):
+        if self.failing:
+            time.sleep(2.0)
+            raise OSError("the server cannot be reached")
+        super().on_start(start)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_run_is_made_before_a_callback_has_heard_of_its_start(workers, tmp_path):
+    notes, more = Slow(), {"strategies": ["gn", "fbn"], "out": tmp_path, "workers": workers}
+    notes.failing = True
+    with pytest.raises(CallbackError, match=r"Slow failed in on_start .*before round 1"):
+        fednorm.compare(callbacks=[notes], **{**SMALL, **more})
+    assert not list(tmp_path.glob("runs/*/run.json"))
+    notes.failing = False
+    fednorm.compare(callbacks=[notes], **{**SMALL, **more})
+    assert {what for what, *_ in notes.told} == {"start", "round", "evaluation", "end"}
 
 
 @pytest.mark.slow

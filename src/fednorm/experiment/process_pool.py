@@ -34,6 +34,7 @@ from fednorm.objects import keep_objects, list_held
 from fednorm.system import is_stopped
 
 _POLL = 0.2  # seconds between looks at the workers
+_UNHEARD = "the start was not heard"
 
 Told: TypeAlias = RunStart | Event | RunResult
 
@@ -124,26 +125,33 @@ class _StopWorker:
 class _Forward(Callback):
     """Tells the parent's callbacks of a run, and waits for the answer if one may end it.
 
-    The answer is the name of the callback that ends the run, which it takes for its own.
+    The answer is the name of the callback that ends the run, which it takes for its own. A start is
+    always waited for: a callback that fails there has heard nothing of the run.
     """
 
     def on_start(self, start: RunStart) -> None:
         """Tell of a start."""
         self._send(start)
+        if self._wait() == _UNHEARD:
+            raise WorkerError("a callback failed at the start of this run.")
 
     def on_round(self, event: Event) -> bool:
         """Tell of a round; return whether the run ends."""
         self._send(event)
-        answers: Connection = _shared["answers"][_shared["place"]]
-        while _shared["waits"] and not answers.poll(_POLL):
-            if _shared["orphaned"].is_set():
-                os._exit(1)  # the round is repeated from the last checkpoint, and decided then
-        self.name = answers.recv() or "" if _shared["waits"] else ""
+        self.name = self._wait() if _shared["waits"] else ""
         return bool(self.name)
 
     def on_end(self, result: RunResult) -> None:
         """Tell of an end."""
         self._send(result)
+
+    @staticmethod
+    def _wait() -> str:
+        answers: Connection = _shared["answers"][_shared["place"]]
+        while not answers.poll(_POLL):
+            if _shared["orphaned"].is_set():
+                os._exit(1)  # the round is repeated from the last checkpoint, and decided then
+        return answers.recv() or ""
 
     @staticmethod
     def _send(told: Told) -> None:
@@ -171,12 +179,12 @@ class _Ear:
         """Tell the callbacks all that has arrived, or answer only; wait for the first."""
         while self.receiver.poll(seconds):
             place, told = self.receiver.recv()
-            seconds, ended = 0.0, None
+            seconds, answer = 0.0, _UNHEARD if isinstance(told, RunStart) else None
             try:
-                ended = self._tell(told) if heard else None
+                answer = self._tell(told) if heard else answer
             finally:
-                if self.monitor.decides and isinstance(told, Event):
-                    self.answers[place].send(ended)
+                if isinstance(told, RunStart) or (self.monitor.decides and isinstance(told, Event)):
+                    self.answers[place].send(answer)
 
     def _tell(self, told: Told) -> str | None:
         if isinstance(told, Event):
