@@ -12,7 +12,7 @@ from fednorm.core.strategy import Strategy
 from fednorm.core.types import ClientId
 from fednorm.errors import ConfigError
 from fednorm.experiment.callbacks import parse_callbacks
-from fednorm.experiment.callbacks.base import Follower, Monitor, describe_callback
+from fednorm.experiment.callbacks.base import Follower, Monitor, check_callback, describe_callback
 from fednorm.experiment.callbacks.progress import can_draw, show_progress
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.extension import extend_folder
@@ -63,7 +63,7 @@ def compare(  # noqa: PLR0913 (each option is one choice)
     if strategies is not None:
         settings["strategies"] = list(strategies)
     callbacks = parse_callbacks(callbacks)
-    objects = [one for one in callbacks if not isinstance(one, str | Mapping)]
+    objects = [check_callback(one) for one in callbacks if not isinstance(one, str | Mapping)]
     deciding = [one for one in objects if not getattr(one, "observes", False)]
     named = [one for one in callbacks if isinstance(one, str | Mapping)]
     settings["callbacks"] = [*named, *map(describe_callback, deciding)]

@@ -74,6 +74,7 @@ def of_run(notes, strategy, seed=0):
 def mine(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
+    sys.modules.pop("mine", None)  # whatever another test has imported by this name
     yield tmp_path
     sys.modules.pop("mine", None)
 
@@ -188,6 +189,17 @@ def test_early_stopping_waits_for_an_improvement(fields, values, end):
 def test_early_stopping_says_what_is_wrong(fields, text):
     with pytest.raises(ValueError, match=text):
         create_callback("early_stopping", **fields)
+
+
+@pytest.mark.parametrize("given", [3, object(), Notes])
+def test_what_cannot_follow_runs_is_refused(given):
+    with pytest.raises(ConfigError, match=r"is no callback: it has none of|is a class; a callback"):
+        fednorm.compare(["gn"], callbacks=[given], **SMALL)
+
+
+def test_a_named_class_that_cannot_follow_runs_is_refused():
+    with pytest.raises(ConfigError, match=r"Fraction\(0, 1\) is no callback"):
+        fednorm.compare(["gn"], callbacks=["fractions:Fraction"], **SMALL)
 
 
 def test_a_metric_that_evaluations_do_not_have_is_told():

@@ -146,7 +146,7 @@ def follow(named: Sequence[Spec], monitor: Monitor) -> Monitor:
     """
     given = [describe_callback(callback) for callback in monitor.callbacks]
     new = [spec for spec in named if spec.model_dump() not in given]
-    made = [create_callback(spec.name, **spec.fields) for spec in new]
+    made = [check_callback(create_callback(spec.name, **spec.fields)) for spec in new]
     return replace(monitor, callbacks=(*monitor.callbacks, *made))
 
 
@@ -166,6 +166,23 @@ def describe_callback(callback: Follower) -> dict[str, Any]:
         defaults = {field.name: field.default for field in fields(callback)}
         return {"name": known, **{k: v for k, v in given.items() if v != defaults[k]}}
     return {"name": f"{OBJECT}{kind.__module__}.{getattr(kind, '__qualname__', '')}"}
+
+
+def check_callback(callback: Any) -> Any:
+    """Return an object if it can follow runs; raise ConfigError otherwise.
+
+    >>> check_callback(3)
+    Traceback (most recent call last):
+    fednorm.errors.ConfigError: 3 is no callback: it has none of the methods on_start, ...
+    """
+    if isinstance(callback, type):
+        raise ConfigError(f"{callback.__name__} is a class; a callback is an object of it.")
+    if not (_has_hooks(callback) or callable(callback)):
+        raise ConfigError(
+            f"{callback!r:.80} is no callback: it has none of the methods {', '.join(_HOOKS)}, "
+            "and is no function of a round."
+        )
+    return callback
 
 
 def _has_hooks(callback: Follower) -> bool:
