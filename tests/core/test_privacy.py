@@ -471,5 +471,5 @@ def test_a_state_that_is_not_finite_ends_the_run_by_name():
 
 def test_a_missing_accountant_is_a_sentence(monkeypatch):
     monkeypatch.setattr(private.importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(ConfigError, match=r'not installed; pip install "fednorm\[privacy\]"'):
+    with pytest.raises(ConfigError, match=r'not installed; .* pip install "\.\[privacy\]"'):
         Privacy(**SETTINGS).find_epsilon(1, statistics=True)
