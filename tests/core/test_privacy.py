@@ -375,10 +375,17 @@ def test_two_releases_cost_what_two_mechanisms_cost_at_full_participation():
     used = Privacy(1.0, 2.0, 10, noise_statistics=3.0, delta=1e-5)
     accountant = RDPAccountant()
     accountant.history = [(2.0, 1.0, 20), (3.0, 1.0, 20)]
-    orders = private._list_orders(1.0)
+    orders = used._list_orders(1.0)
     assert used.find_epsilon(20, statistics=True) == pytest.approx(
         accountant.get_epsilon(1e-5, alphas=orders), rel=1e-9
     )
+
+
+def test_more_noise_never_costs_more_where_all_clients_take_part():
+    found = [
+        Privacy(1.0, noise, 10).find_epsilon(5000, statistics=False) for noise in (9.99, 10, 10.01)
+    ]
+    assert found == sorted(found, reverse=True)
 
 
 @pytest.mark.slow

@@ -48,7 +48,8 @@ log = logging.getLogger("fednorm")
 _EPS = 1e-5  # added to variances, as BatchNorm does: smaller ones are invisible to it
 _LARGEST = 30.0  # logarithm of a ratio of variances, so that its exponential is finite
 # Of Rényi divergences, from which the accountant takes the best. Small ones are the best where the
-# noise is small; where it is large, the accountant takes seconds for each that is not whole.
+# noise is small; where it is large and clients are sampled, it takes seconds for each that is not
+# whole: ε is an upper bound all the same, but a looser one.
 _WHOLE = (*range(2, 64), 72, 96, 128, 192, 256, 512, 1024)
 _BROKEN = tuple(1 + x / 10 for x in range(1, 100) if x % 10)
 _LARGE_NOISE = 10.0
@@ -127,12 +128,14 @@ class Privacy:
         accountant.history = [(multiplier, self.rate, rounds)] if rounds else []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the best order is the first or the last
-            epsilon = float(accountant.get_epsilon(self.delta, alphas=_list_orders(multiplier)))
+            epsilon = float(
+                accountant.get_epsilon(self.delta, alphas=self._list_orders(multiplier))
+            )
         return max(epsilon, 0.0) if math.isfinite(epsilon) else None
 
-
-def _list_orders(multiplier: float) -> list[float]:
-    return [*(_BROKEN if multiplier < _LARGE_NOISE else ()), *_WHOLE]
+    def _list_orders(self, multiplier: float) -> list[float]:
+        costly = self.rate < 1 and multiplier >= _LARGE_NOISE
+        return [*(() if costly else _BROKEN), *_WHOLE]
 
 
 def require_accountant() -> None:
