@@ -17,38 +17,8 @@ from importlib.metadata import EntryPoint
 from typing import Any, Generic, TypeVar
 
 from fednorm.errors import ConfigError, UnknownNameError
-from fednorm.names import (
-    RENAMED,
-    call_user_function,
-    check_allowed,
-    find_function,
-    find_plugin,
-    importable_directory,
-    list_arguments,
-    list_plugins,
-    name_class,
-    unknown,
-)
+from fednorm.names import find_plugin, list_plugins, name_class, unknown
 from fednorm.objects import OBJECT
-
-__all__ = [
-    "RENAMED",
-    "Registry",
-    "call_user_function",
-    "check_allowed",
-    "export_lazily",
-    "find_function",
-    "find_plugin",
-    "format_call",
-    "held",
-    "importable_directory",
-    "is_config",
-    "list_arguments",
-    "param",
-    "parse_call",
-    "split_outside",
-    "unknown",
-]
 
 T = TypeVar("T")
 

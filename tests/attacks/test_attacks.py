@@ -9,15 +9,9 @@ import torch
 
 from fednorm import ClientState, Reply, broadcast, client_round
 from fednorm.algorithms import create_algorithm
-from fednorm.attacks import (
-    ATTACKS,
-    Adversary,
-    DataAttack,
-    DataInfo,
-    apply_attack,
-    choose_byzantine,
-    create_attack,
-)
+from fednorm.attacks import ATTACKS, DataAttack, create_attack
+from fednorm.attacks.adversary import Adversary, apply_attack, choose_byzantine
+from fednorm.attacks.base import DataInfo
 from fednorm.attacks.omniscient import choose_z
 from support import ToyClients, task_of
 

@@ -14,7 +14,8 @@ from torch import nn
 from fednorm import ClientState, broadcast, client_round
 from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import create_algorithm
-from fednorm.attacks import Adversary, apply_attack, create_attack, find_tracked_layers
+from fednorm.attacks import create_attack
+from fednorm.attacks.adversary import Adversary, apply_attack, find_tracked_layers
 from fednorm.core.messages import Batches
 from fednorm.core.task import Task
 from fednorm.engines.base import Faults

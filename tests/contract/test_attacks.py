@@ -9,7 +9,9 @@ import torch
 
 from fednorm.aggregators import AGGREGATORS, PRE_AGGREGATORS, create_aggregator
 from fednorm.algorithms import create_algorithm
-from fednorm.attacks import ATTACKS, Adversary, DataInfo, create_attack
+from fednorm.attacks import ATTACKS, create_attack
+from fednorm.attacks.adversary import Adversary
+from fednorm.attacks.base import DataInfo
 from fednorm.contract import CHECKS, examine_plugin
 from fednorm.core.task import Task
 from fednorm.engines.base import Faults, PoisonedClients

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fednorm.data.partition import PARTITIONS, create_partition, match_groups, match_test, partition
-from fednorm.data.partition.base import Partition
+from fednorm.data.partition import PARTITIONS, create_partition, partition
+from fednorm.data.partition.base import Partition, match_groups, match_test
 from fednorm.data.partition.feature_shift import KINDS
 from fednorm.data.partition.label_skew import (
     Dirichlet,

@@ -12,7 +12,7 @@ import pytest
 
 from docs.pages import PAGES, ROOT, list_blocks, list_spans, name_of, read_prose
 from docs.regenerate import DOCTOR, EXAMPLE, render_example
-from fednorm import registry
+from fednorm import names
 from fednorm.cli.listing import read_docstring
 from fednorm.doctor.findings import Statistics
 from fednorm.strategies import STRATEGIES
@@ -148,7 +148,7 @@ def test_the_words_of_comments_and_texts_in_code_are_the_same(folder):
 
 def test_the_changelog_names_every_renamed_name():
     page = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    for old, new in registry.RENAMED.items():
+    for old, new in names.RENAMED.items():
         assert re.search(rf"^\|.*\| `{old}`.* \| `{new}`.* \|$", page, re.MULTILINE), old
 
 

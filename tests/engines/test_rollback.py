@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fednorm.algorithms import create_algorithm
-from fednorm.attacks import Adversary, create_attack
+from fednorm.attacks import create_attack
+from fednorm.attacks.adversary import Adversary
 from fednorm.core.messages import ServerState
 from fednorm.engines.base import Faults, train_clients
 from fednorm.engines.loop import _Rollback, rounds

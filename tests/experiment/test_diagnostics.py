@@ -17,7 +17,7 @@ from fednorm.cli import app
 from fednorm.core.messages import LayerStats, RejectedReply, Reply, RunningStats
 from fednorm.core.moments import Moments
 from fednorm.engines import loop
-from fednorm.experiment.callbacks import Callback
+from fednorm.experiment.callbacks.base import Callback
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.diagnostics import (
     WINDOW,

@@ -16,7 +16,7 @@ from fednorm.experiment.schema.load import (
     read_toml,
 )
 from fednorm.experiment.schema.specs import OWN_SETTINGS
-from fednorm.registry import RENAMED
+from fednorm.names import RENAMED
 from fednorm.strategies import STRATEGIES
 
 KEYS = {old: new for old, new in RENAMED.items() if new in Experiment.model_fields}

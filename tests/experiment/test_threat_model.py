@@ -9,7 +9,8 @@ import torch
 
 import fednorm
 from fednorm.algorithms import create_algorithm
-from fednorm.attacks import Adversary, choose_byzantine, create_attack
+from fednorm.attacks import create_attack
+from fednorm.attacks.adversary import Adversary, choose_byzantine
 from fednorm.engines import loop
 from fednorm.engines.base import ATTEMPTS, Faults
 from fednorm.errors import ConfigError, NonFiniteLossError, NoUsableReplyError

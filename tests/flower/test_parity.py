@@ -9,7 +9,8 @@ from PIL import Image
 
 from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import create_algorithm
-from fednorm.attacks import ATTACKS, Adversary
+from fednorm.attacks import ATTACKS
+from fednorm.attacks.adversary import Adversary
 from fednorm.core.messages import download_bytes, upload_bytes
 from fednorm.core.round import broadcast, client_round
 from fednorm.engines.base import Faults

@@ -13,7 +13,8 @@ import fednorm
 from fednorm import ClientState, broadcast, client_round, server_round
 from fednorm.aggregators import create_aggregator
 from fednorm.algorithms import create_algorithm
-from fednorm.attacks import Adversary, create_attack
+from fednorm.attacks import create_attack
+from fednorm.attacks.adversary import Adversary
 from fednorm.core.task import export
 from fednorm.engines.base import Faults
 from fednorm.engines.evaluation import Transport, calibrate_for_test

@@ -7,16 +7,15 @@ in their order, then a rule.
 from typing import TYPE_CHECKING, Any
 
 from fednorm.errors import ConfigError
-from fednorm.registry import Registry, export_lazily, format_call, parse_call
+from fednorm.registry import Registry, format_call, parse_call
 
 if TYPE_CHECKING:
-    from fednorm.aggregators.base import Pipeline, PreAggregator, Rule
+    from fednorm.aggregators.base import PreAggregator, Rule
     from fednorm.core.aggregation import Aggregator
 
 __all__ = [
     "AGGREGATORS",
     "PRE_AGGREGATORS",
-    "Pipeline",
     "check_client_count",
     "create_aggregator",
     "format_aggregator",
@@ -49,8 +48,6 @@ PRE_AGGREGATORS: "Registry[PreAggregator]" = Registry(
     },
     "fednorm.aggregators.base:PreAggregator",
 )
-
-__getattr__ = export_lazily(__name__, {"fednorm.aggregators.base": "Pipeline"})
 
 
 def create_aggregator(text: str, f: int = 0) -> "Aggregator":

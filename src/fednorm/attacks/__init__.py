@@ -5,30 +5,9 @@ from typing import TYPE_CHECKING, Any
 from fednorm.registry import Registry, export_lazily
 
 if TYPE_CHECKING:
-    from fednorm.attacks.adversary import (
-        Adversary,
-        TrackedLayer,
-        apply_attack,
-        choose_byzantine,
-        find_tracked_layers,
-    )
-    from fednorm.attacks.base import Attack, DataAttack, DataInfo
-    from fednorm.attacks.simple import Backdoor
+    from fednorm.attacks.base import Attack, DataAttack
 
-__all__ = [
-    "ATTACKS",
-    "Adversary",
-    "Attack",
-    "Backdoor",
-    "DataAttack",
-    "DataInfo",
-    "TrackedLayer",
-    "apply_attack",
-    "choose_byzantine",
-    "create_attack",
-    "find_tracked_layers",
-    "list_attacks",
-]
+__all__ = ["ATTACKS", "Attack", "DataAttack", "create_attack", "list_attacks"]
 
 ATTACKS: "Registry[Attack]" = Registry(
     "attack",
@@ -47,16 +26,7 @@ ATTACKS: "Registry[Attack]" = Registry(
     "fednorm.attacks.base:Attack",
 )
 
-__getattr__ = export_lazily(
-    __name__,
-    {
-        "fednorm.attacks.simple": "Backdoor",
-        "fednorm.attacks.base": "Attack DataAttack DataInfo",
-        "fednorm.attacks.adversary": (
-            "Adversary TrackedLayer apply_attack choose_byzantine find_tracked_layers"
-        ),
-    },
-)
+__getattr__ = export_lazily(__name__, {"fednorm.attacks.base": "Attack DataAttack"})
 
 
 def create_attack(name: str, **fields: Any) -> "Attack":

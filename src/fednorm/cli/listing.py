@@ -27,8 +27,8 @@ from fednorm.data.partition import PARTITIONS
 from fednorm.experiment.callbacks import CALLBACKS
 from fednorm.experiment.schema.config import Experiment
 from fednorm.models import MODELS
-from fednorm.names import find_plugin, find_source, name_package, warn_once
-from fednorm.registry import Registry, unknown
+from fednorm.names import find_plugin, find_source, name_package, unknown, warn_once
+from fednorm.registry import Registry
 from fednorm.report.format import Column, format_toml, make_table
 from fednorm.strategies import STRATEGIES
 

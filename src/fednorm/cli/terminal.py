@@ -19,7 +19,7 @@ from click.exceptions import NoSuchOption
 from rich.console import Console
 from typer.core import TyperCommand
 
-from fednorm.registry import RENAMED
+from fednorm.names import RENAMED
 
 if TYPE_CHECKING:
     pass

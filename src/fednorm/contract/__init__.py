@@ -23,8 +23,8 @@ from fednorm.data.partition import PARTITIONS, create_partition
 from fednorm.errors import ConfigError, ContractError, FednormError
 from fednorm.experiment.schema.specs import create_entry
 from fednorm.models import MODELS, create_model
-from fednorm.names import find_plugin
-from fednorm.registry import Registry, parse_call, unknown
+from fednorm.names import find_plugin, unknown
+from fednorm.registry import Registry, parse_call
 from fednorm.strategies import STRATEGIES
 from fednorm.system import limit_threads
 

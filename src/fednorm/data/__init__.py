@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from fednorm.names import call_user_function
 from fednorm.objects import OBJECT, find_object
-from fednorm.registry import Registry, call_user_function, export_lazily, is_config
+from fednorm.registry import Registry, export_lazily, is_config
 
 if TYPE_CHECKING:
     from fednorm.data.dataset import Dataset, DatasetConfig
     from fednorm.data.given_data import GivenData
 
-__all__ = ["DATASETS", "Dataset", "DatasetConfig", "list_datasets", "load_dataset"]
+__all__ = ["DATASETS", "Dataset", "list_datasets", "load_dataset"]
 
 DATASETS: "Registry[DatasetConfig]" = Registry(
     "data set",
@@ -34,7 +35,7 @@ DATASETS: "Registry[DatasetConfig]" = Registry(
     "fednorm.data.dataset:DatasetConfig",
 )
 
-__getattr__ = export_lazily(__name__, {"fednorm.data.dataset": "Dataset DatasetConfig"})
+__getattr__ = export_lazily(__name__, {"fednorm.data.dataset": "Dataset"})
 
 
 def load_dataset(name: str, seed: int, **fields: Any) -> "Dataset":

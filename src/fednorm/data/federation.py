@@ -15,15 +15,8 @@ from fednorm.core.messages import Batches
 from fednorm.core.random_streams import Stream, make_rng
 from fednorm.core.types import ClientId
 from fednorm.data.dataset import Dataset
-from fednorm.data.partition import (
-    PARTITIONS,
-    Indices,
-    Partition,
-    create_partition,
-    match_groups,
-    match_test,
-    partition,
-)
+from fednorm.data.partition import PARTITIONS, Partition, create_partition, partition
+from fednorm.data.partition.base import Indices, match_groups, match_test
 from fednorm.data.partition.feature_shift import FeatureShift
 from fednorm.data.partition.label_skew import (
     Dirichlet,

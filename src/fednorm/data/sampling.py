@@ -10,7 +10,7 @@ from itertools import chain, islice, pairwise
 import numpy as np
 
 from fednorm.core.random_streams import Stream
-from fednorm.data.partition import Indices
+from fednorm.data.partition.base import Indices
 
 _WORD = 2**32
 

@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednorm.attacks import Adversary, DataAttack, DataInfo
+from fednorm.attacks import DataAttack
+from fednorm.attacks.adversary import Adversary
+from fednorm.attacks.base import DataInfo
 from fednorm.core.layer import Exchange, PendingError, Replay, Solo, answer_exchange
 from fednorm.core.messages import (
     LARGEST,

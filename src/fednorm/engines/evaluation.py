@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from fednorm.attacks import Adversary, apply_attack
+from fednorm.attacks.adversary import Adversary, apply_attack
 from fednorm.core.algorithm import Loss
 from fednorm.core.layer import RoundContext
 from fednorm.core.layout import find_kinds

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from fednorm.attacks import apply_attack, find_tracked_layers
+from fednorm.attacks.adversary import apply_attack, find_tracked_layers
 from fednorm.core.messages import (
     Batches,
     Broadcast,

@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from fednorm.algorithms.fedavg import FedAvg
-from fednorm.attacks import Adversary, Backdoor, DataInfo, choose_byzantine
+from fednorm.attacks.adversary import Adversary, choose_byzantine
+from fednorm.attacks.base import DataInfo
+from fednorm.attacks.simple import Backdoor
 from fednorm.core.replies.privacy import Privacy, require_accountant
 from fednorm.core.task import Task
 from fednorm.data import Dataset, load_dataset

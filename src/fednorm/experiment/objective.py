@@ -31,9 +31,9 @@ from fednorm.engines.evaluation import score
 from fednorm.errors import ConfigError, ConversionError
 from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.specs import Spec
+from fednorm.names import find_plugin, importable_directory
 from fednorm.nn.copies import copy_model, refuse_uncopyable
 from fednorm.objects import OBJECT, find_object, hash_parts
-from fednorm.registry import find_plugin, importable_directory
 from fednorm.strategies.dualbn import DualBN
 
 log = logging.getLogger("fednorm")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Protocol
 
-from fednorm.attacks import Backdoor
+from fednorm.attacks.simple import Backdoor
 from fednorm.core.messages import Batches, ClientState, ServerState
 from fednorm.core.replies.secure_sum import FEWEST
 from fednorm.core.round import broadcast, find_remedy

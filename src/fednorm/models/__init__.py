@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fednorm.registry import Registry, call_user_function, export_lazily, is_config
+from fednorm.names import call_user_function
+from fednorm.registry import Registry, is_config
 
 if TYPE_CHECKING:
     from torch import nn
 
     from fednorm.models.base import ModelConfig
 
-__all__ = ["MODELS", "ModelConfig", "create_model", "list_models"]
+__all__ = ["MODELS", "create_model", "list_models"]
 
 MODELS: "Registry[ModelConfig]" = Registry(
     "model",
@@ -30,8 +31,6 @@ MODELS: "Registry[ModelConfig]" = Registry(
     },
     "fednorm.models.base:ModelConfig",
 )
-
-__getattr__ = export_lazily(__name__, {"fednorm.models.base": "ModelConfig"})
 
 
 def create_model(

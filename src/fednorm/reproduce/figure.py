@@ -14,7 +14,7 @@ from fednorm.errors import ConfigError
 from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.load import build_experiment, override_settings, read_toml
 from fednorm.experiment.schema.specs import merge_tables
-from fednorm.registry import unknown
+from fednorm.names import unknown
 from fednorm.report.format import flatten
 
 

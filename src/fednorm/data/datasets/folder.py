@@ -29,7 +29,8 @@ from fednorm.data.image_files import (
 )
 from fednorm.data.transforms import BatchTransform
 from fednorm.errors import DamagedDataError, MissingDataError
-from fednorm.registry import param, unknown
+from fednorm.names import unknown
+from fednorm.registry import param
 
 GRAY, COLOR = 1, 3
 

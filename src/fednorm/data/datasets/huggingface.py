@@ -21,7 +21,8 @@ from fednorm.data.decoder import to_array
 from fednorm.data.image_dataset import ImageDataset, check_share, make_dataset, split
 from fednorm.data.sources import show_progress
 from fednorm.errors import MissingDataError
-from fednorm.registry import param, unknown
+from fednorm.names import unknown
+from fednorm.registry import param
 
 TEST_PARTS = ("test", "validation", "valid", "val")
 

@@ -11,16 +11,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from fednorm.data.partition.base import Indices, Partition, match_groups, match_test
+    from fednorm.data.partition.base import Indices, Partition
 
 __all__ = [
     "PARTITIONS",
-    "Indices",
     "Partition",
     "create_partition",
     "list_partitions",
-    "match_groups",
-    "match_test",
     "partition",
     "rename_partition",
 ]
@@ -40,9 +37,7 @@ PARTITIONS: "Registry[Partition]" = Registry(
     "fednorm.data.partition.base:Partition",
 )
 
-__getattr__ = export_lazily(
-    __name__, {"fednorm.data.partition.base": "Indices Partition match_groups match_test"}
-)
+__getattr__ = export_lazily(__name__, {"fednorm.data.partition.base": "Partition"})
 
 
 def partition(

@@ -22,7 +22,8 @@ from torch.nn import functional
 from fednorm.core.random_streams import Stream
 from fednorm.data.partition import create_partition
 from fednorm.data.partition.base import Indices, Partition
-from fednorm.registry import param, unknown
+from fednorm.names import unknown
+from fednorm.registry import param
 
 DEGREES = 30.0
 

@@ -9,10 +9,11 @@ import re
 from typing import Any
 
 from fednorm.errors import ConfigError
+from fednorm.names import find_plugin, importable_directory
 from fednorm.objects import OBJECT
-from fednorm.registry import Registry, export_lazily, find_plugin, importable_directory
+from fednorm.registry import Registry
 
-__all__ = ["CALLBACKS", "Callback", "create_callback", "list_callbacks", "may_end_runs"]
+__all__ = ["CALLBACKS", "create_callback", "list_callbacks", "may_end_runs"]
 
 CALLBACKS: Registry[Any] = Registry(
     "callback",
@@ -24,8 +25,6 @@ CALLBACKS: Registry[Any] = Registry(
         "mlflow": "loggers:MLflow",
     },
 )
-
-__getattr__ = export_lazily(__name__, {"fednorm.experiment.callbacks.base": "Callback"})
 
 _TEXT = re.compile(r"\s*([^\s()]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
 _BETWEEN = re.compile(r",(?![^(\[]*[)\]])")  # commas, but not those inside brackets

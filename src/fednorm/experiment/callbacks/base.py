@@ -17,8 +17,9 @@ from fednorm.errors import CallbackError, ConfigError, DiskError, FednormError
 from fednorm.experiment.callbacks import CALLBACKS, create_callback
 from fednorm.experiment.results import Evaluation, Event, RunResult
 from fednorm.experiment.schema.specs import Spec
+from fednorm.names import unknown
 from fednorm.objects import OBJECT
-from fednorm.registry import param, unknown
+from fednorm.registry import param
 
 _HOOKS = ("on_start", "on_round", "on_evaluation", "on_end", "on_skip")
 

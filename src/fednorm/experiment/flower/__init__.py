@@ -7,8 +7,7 @@ from typing import Any
 
 from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.load import build_experiment
-from fednorm.names import HOLD_OUT, trust_only
-from fednorm.registry import check_allowed
+from fednorm.names import HOLD_OUT, check_allowed, trust_only
 
 
 @contextlib.contextmanager

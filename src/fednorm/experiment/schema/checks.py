@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fednorm.aggregators import check_client_count
 from fednorm.experiment.callbacks import CALLBACKS
 from fednorm.experiment.schema.specs import create_entry
-from fednorm.names import list_plugins
-from fednorm.registry import unknown
+from fednorm.names import list_plugins, unknown
 
 if TYPE_CHECKING:  # which needs torch
     from fednorm.core.strategy import Strategy

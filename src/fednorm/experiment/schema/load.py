@@ -29,7 +29,8 @@ from fednorm.experiment.schema.specs import (
     merge_tables,
 )
 from fednorm.models import MODELS
-from fednorm.registry import RENAMED, Registry, format_call, held, unknown
+from fednorm.names import RENAMED, unknown
+from fednorm.registry import Registry, format_call, held
 from fednorm.strategies import STRATEGIES
 
 _CONFIGS: Mapping[str, tuple[Registry[Any], str]] = {

@@ -8,7 +8,8 @@ from typing import Any, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from fednorm.errors import ConfigError
-from fednorm.registry import RENAMED, Registry, unknown
+from fednorm.names import RENAMED, unknown
+from fednorm.registry import Registry
 from fednorm.strategies import STRATEGIES
 
 T = TypeVar("T")
