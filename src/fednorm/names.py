@@ -196,7 +196,7 @@ def _read_plugins(
 
 @cache
 def warn_once(text: str) -> None:
-    """Warn of something that is read more than once."""
+    """Warn of something that more than one run, or reading, meets; once."""
     log.warning("%s", text)
 
 

@@ -1,10 +1,8 @@
 """A data set divided among clients: the participants and batches of every round."""
 
-import logging
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
@@ -27,8 +25,8 @@ from fednorm.data.partition.label_skew import (
 )
 from fednorm.data.sampling import Plan, count_participants, draw_participants
 from fednorm.data.transforms import Batch
+from fednorm.names import warn_once
 
-log = logging.getLogger("fednorm")
 _MOST_COUNTS = 100_000  # clients times classes; more would not fit a page
 
 
@@ -203,15 +201,10 @@ def _check_partition(data: Dataset, chosen: Partition) -> None:
         )
     if data.given and not isinstance(inner, Natural):
         groups = 0 if data.groups is None else len(np.unique(data.groups))
-        _warn_of_mixing(
+        warn_once(
             f"the data {data.name!r} are divided among {groups} clients, but partition {name!r} "
             "mixes them; partition 'natural' keeps them."
         )
-
-
-@lru_cache(maxsize=8)
-def _warn_of_mixing(said: str) -> None:  # once, not for every run
-    log.warning(said)
 
 
 def _split_test(data: Dataset, rule: Partition, parts: list[Indices], seed: int) -> list[Indices]:

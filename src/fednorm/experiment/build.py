@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -36,13 +35,12 @@ from fednorm.experiment.objective import ModelSource, make_from_object, make_los
 from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.specs import Spec, StrategySpec
 from fednorm.models import MODELS, create_model
+from fednorm.names import warn_once
 from fednorm.objects import OBJECT, find_object
 from fednorm.system import has_bfloat16
 
 if TYPE_CHECKING:  # Flower is an extra
     from fednorm.engines.flower.remote_clients import FlowerNodes
-
-log = logging.getLogger("fednorm")
 
 _SAFE_CHANNELS = 16
 # Settings that do not change what a run computes, or are said by its entry and its seed.
@@ -172,7 +170,7 @@ def _build_task(
     aggregator, statistics_aggregator = experiment.aggregators
     on_cpu = experiment.device.startswith("cpu")
     if experiment.precision == "bf16" and on_cpu and not has_bfloat16():
-        _warn_of_slow_bfloat16()
+        warn_once("this processor has no products in bfloat16; precision 'full' will be faster.")
     algorithm = experiment.make_algorithm(strategy)
     if entry.centralized and isinstance(algorithm, FedAvg):
         algorithm = algorithm.forget_clients()
@@ -281,11 +279,6 @@ def _describe_data(faults: Faults, data: Dataset) -> DataInfo | None:
         data.classes,
         data.transform.apply_evaluation(white, torch.zeros(1, dtype=torch.int64))[0][0],
     )
-
-
-@lru_cache(maxsize=1)
-def _warn_of_slow_bfloat16() -> None:  # once, not for every run
-    log.warning("this processor has no products in bfloat16; precision 'full' will be faster.")
 
 
 def channels_may_come_last(network: nn.Module) -> bool:

@@ -6,7 +6,6 @@ model given as an object, a configuration says how it is made.
 """
 
 import inspect
-import logging
 import pickle
 import re
 import sys
@@ -14,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -31,12 +30,11 @@ from fednorm.engines.evaluation import score
 from fednorm.errors import ConfigError, ConversionError
 from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.specs import Spec
-from fednorm.names import find_plugin, importable_directory
+from fednorm.names import find_plugin, importable_directory, warn_once
 from fednorm.nn.copies import copy_model, refuse_uncopyable
 from fednorm.objects import OBJECT, find_object, hash_parts
 from fednorm.strategies.dualbn import DualBN
 
-log = logging.getLogger("fednorm")
 _CLOSE = 1e-3  # relative difference of two losses that count as equal
 _MAIN = b"__main__"  # in the pickle of what a script or a session defines
 _SOME = 64  # test samples on which metrics are tried
@@ -146,12 +144,7 @@ def check_loss(task: Task, name: str, batch: Batch) -> None:
     if isinstance(task.strategy, DualBN):
         reason = "'dualbn' needs a mean, as it scales gradients to one sample"
         raise ValueError(f"{said}; {reason}.")  # noqa: TRY004 (the loss is wrong, not a type)
-    _warn_of_sum(said)
-
-
-@lru_cache(maxsize=8)
-def _warn_of_sum(said: str) -> None:  # once, not for every run
-    log.warning("%s; clients with larger batches take larger steps.", said)
+    warn_once(f"{said}; clients with larger batches take larger steps.")
 
 
 def try_metrics(task: Task, data: Dataset) -> None:
