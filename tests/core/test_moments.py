@@ -79,19 +79,6 @@ def test_the_empty_summary_is_the_identity(parts):
         torch.testing.assert_close(merged.var, some.var, rtol=0, atol=0)
 
 
-@given(samples())
-def test_a_plain_sum_of_the_additive_form_is_the_merge(parts):
-    all_batches = torch.from_numpy(np.concatenate(parts))
-    around = all_batches.mean(0) + 0.3 if len(all_batches) else torch.zeros(2).double()
-    sums = [moments(p).sums(around) for p in parts]
-    total = Moments.from_sums(*(sum(column) for column in zip(*sums, strict=True)), around)
-    expected = pool([moments(p) for p in parts])
-    assert total.count == expected.count
-    if expected.count:
-        torch.testing.assert_close(total.mean, expected.mean)
-        torch.testing.assert_close(total.var, expected.var, rtol=1e-6, atol=1e-9)
-
-
 def test_large_offset_keeps_a_tiny_variance():
     rng = np.random.default_rng(0)
     parts = [rng.normal(1e6, np.sqrt(1e-3), (50, 3)) for _ in range(20)]

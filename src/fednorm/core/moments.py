@@ -76,23 +76,6 @@ class Moments:
         weight = None if self.weight is other.weight is None else self.mass + other.mass
         return type(self)(count, mean, within + delta**2 * (share * (1 - share)), weight)
 
-    def sums(self, around: Tensor) -> tuple[float, Tensor, Tensor]:
-        """Return `(n, Σ(x-r), Σ(x-r)²)` around a point r that all clients know.
-
-        In this form a plain sum over clients is the merge, which is what secure aggregation can
-        compute; it is stable because r, the shared running mean, is near the data.
-        """
-        shift = self.mean - around
-        return self.count, self.count * shift, self.count * (self.var + shift**2)
-
-    @classmethod
-    def from_sums(cls, count: float, first: Tensor, second: Tensor, around: Tensor) -> Self:
-        """Return the moments whose additive form around `around` is `(count, first, second)`."""
-        if not count:
-            return cls.empty(around)
-        shift = first / count
-        return cls(count, around + shift, (second / count - shift**2).clamp_min(0))
-
 
 def exact_values(values: Tensor) -> Tensor:
     """Return values in a number format that is precise enough for statistics."""
