@@ -24,7 +24,8 @@ T = TypeVar("T")
 
 _DIGITS = 12  # of a hash
 held: dict[str, type] = {}  # classes that only this process has, by such names
-_CALL = re.compile(r"\s*([\w.:@]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
+_CALL = re.compile(r"\s*([^\s()=,]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
+_WORDS = {"none": None, "true": True, "false": False}
 _GUIDE = "docs/plugins.md has an example"
 
 
@@ -299,11 +300,11 @@ def format_call(entry: Mapping[str, Any]) -> str:
 
 
 def _parse_value(text: str) -> Any:
-    """Parse a number or None; return any other text as it is."""
+    """Parse a number, a truth value or None; return any other text as it is."""
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError):
-        return None if text == "none" else text
+        return _WORDS.get(text, text)
 
 
 def split_outside(text: str, separator: str) -> list[str]:

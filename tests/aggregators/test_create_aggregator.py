@@ -24,6 +24,7 @@ def test_fields_and_the_default_number_of_byzantine_clients():
     ("text", "error", "message"),
     [
         ("medain", UnknownNameError, "unknown aggregator 'medain'; did you mean 'median'"),
+        ("my-median(f=1)", UnknownNameError, "unknown aggregator 'my-median'"),  # of a package
         ("nmm > median", UnknownNameError, "unknown pre-aggregation 'nmm'; did you mean 'nnm'"),
         ("median > nnm", UnknownNameError, "unknown pre-aggregation 'median'"),
         (

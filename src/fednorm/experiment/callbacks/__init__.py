@@ -4,14 +4,13 @@ A callback is named in a configuration, or `package.module:Class` is, or an obje
 Python. Callbacks change no number of a round; those that may end a run belong to its settings.
 """
 
-import ast
-import re
+from contextlib import suppress
 from typing import Any
 
 from fednorm.errors import ConfigError
 from fednorm.names import find_plugin, importable_directory
 from fednorm.objects import OBJECT
-from fednorm.registry import Registry
+from fednorm.registry import Registry, parse_call, split_outside
 
 __all__ = ["CALLBACKS", "create_callback", "list_callbacks", "may_end_runs"]
 
@@ -25,9 +24,6 @@ CALLBACKS: Registry[Any] = Registry(
         "mlflow": "loggers:MLflow",
     },
 )
-
-_TEXT = re.compile(r"\s*([^\s()]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
-_BETWEEN = re.compile(r",(?![^(\[]*[)\]])")  # commas, but not those inside brackets
 
 
 def create_callback(name: str, **fields: Any) -> Any:
@@ -87,26 +83,17 @@ def parse_callbacks(value: Any) -> Any:
     [{'name': 'early_stopping', 'patience': 5, 'metric': 'loss'}, {'name': 'tensorboard'}]
     """
     if isinstance(value, str):
-        value = [part for part in _BETWEEN.split(value) if part.strip()]
+        value = [part for part in split_outside(value, ",") if part.strip()]
     if not isinstance(value, list | tuple):
         return value
     return [_parse_text(one) if isinstance(one, str) else one for one in value]
 
 
 def _parse_text(text: str) -> dict[str, Any]:
-    match = _TEXT.fullmatch(text)
-    pairs = [part.partition("=") for part in _BETWEEN.split((match and match[2]) or "")]
-    if match is None or not all(equals or not key.strip() for key, equals, _ in pairs):
-        raise ValueError(
-            f"callback {text!r} is not a name with fields; write for example "
-            "'early_stopping(patience=5)'."
-        )
-    fields = {key.strip(): _parse_value(value.strip()) for key, equals, value in pairs if equals}
-    return {"name": match[1], **fields}
-
-
-def _parse_value(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-        return {"true": True, "false": False}.get(text, text)
+    with suppress(ConfigError):
+        if called := parse_call(text):
+            return {"name": called[0], **called[1]}
+    raise ValueError(
+        f"callback {text!r} is not a name with fields; write for example "
+        "'early_stopping(patience=5)'."
+    )

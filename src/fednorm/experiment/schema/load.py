@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import re
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from fednorm.experiment.schema.specs import (
 )
 from fednorm.models import MODELS
 from fednorm.names import RENAMED, unknown
-from fednorm.registry import Registry, format_call, held
+from fednorm.registry import Registry, format_call, held, split_outside
 from fednorm.strategies import STRATEGIES
 
 _CONFIGS: Mapping[str, tuple[Registry[Any], str]] = {
@@ -45,7 +44,6 @@ _OBJECTS: Mapping[str, Registry[Any]] = {
     "aggregator": AGGREGATORS,
     "statistics_aggregator": AGGREGATORS,
 }
-_CHOICES = re.compile(r",(?![^(]*\))")  # commas, but not those inside brackets
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -115,13 +113,13 @@ def expand_sweep(values: Mapping[str, Any], text: str) -> dict[str, Any]:
 def parse_choices(text: str, option: str = "--sweep") -> tuple[str, list[Any]]:
     """Read `KEY=VALUE,VALUE`.
 
-    >>> parse_choices("lr=0.01,0.1")
-    ('lr', [0.01, 0.1])
+    >>> parse_choices("lr=0.01,0.1"), parse_choices("algorithm.milestones=[0.5,0.75],[0.3]")
+    (('lr', [0.01, 0.1]), ('algorithm.milestones', [[0.5, 0.75], [0.3]]))
     """
     key, equals, choices = text.partition("=")
     if not equals:
         raise ConfigError(f"{option} takes KEY=VALUE,VALUE,…, not {text!r}.")
-    return key.strip(), [parse_value(part) for part in _CHOICES.split(choices)]
+    return key.strip(), [parse_value(part) for part in split_outside(choices, ",")]
 
 
 def sweep_key(values: Mapping[str, Any], key: str, choices: Sequence[Any]) -> dict[str, Any]:
