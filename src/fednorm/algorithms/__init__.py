@@ -2,13 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
-from fednorm.registry import Registry
+from fednorm.registry import Registry, export_lazily
 
 if TYPE_CHECKING:
+    from fednorm.algorithms.base import SGD
     from fednorm.algorithms.dsgd import DSGD
     from fednorm.algorithms.fedavg import FedAvg
 
-__all__ = ["ALGORITHMS", "create_algorithm", "list_algorithms"]
+__all__ = ["ALGORITHMS", "DSGD", "SGD", "FedAvg", "create_algorithm", "list_algorithms"]
 
 ALGORITHMS: "Registry[FedAvg | DSGD]" = Registry(
     "algorithm",
@@ -22,6 +23,15 @@ ALGORITHMS: "Registry[FedAvg | DSGD]" = Registry(
         "feddyn": "feddyn:FedDyn",
     },
     "fednorm.core.algorithm:Algorithm",
+)
+
+__getattr__ = export_lazily(
+    __name__,
+    {
+        "fednorm.algorithms.base": "SGD",
+        "fednorm.algorithms.dsgd": "DSGD",
+        "fednorm.algorithms.fedavg": "FedAvg",
+    },
 )
 
 
