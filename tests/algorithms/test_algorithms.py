@@ -10,7 +10,6 @@ from torch import nn
 
 from fednorm import algorithms
 from fednorm.algorithms import create_algorithm
-from fednorm.algorithms.base import learning_rate
 from fednorm.engines.loop import rounds
 from support import CLASSES, ToyClients, last, nested_model, task_of
 
@@ -118,14 +117,16 @@ def test_dsgd_keeps_the_momentum_of_absent_clients():
 
 
 def test_schedules():
-    step = [learning_rate(1.0, "step", t, 8) for t in range(1, 9)]
-    assert step == pytest.approx([1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01])
-    inverse = [learning_rate(0.1, "inverse", t, None) for t in (1, 1000, 1001, 2001, 3000)]
-    assert inverse == pytest.approx([0.1, 0.1, 0.05, 0.1 / 3, 0.1 / 3])
+    step = create_algorithm("dsgd", lr=1.0, schedule="step")
+    rates = [step.rate(t, 8) for t in range(1, 9)]
+    assert rates == pytest.approx([1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01])
+    inverse = create_algorithm("dsgd", lr=0.1, schedule="inverse")
+    rates = [inverse.rate(t, None) for t in (1, 1000, 1001, 2001, 3000)]
+    assert rates == pytest.approx([0.1, 0.1, 0.05, 0.1 / 3, 0.1 / 3])
     sooner = create_algorithm("dsgd", lr=0.1, schedule="inverse", decay_every=2)
     assert [sooner.rate(t, None) for t in (1, 2, 3, 5)] == pytest.approx([0.1, 0.1, 0.05, 0.1 / 3])
     with pytest.raises(ValueError, match="needs the number of rounds"):
-        learning_rate(1.0, "step", 1, None)
+        step.rate(1, None)
 
 
 @pytest.mark.parametrize("name", ["dsgd", "fedavg"])

@@ -31,6 +31,7 @@ class FedAvg(SGD):
     """Local SGD steps or epochs, then an average weighted by examples."""
 
     single_step: ClassVar[bool] = False
+    starts_anew: ClassVar[str] = ""  # why plain SGD has to start anew every round, if it has to
 
     optimizer: Literal["sgd", "adam", "adamw"] = param(
         "sgd",
@@ -55,6 +56,11 @@ class FedAvg(SGD):
             raise ValueError(
                 f"the optimizer {self.optimizer!r} keeps its moments itself and resets them every "
                 "round; use momentum = 0 and momentum_state = 'reset' with it."
+            )
+        if self.starts_anew and (self.optimizer != "sgd" or self.momentum_state != "reset"):
+            raise ValueError(
+                f"{type(self).__name__.lower()} {self.starts_anew} SGD that starts anew every "
+                "round; use optimizer = 'sgd' and momentum_state = 'reset' with it."
             )
 
     def sends(self, update: Tensors) -> Tensors:

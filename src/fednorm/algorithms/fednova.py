@@ -12,6 +12,7 @@ clients take equally many steps that is FedAvg.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from fednorm.algorithms.fedavg import FedAvg
 from fednorm.core.algorithm import CombinedReplies, LocalResult, LocalWork
@@ -25,13 +26,7 @@ _STEPS = "steps"  # the name of ‖a‖₁ in a reply
 class FedNova(FedAvg):
     """FedAvg of normalized changes: clients that take more steps do not weigh more."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.optimizer != "sgd" or self.momentum_state != "reset":
-            raise ValueError(
-                "fednova normalizes SGD that starts anew every round; use optimizer = 'sgd' and "
-                "momentum_state = 'reset' with it."
-            )
+    starts_anew: ClassVar[str] = "normalizes"
 
     def sends(self, update: Tensors) -> Tensors:
         """Return one number: the weight of all steps."""

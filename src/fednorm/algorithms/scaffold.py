@@ -37,14 +37,7 @@ class Scaffold(FedAvg):
     """Local steps corrected by control variates of the client and of all clients."""
 
     needs_client_state: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.optimizer != "sgd" or self.momentum_state != "reset":
-            raise ValueError(
-                "scaffold reads its control variates off SGD that starts anew every round; use "
-                "optimizer = 'sgd' and momentum_state = 'reset' with it."
-            )
+    starts_anew: ClassVar[str] = "reads its control variates off"
 
     @property
     def keeps_state(self) -> bool:

@@ -1,8 +1,4 @@
-"""What commands write: the consoles, help with grouped options, and the live view of a comparison.
-
-The live view ends by Ctrl-C. What it needs of experiments is imported when it is shown: help
-answers without torch.
-"""
+"""What commands write: the consoles, help with grouped options, and what a conversion replaced."""
 
 import inspect
 import logging
@@ -11,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import typer
@@ -20,9 +16,6 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from fednorm.names import RENAMED
-
-if TYPE_CHECKING:
-    pass
 
 console = Console()
 errors = Console(stderr=True)
