@@ -19,7 +19,7 @@ from fednorm.data.dataset import Dataset
 from fednorm.data.federation import Federation
 from fednorm.data.sampling import Plan
 from fednorm.doctor.findings import Cost
-from fednorm.engines.base import RoundResult
+from fednorm.engines.base import ClientSource, RoundResult
 from fednorm.engines.evaluation import calibrate_clients, is_personal
 from fednorm.engines.loop import rounds
 from fednorm.errors import FednormError
@@ -41,7 +41,7 @@ class ExaminedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class FixedBatches:
+class FixedBatches(ClientSource):
     """Clients with the same batches in every round."""
 
     steps: Mapping[ClientId, Sequence[Batch]]
@@ -49,10 +49,6 @@ class FixedBatches:
     def all(self) -> list[ClientId]:
         """Return every client."""
         return list(self.steps)
-
-    def participants(self, round_: int) -> list[ClientId]:  # noqa: ARG002 (protocol)
-        """Return every client."""
-        return self.all()
 
     def batches(self, client: ClientId, round_: int) -> Batches:  # noqa: ARG002 (protocol)
         """Return a client's batches."""

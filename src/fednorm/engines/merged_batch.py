@@ -40,16 +40,12 @@ from fednorm.errors import NonFiniteLossError
 
 
 @dataclass(frozen=True, slots=True)
-class MergedClients:
+class MergedClients(ClientSource):
     """All clients of a federation as one machine."""
 
     clients: ClientSource
 
     def all(self) -> list[ClientId]:
-        """Return the only client."""
-        return [0]
-
-    def participants(self, round_: int) -> list[ClientId]:  # noqa: ARG002 (protocol)
         """Return the only client."""
         return [0]
 

@@ -86,17 +86,13 @@ def take_first_steps(own: Batches, count: int) -> Batches:
 
 
 @dataclass(frozen=True, slots=True)
-class FewClients:
+class FewClients(ClientSource):
     """The `chosen` clients, which take part in every round with one step each."""
 
     clients: ClientSource
     chosen: Sequence[ClientId]
 
     def all(self) -> list[ClientId]:
-        """Return the chosen ones."""
-        return list(self.chosen)
-
-    def participants(self, round_: int) -> list[ClientId]:  # noqa: ARG002 (protocol)
         """Return the chosen ones."""
         return list(self.chosen)
 

@@ -33,6 +33,7 @@ from fednorm.core.task import Task
 from fednorm.core.types import ClientId
 from fednorm.data.datasets.built_in import Ring
 from fednorm.engines import loop, merged_batch
+from fednorm.engines.base import ClientSource
 from fednorm.engines.merged_batch import MergedClients
 from fednorm.report.format import Column, make_table
 from fednorm.report.styles import KNOWN, choose_style, use_log_scale, write_png
@@ -48,7 +49,7 @@ _FEDERATED = METHODS[1:]
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
+class Draws(ClientSource):
     """The points of all rounds and clients."""
 
     x: Tensor  # [rounds, clients, points, 2]
@@ -57,10 +58,6 @@ class Draws:
     def all(self) -> list[ClientId]:
         """Return every client."""
         return list(range(CLIENTS))
-
-    def participants(self, round_: int) -> list[ClientId]:  # noqa: ARG002 (protocol)
-        """Return every client."""
-        return self.all()
 
     def batches(self, client: ClientId, round_: int) -> Batches:
         """Return the points that a client draws in a round."""
