@@ -8,10 +8,11 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+
+from jinja2 import Environment
 
 from fednorm.errors import ConfigError, MissingPandasError
 from fednorm.experiment.summary.significance import (
@@ -29,6 +30,15 @@ Rows: TypeAlias = Literal["runs", "rounds", "strategies"]
 
 MISSING = "–"
 _SMALLEST = 0.001  # p that is written
+_HTML = """\
+<table><caption>{{ table.caption }}</caption>
+<thead><tr>{% for title in table.titles %}<th>{{ title }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for row in table.rows %}{% set best = loop.index0 in table.best %}<tr>
+{%- for cell in row %}
+{%- if best and loop.index <= 2 %}<td><b>{{ cell }}</b></td>{% else %}<td>{{ cell }}</td>{% endif %}
+{%- endfor %}</tr>
+{% endfor %}</tbody></table>"""
 
 
 @dataclass(frozen=True)
@@ -43,13 +53,7 @@ class ResultTable:
 
     def to_html(self) -> str:
         """Return the table as an HTML element."""
-        head = "".join(f"<th>{escape(title)}</th>" for title in self.titles)
-        body = "".join(
-            f"<tr>{''.join(_write_cells(row, bold=number in self.best))}</tr>\n"
-            for number, row in enumerate(self.rows)
-        )  # fmt: skip
-        caption = f"<caption>{escape(self.caption)}</caption>"
-        return f"<table>{caption}\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>"
+        return Environment(autoescape=True).from_string(_HTML).render(table=self)
 
     def to_latex(self, label: str = "tab:results") -> str:
         """Return the table as LaTeX, which needs the package booktabs."""
@@ -94,12 +98,6 @@ def escape_latex(text: str) -> str:
     gn\_ws \& 5 \% $\pm$ $\gamma$
     """
     return "".join(_SPECIAL.get(letter, letter) for letter in text)
-
-
-def _write_cells(row: Sequence[str], *, bold: bool) -> Iterator[str]:
-    for place, cell in enumerate(row):
-        text = escape(cell)
-        yield f"<td><b>{text}</b></td>" if bold and place <= 1 else f"<td>{text}</td>"
 
 
 def make_table(runs: Sequence[Record], spec: TableSpec = USUAL) -> ResultTable:
