@@ -34,6 +34,13 @@ def test_a_public_name_has_a_docstring_with_an_example(name):
     assert getattr(fednorm, name) is value
 
 
+@pytest.mark.parametrize("module", ["doctor", pytest.param("flower", marks=pytest.mark.flower)])
+def test_what_a_public_module_exports_has_a_docstring_with_an_example(module):
+    found = importlib.import_module(f"fednorm.{module}")
+    docs = {name: inspect.getdoc(getattr(found, name)) for name in found.__all__}
+    assert [name for name, text in docs.items() if ">>>" not in text] == []
+
+
 @pytest.mark.parametrize(("kind", "plural"), KINDS.items())
 def test_what_is_listed_is_known_by_name(kind, plural):
     names = getattr(fednorm, f"list_{plural}")()

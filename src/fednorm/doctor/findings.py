@@ -139,7 +139,11 @@ class ClientShift:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a race may take: a time, or a length in rounds, which gives equal results everywhere."""
+    """What a race may take: a time, or a length in rounds, which gives equal results everywhere.
+
+    >>> Budget(120.0).seconds, Budget(rounds=40).rounds
+    (120.0, 40)
+    """
 
     seconds: float = 60.0
     rounds: int | None = None
@@ -259,7 +263,12 @@ class Examination:
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """The report of `fednorm doctor`."""
+    """The report of `fednorm doctor`.
+
+    >>> import fednorm
+    >>> fednorm.doctor.examine("mlp", shape=(4,), classes=3).model.parameters
+    9475
+    """
 
     schema: int
     model: ModelSummary
@@ -278,7 +287,10 @@ class DoctorReport:
 
 
 def save(report: DoctorReport, path: Path) -> None:
-    """Write a report as JSON."""
+    """Write a report as JSON.
+
+    >>> save(fednorm.doctor.examine("resnet"), Path("report.json"))  # doctest: +SKIP
+    """
     try:
         path.write_text(report.to_json() + "\n", encoding="utf-8")
     except OSError as error:

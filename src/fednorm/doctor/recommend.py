@@ -224,7 +224,10 @@ _NOTE = 40  # characters
 
 
 def show(report: DoctorReport) -> Group:
-    """Return the page: the recommendation, its reasons, and how to run it."""
+    """Return the page: the recommendation, its reasons, and how to run it.
+
+    >>> rich.print(show(fednorm.doctor.examine("resnet")))  # doctest: +SKIP
+    """
     return Group(*_render_parts(report))
 
 

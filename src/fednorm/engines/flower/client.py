@@ -87,15 +87,21 @@ def unpack(
 
     Your own object is not changed. Train what is returned with your own loop, then call `pack`. In
     an evaluate function it is the model to be tested, in evaluation mode, with the layers that this
-    node keeps. What is in evaluation mode in a model that is passed in
-    training mode is frozen, and stays so whatever your loop calls. What the strategy keeps on the
-    client comes from `context.state`; before its first round it is as in the model that you pass.
-    A strategy that measures statistics before it trains (hbn) needs `data`: all of the client's
-    data once, in batches; labels are not looked at.
+    node keeps. Modules in evaluation mode, in a model in training mode, are frozen and stay so
+    whatever your loop calls. What the strategy keeps on the client comes from `context.state`;
+    before its first round it is as in the model that you pass. A strategy that measures statistics
+    before it trains (hbn) needs `data`: all of the client's data once, in batches; labels are
+    ignored.
 
     A strategy that clips gradients (`fedwon` with `clip`) does so in hooks on the parameters of
     what is returned: in every backward pass, before gradients are accumulated or unscaled. A copy
     of the model does not clip.
+
+    >>> @app.train()  # doctest: +SKIP
+    ... def train(message, context):
+    ...     model = unpack(message, Net(), context)
+    ...     train_locally(model, loader)
+    ...     return pack(model, message, context, examples=len(loader.dataset))
     """
     client_state, session = wire.load_client_state(context.state), RoundContext()
     if message.metadata.message_type.startswith(MessageType.EVALUATE):
@@ -162,7 +168,9 @@ def parameter_groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
 
     Args:
         model: what `unpack` returned.
-        lr: the learning rate: `torch.optim.SGD(parameter_groups(model, lr=0.1), momentum=0.9)`.
+        lr: the learning rate.
+
+    >>> torch.optim.SGD(parameter_groups(model, lr=0.1), momentum=0.9)  # doctest: +SKIP
     """
     learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return groups_of(learning, lr, _find_task(model, "parameter_groups").rates)
@@ -184,6 +192,8 @@ def pack(
         context: of the node; what stays with the client is kept in its `state`.
         examples: the client's weight in averages; usually how many samples it holds.
         metrics: whatever you measured; averaged at the server as FedAvg does.
+
+    >>> pack(model, message, context, examples=320, metrics={"loss": 0.2})  # doctest: +SKIP
     """
     task = _find_task(model, "pack")
     # Moved to another device, a model has other buffers than it was built with.
@@ -217,8 +227,11 @@ def calibrate(
 ) -> Message:
     """Answer a query of strategies that measure statistics for tests (hbn, heterofl, alignbn).
 
-    `batches` is all of the client's data once; labels are not looked at. Register it as
-    `@app.query("fednorm")`.
+    `batches` is all of the client's data once; labels are ignored.
+
+    >>> @app.query("fednorm")  # doctest: +SKIP
+    ... def query(message, context):
+    ...     return calibrate(message, Net(), context, loader, examples=len(loader.dataset))
     """
     task, received = _build_task(message, model)
     client_state, own = wire.load_client_state(context.state), Batches(0, batches, examples)
@@ -231,8 +244,10 @@ def calibrate(
 def weights_only(mod: Mod) -> Mod:
     """Let a mod of Flower's, such as `fixedclipping_mod`, see the weights and nothing else.
 
-    Statistics and counters are taken out of the message before the mod and put back after it:
-    `ClientApp(mods=[weights_only(fixedclipping_mod)])`. Messages that do not train pass by the mod.
+    Statistics and counters are taken out of the message before the mod and put back after it.
+    Messages that do not train pass by the mod.
+
+    >>> ClientApp(mods=[weights_only(fixedclipping_mod)])  # doctest: +SKIP
     """
 
     def wrapped(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

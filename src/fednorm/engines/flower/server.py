@@ -1,9 +1,8 @@
 """The server's half of a Flower app of your own: fednorm's strategies as one of Flower's.
 
 FedAvg, or the strategy that is given as `server`, chooses nodes, evaluates and averages metrics.
-`server_round` handles normalization. A `server` such as
-FedAdam, or a wrapper for differential privacy around it, sees messages that hold the weights and
-nothing else: neither counters nor statistics.
+`server_round` handles normalization. A `server` such as FedAdam, or a wrapper for differential
+privacy around it, sees messages that hold only the weights: neither counters nor statistics.
 """
 
 import logging
@@ -76,6 +75,9 @@ class NormStrategy(Strategy):
         byzantine: number of Byzantine clients that the robust rules withstand.
         max_examples: most examples that a node may report; a reply with more is rejected.
         arguments: FedAvg's usual ones (`fraction_train`, `min_available_nodes`, …).
+
+    >>> strategy = NormStrategy("fbn", model=nn.BatchNorm1d(2), min_available_nodes=3)
+    >>> result = strategy.start(grid, num_rounds=100)  # doctest: +SKIP
     """
 
     def __init__(  # noqa: PLR0913 (what a strategy of Flower's is made of, by keywords)
@@ -254,7 +256,6 @@ class NormStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Merge what the nodes sent; one that failed or cannot be read is left out by name."""
         usable = self._select_usable(list(replies), server_round)
-        metrics: MetricRecord | None = None
         try:
             asked = {reply.client: self.claim for reply, _ in usable}
             after = _server_round(self.task, self.state, [r for r, _ in usable], asked=asked)
@@ -336,10 +337,7 @@ class NormStrategy(Strategy):
         return sorted(usable, key=lambda pair: pair[0].client)
 
     def _calibrate(self, nodes: list[int]) -> ServerState | None:
-        """Ask nodes for the statistics of their data, let the strategy adopt them.
-
-        Return None if no node answers.
-        """
+        """Return the state with the statistics that nodes measure; None if no node answers."""
         if self.grid is None or not nodes:
             return None
         records = self._records(self.state)
@@ -367,6 +365,8 @@ def calibrate_model(grid: Grid, model: nn.Module, *, timeout: float = 3600.0) ->
 
     The repair for a model that plain FedAvg has trained: one message to each node, which answers
     by `@app.query("fednorm")` with `fednorm.flower.calibrate`, as for `heterofl`.
+
+    >>> calibrated = calibrate_model(grid, model)  # doctest: +SKIP
     """
     asking = NormStrategy(by_name("heterofl", statistics="pool"), model=model)
     asking.grid, asking.timeout = CheckedGrid(grid), timeout
