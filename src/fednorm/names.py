@@ -182,7 +182,7 @@ def _read_plugins(
         elif point.name in known:
             why = "which is a name of fednorm's own"
         elif ":" in point.name or not point.name.strip():
-            why = "which is no name"
+            why = "which is not a name"
         elif point.name in found:
             why = f"as {name_package(found[point.name])!r} does; name it {point.value!r}"
         if why:

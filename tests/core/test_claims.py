@@ -182,7 +182,7 @@ def test_a_client_is_one_client(name, clients):
         replace(task_of("gn", create_algorithm(name, lr=0.05)), clients=4),
         ToyClients(sizes=(5, 7, 4, 6)),
         lambda reply: replace(reply, clients=clients),
-        f"it says that it is of {clients!r} clients",
+        f"it claims to combine {clients!r} clients",
     )
 
 

@@ -193,12 +193,14 @@ def test_early_stopping_says_what_is_wrong(fields, text):
 
 @pytest.mark.parametrize("given", [3, object(), Notes])
 def test_what_cannot_follow_runs_is_refused(given):
-    with pytest.raises(ConfigError, match=r"is no callback: it has none of|is a class; a callback"):
+    with pytest.raises(
+        ConfigError, match=r"is not a callback: it has none of|is a class; a callback"
+    ):
         fednorm.compare(["gn"], callbacks=[given], **SMALL)
 
 
 def test_a_named_class_that_cannot_follow_runs_is_refused():
-    with pytest.raises(ConfigError, match=r"Fraction\(0, 1\) is no callback"):
+    with pytest.raises(ConfigError, match=r"Fraction\(0, 1\) is not a callback"):
         fednorm.compare(["gn"], callbacks=["fractions:Fraction"], **SMALL)
 
 

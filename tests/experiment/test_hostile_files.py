@@ -158,5 +158,5 @@ def test_a_damaged_file_of_a_client_is_refused(model):
     own = model.parent / "clients" / "0.safetensors"
     (own.parent / "notes.safetensors").write_bytes(b"")  # no client's
     own.write_bytes(own.read_bytes()[:50])
-    with pytest.raises(ConfigError, match=r"0\.safetensors.*is no intact safetensors file"):
+    with pytest.raises(ConfigError, match=r"0\.safetensors.*is not an intact safetensors file"):
         fednorm.load(model, client=0)

@@ -334,7 +334,7 @@ def test_dualbn_refuses_a_sum_and_others_are_warned(caplog):
     with pytest.raises(ConfigError, match=r"with each sample twice it is .* 'dualbn' needs a mean"):
         run("dualbn", data=(X, NUMBERS), loss=total)
     run("naive", data=(X, NUMBERS), loss=total, rounds=1)
-    assert "is no mean over the samples" in caplog.text
+    assert "is not a mean over the samples" in caplog.text
 
 
 def test_outputs_of_one_column_fit_single_numbers():

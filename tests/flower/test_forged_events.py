@@ -139,7 +139,7 @@ def test_lines_count_once_and_in_order(capsys):
 def test_an_event_of_another_run_is_refused(seed, tmp_path, monkeypatch, capsys):
     writer = LineWriter()
     writer.send(event=EVENT | {"seed": seed})
-    with pytest.raises(ConfigError, match=r"seed 1, which is no run|event.seed this version"):
+    with pytest.raises(ConfigError, match=r"seed 1, which is not a run|event.seed this version"):
         read_log(capsys.readouterr().out, tmp_path, monkeypatch)
     assert not list(tmp_path.rglob("metrics.jsonl"))
 

@@ -369,7 +369,7 @@ def test_a_conversion_tells_in_words_what_it_did():
         model = nn.Sequential(nn.Flatten(), *layers, nn.BatchNorm1d(6), nn.Linear(6, 4))
         chosen = create_strategy(name, **fields)
         *told, skipped = Task.build(model, chosen, create_algorithm("dsgd")).conversion_notes
-        assert skipped.startswith("skipped '3' (InstanceNorm1d): it is no BatchNorm")
+        assert skipped.startswith("skipped '3' (InstanceNorm1d): it is not a BatchNorm layer")
         return told
 
     assert describe("fbn") == ["2 layers BatchNorm1d → FedBatchNorm1d"]

@@ -22,7 +22,7 @@ class Aggregator(ABC):
     def __call__(self, values: Tensor, weights: Tensor) -> Tensor:
         """Aggregate over the first axis; a robust rule ignores the client-reported weights."""
 
-    def check(self, n: int) -> None:  # noqa: B027 (any number is enough, unless a rule says else)
+    def check(self, n: int) -> None:  # noqa: B027 (any number is enough, unless a rule overrides it)
         """Raise ValueError unless `n` clients are enough."""
 
     def without(self, faulty: int) -> "Aggregator":  # noqa: ARG002 (for rules that count them)

@@ -55,7 +55,7 @@ class Algorithm(Protocol):
 
     # A round is one step along the mean of the clients' gradients, weighted by their batches.
     single_step: ClassVar[bool]
-    # A client that loses what it keeps trains wrongly from then on; momentum is only lost.
+    # A client that loses its state trains wrongly from then on; to lose momentum does no harm.
     needs_client_state: ClassVar[bool]
 
     @property

@@ -75,7 +75,7 @@ class LayerUse:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The most that a client can truly say of itself in a round, as far as the server knows.
+    """The most that an honest client can report in a round, as far as the server knows.
 
     >>> Claim(examples=20, batches=3).limit_counter("conv1.bn", before=5)
     3005

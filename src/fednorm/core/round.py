@@ -264,7 +264,7 @@ def _merge_privately(
     replies: Sequence[Reply],
     expected: ReplySchema,
 ) -> ServerState:
-    """Merge the noisy mean of the replies; what becomes of one of them is not told."""
+    """Merge the noisy mean of the replies; the fate of a single one is not published."""
     pools = task.strategy.statistics == "pool"
     mean = release_mean(privacy, state, replies, expected, pools=pools)
     after = _merge_replies(task, state, [mean])

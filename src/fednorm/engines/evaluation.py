@@ -139,7 +139,7 @@ def find_median_loss(
     client_states: Mapping[ClientId, ClientState],
     batches: Sequence[Batches],
 ) -> float:
-    """Return the median of clients' losses on their first batch; no number counts as infinite.
+    """Return the median of clients' losses on their first batch; NaN counts as infinite.
 
     Models are in evaluation mode, unless their statistics have to be calibrated for that.
     """

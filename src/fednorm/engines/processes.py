@@ -38,7 +38,7 @@ from fednorm.errors import WorkerError
 from fednorm.nn.copies import refuse_uncopyable
 from fednorm.system import read_cpu_seconds
 
-_BUSY = 0.01  # share of its time for which a process that works computes at least
+_BUSY = 0.01  # the least share of its time that a working process computes
 _ALIGNED = 64  # bytes; suits every number format
 
 

@@ -221,7 +221,7 @@ def _make_privacy(experiment: Experiment, entry: StrategySpec, seed: int) -> Pri
 
 
 def _draw_noise_seed(experiment: Experiment, entry: StrategySpec, seed: int) -> int:
-    """Return a seed that no run with other settings has: with equal noise it would cancel."""
+    """Return a seed that depends on all settings: equal noise in two runs would cancel."""
     settings = experiment.model_dump_json(exclude=_SAME_RESULT)
     text = json.dumps([seed, entry.model_dump(mode="json"), settings], sort_keys=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])

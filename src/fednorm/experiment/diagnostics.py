@@ -18,7 +18,7 @@ counts that took part in two of these rounds or more.
 
 g is the gradient of one machine with ordinary BatchNorm on the merged batches of the round, at the
 same weights, and with the same masks: dropout takes the same units from the same samples on both
-sides, so that it is no part of the deviation. Under FedAvg, which weighs clients by all their
+sides, so that it does not count as deviation. Under FedAvg, which weighs clients by all their
 samples, unequal clients deviate a little for that alone. A value is None where there is none:
 without shared statistics, in FixBN's stage II (no client reports), and for gradients of several
 steps, of models without BatchNorm, or of models that draw random numbers which belong to no sample.
@@ -104,7 +104,7 @@ def _variance(rows: Tensor) -> float | None:
     if len(rows) < 2:  # noqa: PLR2004 (one value has no variance)
         return None
     exact = rows.to(torch.float64, copy=True)
-    mean = Tensor.nanmean if exact.sum().isnan() else Tensor.mean  # the one takes thrice as long
+    mean = Tensor.nanmean if exact.sum().isnan() else Tensor.mean  # nanmean takes 3 times as long
     exact -= mean(exact, 0)
     return float(mean(exact.square_(), 0).nansum())
 

@@ -30,7 +30,7 @@ from fednorm.system import atomic_write
 _SCHEDULE = {"rounds", "eval_every", "schedule", "milestones", "decay_every", "warmup"}
 _SCHEDULE |= {"freeze_round"}
 _AXES = {"strategies", "seeds"}
-_SHIFT = 0.5  # of a milestone, if its share of all rounds is no exact number
+_SHIFT = 0.5  # of a milestone, if its share of all rounds is not exact
 
 
 def extend_folder(folder: Path | None, experiment: Experiment) -> Experiment:
@@ -154,7 +154,7 @@ def _explain_rate(before: Experiment, after: Experiment) -> str:
     old, new = before.rounds, after.rounds
     algorithm: Any = before.make_algorithm()
     if algorithm.schedule != "step":
-        return "its learning rates would have been others; leave the schedule as it was."
+        return "its learning rates would have been different; leave the schedule as it was."
     falls = [int(share * old) for share in algorithm.milestones]
     shares = [f"{_find_share(last, new):g}" for last in falls]
     where = " and ".join(map(str, falls))
@@ -174,7 +174,7 @@ def _explain_rule(before: Experiment, after: Experiment, entry: StrategySpec, nu
     """Say which settings treat layers as in the rounds that are done."""
     share = getattr(before.make_strategy(entry), "freeze_round", None)
     if not isinstance(share, float):
-        return f"layers would have been treated otherwise in round {number}; make a new run."
+        return f"layers would have been treated differently in round {number}; make a new run."
     last = int(share * before.rounds + 0.5)
     would = int(share * after.rounds + 0.5)
     key = "freeze_round in its table to" if "freeze_round" in entry.fields else ""

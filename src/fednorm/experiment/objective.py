@@ -138,7 +138,7 @@ def check_loss(task: Task, name: str, batch: Batch) -> None:
     if not torch.isfinite(value) or torch.isclose(twice, value, rtol=_CLOSE, atol=_CLOSE**2):
         return
     said = (
-        f"loss {name!r} is no mean over the samples of a batch: with each sample twice it is "
+        f"loss {name!r} is not a mean over the samples of a batch: with each sample twice it is "
         f"{float(twice):.4g} instead of {float(value):.4g}"
     )
     if isinstance(task.strategy, DualBN):

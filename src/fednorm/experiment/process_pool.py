@@ -123,10 +123,10 @@ class _StopWorker:
 
 
 class _Forward(Callback):
-    """Tells the parent's callbacks of a run, and waits for the answer if one may end it.
+    """Reports a run to the parent's callbacks, and waits for the answer if one may end the run.
 
-    The answer is the name of the callback that ends the run, which it takes for its own. A start is
-    always waited for: a callback that fails there has heard nothing of the run.
+    The answer is the name of the callback that ends the run. A start is always waited for, so that
+    nothing of the run is reported if a callback fails there.
     """
 
     def on_start(self, start: RunStart) -> None:
@@ -169,7 +169,7 @@ def _work(job: Job) -> RunResult:
 
 @dataclass(frozen=True)
 class _Ear:
-    """Hears what workers tell of their runs, and answers."""
+    """Receives what workers report of their runs, and answers."""
 
     receiver: Connection
     answers: Sequence[Connection]  # to each worker

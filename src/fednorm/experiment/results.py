@@ -163,7 +163,7 @@ class RunResult(Tabular):
 
     @property
     def completed(self) -> bool:
-        """Whether the run came to its end, be it that a callback ended it early."""
+        """Whether the run came to its end, or a callback ended it early."""
         return self.status in {"finished", "stopped early"}
 
     @property
@@ -312,7 +312,7 @@ class Comparison(Tabular):
 
 
 def _write_setting(entry: Mapping[str, Any]) -> str:
-    """Return what a strategy's data and clients have for themselves, as JSON; else nothing."""
+    """Return a strategy's own settings of data and clients as JSON; an empty text without any."""
     own = {key: entry[key] for key in OWN_SETTINGS if key in entry and key != "algorithm"}
     return json.dumps(own, default=str) if own else ""
 

@@ -219,8 +219,8 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             return file.metadata() or {}, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
     except safetensors.SafetensorError as error:
         raise ConfigError(
-            f"{str(path)!r} is no intact safetensors file ({error}); other formats, which may run "
-            "code when they are opened, are not read."
+            f"{str(path)!r} is not an intact safetensors file ({error}); other formats, which may "
+            "run code when they are opened, are not read."
         ) from None
 
 

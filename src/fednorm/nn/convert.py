@@ -78,7 +78,7 @@ def _refuse_compiled(model: nn.Module) -> None:
 
 
 def _describe_dropped(affine: Mapping[str, Tensor | None], new: nn.Module) -> str:
-    """Say which of γ and β the new module does not have, neither as they are nor as copies."""
+    """Say which of γ and β the new module lacks, shared or copied."""
     there = list(new.parameters())
     lost = [
         symbol

@@ -180,7 +180,7 @@ def _explain_skip(module: nn.Module) -> str:
     if isinstance(module, NormLayer) or not {"running_mean", "running_var"} <= buffers:
         return ""
     if isinstance(module, _NormBase):
-        return "it is no BatchNorm; its running statistics are averaged, or with 'fedbn' kept"
+        return "it is not a BatchNorm layer; its statistics are averaged, or kept with 'fedbn'"
     if {"weight", "bias"} <= buffers:
         return "it is frozen: its statistics, γ and β are constants"
-    return "it is none of torch's BatchNorm layers; its buffers are averaged in every strategy"
+    return "it is not one of torch's BatchNorm layers; its buffers are averaged in every strategy"

@@ -237,7 +237,7 @@ def _make_samples(layer: nn.Module, plain: type[_BatchNorm]) -> Iterator[Tensor]
 
 
 def _call(layer: nn.Module, x: Tensor) -> Tensor | None:
-    """Return the output of a layer, or None if it fails or is no tensor."""
+    """Return the output of a layer, or None if it fails or is not a tensor."""
     try:
         with torch.no_grad(), isolated_rng(None, x.device):
             output = layer(x.clone())

@@ -25,7 +25,7 @@ class BackwardMeans(NormLayer):
     """The two means of a layer's backward pass, p = E[δ] and q = E[δ·x̂], one below the other.
 
     δ is the loss gradient at the layer's output, scaled to one sample. The means are shared like
-    running statistics, but they are no part of a checkpoint: the model's state_dict stays torch's.
+    running statistics, but they are not part of a checkpoint: the model's state_dict stays torch's.
     """
 
     means: Tensor

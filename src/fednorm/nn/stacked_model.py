@@ -71,7 +71,7 @@ def repeat_for_clients(tensor: Tensor, count: int, axis: int = 0) -> Tensor:
 def widen(model: nn.Module, count: int) -> nn.Module:
     """Return a model for `count` clients that start with the same weights.
 
-    Raises ValueError for a model with a layer of which it is not known how to widen it.
+    Raises ValueError for a model with a layer that cannot be widened.
 
     >>> widen(nn.Sequential(nn.Conv2d(3, 8, 5), nn.ReLU()), 4)[0].weight.shape
     torch.Size([32, 3, 5, 5])

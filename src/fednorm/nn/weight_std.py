@@ -105,7 +105,7 @@ def standardize(
         gain: multiply each kernel by γ = √(2/(1-1/π)), which makes up for the ReLU before it, and
             by a learnable parameter `gain` that starts at 1.
         bias: add the convolution's own bias; False ignores it, the parameter stays in place.
-        before_norms: leave convolutions alone that no normalization layer comes after, in the order
+        before_norms: leave alone convolutions that no normalization layer follows, in the order
             in which a model names its layers, such as the classifier of a segmentation network:
             there nothing would undo the scale of a standardised kernel.
 

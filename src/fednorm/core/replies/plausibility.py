@@ -1,4 +1,4 @@
-"""Replies compared with each other: one that is outrageously far from all others is rejected.
+"""Replies compared with each other: one that is implausibly far from all others is rejected.
 
 The plain mean does what a single client wants, if its values are large enough. So where values are
 averaged, a reply is an outlier if something of it is more than `outlier_factor` times the median
@@ -6,7 +6,7 @@ over clients, and than `outlier_factor` times a scale of the server's: an update
 the weights by more than their own length, the inputs of a layer also have to exceed the initial
 statistics. For all but updates and momentum, in which honest clients differ most, it is a tenth of
 `outlier_factor`. Honest clients that differ, a client among others that have nothing left to learn,
-and clients that all diverge together are no outliers. Robust rules need no such help.
+and clients that all diverge together are not outliers. Robust rules need no such help.
 
 This bounds what a false reply can do, and does not prevent it: docs/byzantine.md has numbers.
 """
@@ -60,7 +60,7 @@ _SENTENCES = {
 def reject_outliers(
     task: Task, state: ServerState, good: Sequence[Reply], rejected: Rejected
 ) -> tuple[list[Reply], Rejected]:
-    """Reject replies that are outrageously far from the others; robust rules need no help."""
+    """Reject replies that are implausibly far from the others; robust rules need no help."""
     sizes: list[dict[Quantity, float]] = [{} for _ in good]
     for reply, own in zip(good, sizes, strict=True):
         if task.aggregator.uses_weights:
@@ -78,7 +78,7 @@ def reject_outliers(
 
 @dataclass(frozen=True, slots=True)
 class _ServerScales:
-    """Sizes of what the server has, which are no outliers, however small the others are."""
+    """Sizes of what the server has, which are not outliers, however small the others are."""
 
     task: Task
     state: ServerState

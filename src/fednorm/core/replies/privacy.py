@@ -206,7 +206,7 @@ def release_mean(
 ) -> Reply:
     """Return the noisy mean of the clients' clipped replies, as one reply of weight 1.
 
-    A faulty reply counts as one that changes nothing: who sends one is logged, but not published.
+    A faulty reply counts as one that changes nothing: its sender is logged, but not published.
     `pools` says whether statistics are moments, or else running statistics.
     """
     good, rejected = validate_replies(replies, expected)

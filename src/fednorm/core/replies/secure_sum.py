@@ -11,7 +11,7 @@ e, e(μ-r) and e·σ². A protocol would add a mask to each integer, and masks c
 Server: adds the integers modulo the word and divides. The result has the form of one reply.
 
 Not here: the masks, keys and dropouts of a protocol. What is computed is what the server would see.
-A counter is no maximum but the mean over clients, rounded; clients that take equally many steps
+A counter is the rounded mean over clients, not the maximum; clients that take equally many steps
 have the same.
 """
 

@@ -95,7 +95,7 @@ def reject_incomplete(
     usual = {name for name, count in counted.items() if 2 * count > len(good)}
     for reply, names in zip(good, held, strict=True):
         if missing := sorted(usual - names):
-            reason = f"it says nothing of {missing[0]!r}, of which most others do"
+            reason = f"it omits {missing[0]!r}, which most others report"
             bad.append(RejectedReply(reply.client, reason, where=missing[0]))
         else:
             kept.append(reply)
@@ -127,15 +127,15 @@ def find_fault(reply: Reply, expected: ReplySchema) -> Fault | None:
 
 def _find_faults(reply: Any, expected: ReplySchema) -> Iterator[Fault]:
     if not isinstance(reply, Reply):
-        yield "", f"it is no reply but {_name_type(reply)}"
+        yield "", f"it is not a reply but {_name_type(reply)}"
     if not _is_whole(reply.client):
-        yield "", f"its client is {reply.client!r}, which is no number of a client"
+        yield "", f"its client is {reply.client!r}, which is not the number of a client"
     if expected.clients is not None and reply.client not in expected.clients:
         yield "", "it was not asked in this round"
     if reply.fault:
         yield "", reply.fault
     if reply.clients != 1 and not expected.combined:
-        yield "", f"it says that it is of {reply.clients!r} clients"
+        yield "", f"it claims to combine {reply.clients!r} clients"
     if reply.round not in {None, expected.round}:
         yield "", f"it answers round {reply.round!r} instead of {expected.round}"
     claim = expected.claims.get(reply.client, _UNBOUNDED)

@@ -2,11 +2,11 @@
 
 Flower's grids unpack the answers of all nodes in one call: bytes that cannot be unpacked end it for
 all of them. And what a message says of its sender is written by the sender; the SuperLink compares
-it with the question in a copy that is not the one that is unpacked. Here each answer is pulled by
-itself, as that to one message.
+it with the question in a copy that is not the one that is unpacked. Here each answer is pulled in
+a separate call.
 
-A user's app that cannot work is told once at the server, with the lines to change. An app that has
-worked before is not judged: nodes may fail later for reasons that are theirs.
+If a user's app cannot work, the server says so once, with the lines to change. After a first answer
+it no longer does: later failures of nodes may have other causes.
 """
 
 import copy
@@ -139,7 +139,7 @@ class NodeNumbers:
     """The numbers by which sums over nodes are ordered; a node keeps its first one.
 
     Nodes choose a number each, so that a run can be repeated to the bit though Flower's node
-    ids are drawn at random. It is no identity: one that is taken is not given to another node.
+    ids are drawn at random. It is not an identity: a taken one is not given to another node.
     """
 
     known: dict[int, int] = field(default_factory=dict)  # by node id

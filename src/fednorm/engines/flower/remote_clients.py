@@ -231,7 +231,7 @@ class RemoteClients:
         value = wire.optional(content, PENDING)["value"]
         weight = float(str(said["weight"]))
         if not value.is_floating_point() or not value.isfinite().all():
-            raise WireError("it exchanges what are no finite numbers.")
+            raise WireError("it exchanges values that are not finite.")
         if not 0 < weight <= LARGEST:
             raise WireError(f"it exchanges with the weight {weight}.")
         return PendingError(str(said["site"]), value, weight)
@@ -244,8 +244,8 @@ class RemoteClients:
     ) -> list[ClientId]:
         """Answer the exchange at which most clients wait; return those that continue.
 
-        All clients pass through the same exchanges. Who waits elsewhere, after most have finished,
-        or more often than the model has places to exchange gets a faulty reply.
+        All clients pass through the same exchanges. A client gets a faulty reply if it waits
+        elsewhere, after most have finished, or more often than the model has places to exchange.
         """
         if not waiting:
             return []

@@ -51,7 +51,7 @@ class Callback:
     gn 1 1
     """
 
-    # Whether it never ends a run. Then it is no part of the settings of an experiment, and runs in
+    # Whether it never ends a run. Then it is not part of the settings of an experiment, and runs in
     # other processes do not wait for it.
     observes: ClassVar[bool] = False
 
@@ -174,14 +174,14 @@ def check_callback(callback: Any) -> Any:
 
     >>> check_callback(3)
     Traceback (most recent call last):
-    fednorm.errors.ConfigError: 3 is no callback: it has none of the methods on_start, ...
+    fednorm.errors.ConfigError: 3 is not a callback: it has none of the methods on_start, ...
     """
     if isinstance(callback, type):
         raise ConfigError(f"{callback.__name__} is a class; a callback is an object of it.")
     if not (_has_hooks(callback) or callable(callback)):
         raise ConfigError(
-            f"{callback!r:.80} is no callback: it has none of the methods {', '.join(_HOOKS)}, "
-            "and is no function of a round."
+            f"{callback!r:.80} is not a callback: it has none of the methods {', '.join(_HOOKS)}, "
+            "and is not a function of a round."
         )
     return callback
 
@@ -224,8 +224,8 @@ class EarlyStopping(Callback):
 
     L. Prechelt, "Early Stopping - But When?", in: Neural Networks: Tricks of the Trade, 1998.
 
-    What is watched is tested on the test samples, unless the data are held out: a number that a run
-    stopped at is not what an unseen sample would give. Compare methods with the same rule.
+    The model is tested on the test samples, unless the data are held out: the number at which a run
+    stops is then better than on unseen samples. Compare methods with the same rule.
     """
 
     name: ClassVar[str] = "early_stopping"

@@ -229,7 +229,7 @@ def _find_run(
     if message.strategy not in titles or message.seed not in experiment.seeds:
         raise ConfigError(
             f"the SuperLink's side tells of {_clean(message.strategy)!r} with seed {message.seed}, "
-            "which is no run of this experiment."
+            "which is not a run of this experiment."
         )
     entry = titles[message.strategy]
     return entry, run_folder(folder, entry, message.seed)

@@ -87,7 +87,7 @@ def check_strategy_fields(experiment: Any) -> None:
 
 
 def check_rates(algorithm: Any, dtype: str) -> None:
-    """Refuse rates of an algorithm with which products are no numbers of `dtype`."""
+    """Refuse rates of an algorithm whose products `dtype` cannot hold."""
     largest = _LARGEST_RATE if dtype == "float32" else _LARGEST_RATE**8
     for key in ("lr", "weight_decay", "server_lr", "server_tau", "mu", "alpha"):
         value = getattr(algorithm, key, None) or 0.0
