@@ -169,6 +169,13 @@ def test_csv_has_rows_of_runs_rounds_and_strategies(tmp_path):
         found.to_csv(rows="seeds")
 
 
+def test_an_r2_below_zero_is_written_as_in_the_report():
+    runs = comparison(run("fbn", (-1e9,)), run("gn", (-0.25,)), run("naive", (0.5,)))
+    text = runs.to_latex(against="naive")
+    assert r"gn & $-$25.0 & $-$75.0 \\" in text
+    assert r"fbn & $<$ $-$1000 & $<$ $-$1000 \\" in text
+
+
 def test_notebooks_show_a_table():
     html = comparison(run("<b>", (0.5,)), run("fbn", (0.8,)))._repr_html_()
     assert "&lt;b&gt;" in html

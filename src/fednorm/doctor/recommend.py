@@ -25,12 +25,11 @@ from fednorm.doctor.findings import (
 )
 from fednorm.doctor.race import BASELINE, CALIBRATED
 from fednorm.experiment.schema.config import Experiment
+from fednorm.experiment.summary.result_table import MISSING, format_percent
 from fednorm.report.format import (
-    MISSING,
     Column,
     format_count,
     format_number,
-    format_percent,
     format_ratio,
     format_share,
     format_toml,

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fednorm.experiment.results import Comparison, FigureResult, RunResult
+from fednorm.experiment.summary.result_table import keep_finite
 from fednorm.report.annotations import label_ends, mark_freezing
-from fednorm.report.format import keep_finite
 from fednorm.report.series import (
     Curve,
     Finals,

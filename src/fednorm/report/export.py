@@ -22,11 +22,12 @@ from fednorm.experiment.results import FigureResult, PanelResult, Summary
 from fednorm.experiment.summary.result_table import (
     describe_spread,
     escape_latex,
+    keep_finite,
     make_table,
     write_csv,
 )
 from fednorm.experiment.summary.significance import TableSpec, measure_spread, summarize_runs
-from fednorm.report.format import capitalize, describe_setting, keep_finite
+from fednorm.report.format import capitalize, describe_setting
 from fednorm.report.ranking import is_personal
 from fednorm.report.series import average_accuracy
 from fednorm.report.styles import Style, choose_styles, frame_axes, write_print

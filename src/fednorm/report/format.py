@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 from rich import box
@@ -11,44 +10,11 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from fednorm.experiment.summary.result_table import MISSING, keep_finite
 from fednorm.objects import OBJECT
 
-MISSING = "–"
-
-_LOWEST, _FAR_BELOW = -10.0, "< −1000"  # of an R² that says no more than that it is bad
 _WHOLE = 100  # larger numbers have no decimals
 _SHOWN = 4  # names in a list
-
-
-def keep_finite(value: float | None) -> float | None:
-    """Return `value`, or None if it is missing or not finite."""
-    return value if value is not None and isfinite(value) else None
-
-
-def format_percent(fraction: float | None) -> str:
-    """Write a fraction in per cent, without the sign.
-
-    >>> format_percent(0.7984), format_percent(None), format_percent(float("nan"))
-    ('79.8', '–', '–')
-    >>> format_percent(-0.25), format_percent(-1e9)  # R² has no lower bound
-    ('−25.0', '< −1000')
-    """
-    value = keep_finite(fraction)
-    if value is None or value < _LOWEST:
-        return MISSING if value is None else _FAR_BELOW
-    return f"{100 * value:.1f}".replace("-", "−")
-
-
-def format_mean(mean: float | None, spread: float, seeds: int) -> str:
-    """Write a mean of fractions in per cent; one seed has no spread.
-
-    >>> format_mean(0.7984, 0.004, 3), format_mean(0.7984, 0.0, 1)
-    ('79.8 ± 0.4', '79.8')
-    """
-    with_spread = keep_finite(mean) is not None and keep_finite(spread) is not None and seeds > 1
-    written = format_percent(mean)
-    with_spread = with_spread and written != _FAR_BELOW
-    return f"{written} ± {format_percent(spread)}" if with_spread else written
 
 
 def format_figure(mean: float | None, spread: float, seeds: int) -> str:
@@ -101,20 +67,6 @@ def format_number(value: float | None) -> str:
         return MISSING
     whole = number == round(number) or number >= _WHOLE
     return f"{number:,.0f}" if whole else f"{number:.1f}"
-
-
-def format_points(difference: float | None) -> str:
-    """Write a difference in points, always with its sign.
-
-    >>> format_points(1.25), format_points(-0.31), format_points(0.02), format_points(None)
-    ('+1.2', '−0.3', '0.0', '–')
-    """
-    value = keep_finite(difference)
-    if value is None or value < 100 * _LOWEST:
-        return MISSING if value is None else _FAR_BELOW
-    text = f"{abs(value):.1f}"
-    sign = "−" if value < 0 else "+"
-    return text if float(text) == 0 else sign + text
 
 
 def list_names(names: Sequence[object]) -> str:

@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fednorm.experiment.results import Comparison, FigureResult, PanelResult
-from fednorm.report.format import format_points, keep_finite
+from fednorm.experiment.summary.result_table import format_points, keep_finite
 from fednorm.report.ranking import has_diverged
 from fednorm.report.styles import render_svg
 

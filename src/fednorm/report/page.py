@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from fednorm.experiment.results import Comparison, FigureResult, PanelResult
 from fednorm.experiment.schema.config import Experiment
-from fednorm.experiment.summary.result_table import write_csv
+from fednorm.experiment.summary.result_table import format_percent, write_csv
 from fednorm.report.clients import (
     describe_labels,
     list_client_values,
@@ -34,14 +34,7 @@ from fednorm.report.curves import (
     render_panel,
     render_sensitivity,
 )
-from fednorm.report.format import (
-    capitalize,
-    describe_setting,
-    flatten,
-    format_percent,
-    format_toml,
-    split_common,
-)
+from fednorm.report.format import capitalize, describe_setting, flatten, format_toml, split_common
 from fednorm.report.heatmaps import (
     describe_gaps,
     describe_grid,

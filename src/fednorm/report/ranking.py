@@ -14,7 +14,8 @@ from math import sqrt
 
 from fednorm.experiment.results import Comparison, Summary
 from fednorm.experiment.schema.specs import OWN_SETTINGS
-from fednorm.report.format import capitalize, format_percent, keep_finite
+from fednorm.experiment.summary.result_table import format_percent, keep_finite
+from fednorm.report.format import capitalize
 from fednorm.report.styles import find_known_name
 
 

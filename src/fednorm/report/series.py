@@ -9,8 +9,9 @@ from statistics import fmean
 from typing import Any, TypeAlias
 
 from fednorm.experiment.results import Comparison, FigureResult, PanelResult, RunResult
+from fednorm.experiment.summary.result_table import keep_finite
 from fednorm.experiment.summary.significance import Spread, measure_spread
-from fednorm.report.format import flatten, keep_finite
+from fednorm.report.format import flatten
 from fednorm.report.styles import Style, choose_styles
 
 Limits: TypeAlias = tuple[float, float]

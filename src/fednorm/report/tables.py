@@ -15,18 +15,20 @@ from rich.table import Table
 from rich.text import Text
 
 from fednorm.experiment.results import Comparison, FigureResult, PanelResult, RunResult, Summary
-from fednorm.report.format import (
+from fednorm.experiment.summary.result_table import (
     MISSING,
+    format_mean,
+    format_percent,
+    format_points,
+    keep_finite,
+)
+from fednorm.report.format import (
     Column,
     capitalize,
     format_bytes,
     format_figure,
-    format_mean,
     format_number,
-    format_percent,
-    format_points,
     format_ratio,
-    keep_finite,
     make_table,
 )
 from fednorm.report.ranking import is_level, is_personal, is_uniform, measure_lead, rank

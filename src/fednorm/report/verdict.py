@@ -10,7 +10,8 @@ from itertools import combinations
 from typing import Any, Literal, TypeAlias
 
 from fednorm.experiment.results import Comparison, PanelResult, RunResult, Summary
-from fednorm.report.format import format_count, format_mean, format_percent, keep_finite, list_names
+from fednorm.experiment.summary.result_table import format_mean, format_percent, keep_finite
+from fednorm.report.format import format_count, list_names
 from fednorm.report.ranking import (
     Ranking,
     estimate_noise,

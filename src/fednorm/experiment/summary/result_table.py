@@ -9,10 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
-
-from jinja2 import Environment
 
 from fednorm.errors import ConfigError, MissingPandasError
 from fednorm.experiment.summary.significance import (
@@ -29,6 +28,7 @@ from fednorm.experiment.summary.significance import (
 Rows: TypeAlias = Literal["runs", "rounds", "strategies"]
 
 MISSING = "–"
+_LOWEST, _FAR_BELOW = -10.0, "< −1000"  # of an R² that says no more than that it is bad
 _SMALLEST = 0.001  # p that is written
 _HTML = """\
 <table><caption>{{ table.caption }}</caption>
@@ -39,6 +39,51 @@ _HTML = """\
 {%- if best and loop.index <= 2 %}<td><b>{{ cell }}</b></td>{% else %}<td>{{ cell }}</td>{% endif %}
 {%- endfor %}</tr>
 {% endfor %}</tbody></table>"""
+
+
+def keep_finite(value: float | None) -> float | None:
+    """Return `value`, or None if it is missing or not finite."""
+    return value if value is not None and isfinite(value) else None
+
+
+def format_percent(fraction: float | None) -> str:
+    """Write a fraction in per cent, without the sign.
+
+    >>> format_percent(0.7984), format_percent(None), format_percent(float("nan"))
+    ('79.8', '–', '–')
+    >>> format_percent(-0.25), format_percent(-1e9)  # R² has no lower bound
+    ('−25.0', '< −1000')
+    """
+    value = keep_finite(fraction)
+    if value is None or value < _LOWEST:
+        return MISSING if value is None else _FAR_BELOW
+    return f"{100 * value:.1f}".replace("-", "−")
+
+
+def format_mean(mean: float | None, spread: float | None, seeds: int) -> str:
+    """Write a mean of fractions in per cent; one seed has no spread.
+
+    >>> format_mean(0.7984, 0.004, 3), format_mean(0.7984, 0.0, 1)
+    ('79.8 ± 0.4', '79.8')
+    """
+    with_spread = keep_finite(mean) is not None and keep_finite(spread) is not None and seeds > 1
+    written = format_percent(mean)
+    with_spread = with_spread and written != _FAR_BELOW
+    return f"{written} ± {format_percent(spread)}" if with_spread else written
+
+
+def format_points(difference: float | None) -> str:
+    """Write a difference in points, always with its sign.
+
+    >>> format_points(1.25), format_points(-0.31), format_points(0.02), format_points(None)
+    ('+1.2', '−0.3', '0.0', '–')
+    """
+    value = keep_finite(difference)
+    if value is None or value < 100 * _LOWEST:
+        return MISSING if value is None else _FAR_BELOW
+    text = f"{abs(value):.1f}"
+    sign = "−" if value < 0 else "+"
+    return text if float(text) == 0 else sign + text
 
 
 @dataclass(frozen=True)
@@ -53,6 +98,8 @@ class ResultTable:
 
     def to_html(self) -> str:
         """Return the table as an HTML element."""
+        from jinja2 import Environment  # noqa: PLC0415 (numbers are written without it)
+
         return Environment(autoescape=True).from_string(_HTML).render(table=self)
 
     def to_latex(self, label: str = "tab:results") -> str:
@@ -133,7 +180,7 @@ def _list_columns(
     """Yield the columns, optional ones only if they were measured."""
     yield "strategy", [f"{row['strategy']}{'†' if row['diverged'] else ''}" for row in rows]
     metric = " or ".join(dict.fromkeys(run["metric"] for run in runs)) or "accuracy"
-    yield f"{metric} (%)", [write_mean(row["accuracy"], row["spread"]) for row in rows]
+    yield f"{metric} (%)", [format_mean(r["accuracy"], r["spread"], r["seeds"]) for r in rows]
     if len({row["seeds"] for row in rows}) > 1:
         yield "n", [str(row["seeds"]) for row in rows]
     for key, title in (
@@ -141,36 +188,17 @@ def _list_columns(
         ("attack_success", "attack success (%)"),
     ):
         if any(row[key] is not None for row in rows):
-            yield title, [_write_percent(row[key]) for row in rows]
+            yield title, [format_percent(row[key]) for row in rows]
     if any(row["epsilon"] is not None for row in rows):
         yield "ε", [MISSING if row["epsilon"] is None else f"{row['epsilon']:.3g}" for row in rows]
     if reference is not None and any(row["difference"] is not None for row in rows):
-        yield f"Δ {reference}", [_write_points(row["difference"]) for row in rows]
+        yield f"Δ {reference}", [_format_difference(row["difference"]) for row in rows]
         if any(row["p_holm"] is not None for row in rows):
             yield "p", [_write_p(row["p_holm"]) for row in rows]
 
 
-def write_mean(mean: float | None, spread: float | None) -> str:
-    """Write fractions in per cent.
-
-    >>> write_mean(0.981, 0.004), write_mean(0.981, None), write_mean(None, None)
-    ('98.1 ± 0.4', '98.1', '–')
-    """
-    shown = _write_percent(mean)
-    return (
-        f"{shown} ± {_write_percent(spread)}" if mean is not None and spread is not None else shown
-    )
-
-
-def _write_percent(value: float | None) -> str:
-    return MISSING if value is None else f"{100 * value:.1f}"
-
-
-def _write_points(value: float | None) -> str:
-    if value is None:
-        return MISSING
-    text = f"{abs(100 * value):.1f}"
-    return text if float(text) == 0 else f"{'−' if value < 0 else '+'}{text}"
+def _format_difference(value: float | None) -> str:
+    return format_points(None if value is None else 100 * value)
 
 
 def _write_p(value: float | None) -> str:
