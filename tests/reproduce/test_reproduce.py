@@ -293,8 +293,9 @@ def test_the_list_shows_all(monkeypatch):
 
 @pytest.mark.slow
 def test_the_ring_figures_are_drawn_by_ring(tmp_path):
-    assert call("fbn-fig2", "--out", str(tmp_path)).exit_code == 0
+    assert call("fbn-fig2", "--rounds", "3", "--out", str(tmp_path)).exit_code == 0
     assert (tmp_path / "figure2.png").exists()
+    assert json.loads((tmp_path / "ring.json").read_text())["setting"]["rounds"] == 3
 
 
 def test_unavailable_data_are_reported_before_the_first_run(tmp_path):

@@ -93,7 +93,7 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is one choice)
     changed = [*([partition] if partition else []), *length, *(panels or []), *(settings or [])]
     folder = out or RESULTS / name_folder("-".join([Path(name).stem, scale, *changed]))
     if figure.ring is not None:
-        ring(out=folder, rounds=figure.ring.get("rounds", 100), seed=0)
+        ring(out=folder, rounds=rounds or figure.ring.get("rounds", 100), seed=0)
         return
     given = {"data.root": data_dir, "device": device, "partition": partition}
     chosen = [f"{key}={value}" for key, value in given.items() if value is not None]
