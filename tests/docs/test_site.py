@@ -132,6 +132,12 @@ def test_every_public_name_is_in_the_api(pages):
     assert [name for name, place in names.items() if f"{place}.{name}" not in anchors] == []
 
 
+def test_doctests_of_the_api_are_shown_as_code(site):
+    for page in (site / "api").glob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert "<blockquote>" not in text, page.name  # `>>>` outside of code is a quotation
+
+
 def test_every_setting_and_entry_is_in_the_reference(site):
     settings = (site / "reference" / "settings.html").read_text(encoding="utf-8")
     assert [key for key in Experiment.model_fields if f"<code>{key}</code>" not in settings] == []
