@@ -26,6 +26,7 @@ which has that client's digit. The settings are `choose-one-step-bn-last` (with 
 ARXIV = re.compile(r"(?<!/)arXiv:(\d{4}\.\d{4,5})")
 DRAWING = re.compile(r"!\[([^\]]*)\]\((?:\.\./)*(?:docs/)?(figures/[\w/-]+\.svg)\)")
 PAGES = dict[str, tuple[str, str]]  # title and text, by place
+NOTEBOOKS = ("why_batchnorm_breaks", "add_a_strategy", "your_model")
 
 # The names of the API, by page; a test asks that none is missing.
 API = {
@@ -58,7 +59,7 @@ def list_sections() -> dict[str, PAGES]:
         },
         "notebooks": {
             f"notebooks/{path.stem}.md": (read_title(path), convert_notebook(path))
-            for path in sorted((DOCS / "notebooks").glob("*.ipynb"))
+            for path in (DOCS / "notebooks" / f"{name}.ipynb" for name in NOTEBOOKS)
         },
         "api": {
             f"api/{re.sub('[^a-z]+', '-', title.lower())}.md": (title, document_names(title))
@@ -106,9 +107,7 @@ def format_docstring(text: str) -> str:
     """Return a docstring as Markdown: paths and names stay as they are."""
     text = re.sub(r"(?<![`\w])\*(?!\*)", r"\\*", text)
     text = re.sub(r"^(Client|Server|Test|Deviations?):", r"**\1:**", text, flags=re.MULTILINE)
-    return link_papers(
-        text.replace("`docs/own-methods.md`", "[dualbn and alignbn](../own-methods.md)")
-    )
+    return link_papers(re.sub(r"`(docs/([\w-]+\.md))`", r"[\1](../\2)", text))
 
 
 def describe_method(name: str) -> str:
@@ -134,7 +133,7 @@ def describe_method(name: str) -> str:
             text = re.sub(r"\]\((?!\w+:)", "](../", cell.replace("\\|", "|"))
             parts.append(f"**{title[0].upper()}{title[1:]}**")
             parts.append(text.replace("<br>", "  \n"))
-        parts.append("[fidelity.md](../fidelity.md) defines the words of this section.")
+        parts.append("[Fidelity](../fidelity.md) defines the words of this section.")
     return "\n\n".join(parts) + "\n"
 
 
@@ -144,7 +143,12 @@ def tabulate_fields(fields: list) -> str:
     for field in fields:
         default = "needed" if field.default is None else f"`{field.default}`"
         rows.append(f"| `{field.name}` | {default} | {escape(field.help)} |")
-    return "\n".join(rows)
+    return wrap_table("\n".join(rows))
+
+
+def wrap_table(table: str) -> str:
+    """Return a table whose last column is below the others on a narrow screen."""
+    return f'<div class="parameters" markdown>\n\n{table}\n\n</div>'
 
 
 def describe_settings() -> str:
@@ -159,10 +163,9 @@ def describe_settings() -> str:
 Keys of a TOML file, of `--set`, and arguments of `fednorm.compare`; `fednorm list keys` prints the
 same. [Experiments](../experiments.md) shows how they are used.
 
-| key | default | meaning |
-|---|---|---|
 """
-    return head + "\n".join(rows) + "\n"
+    table = ["| key | default | meaning |", "|---|---|---|", *rows]
+    return head + wrap_table("\n".join(table)) + "\n"
 
 
 def describe_entries() -> str:
@@ -236,13 +239,14 @@ def make_gallery() -> str:
     cards = []
     for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
         title, _, body = section.partition("\n")
-        image = re.search(r"!\[[^\]]*\]\([^)]+\)", body)
+        image = re.search(r"!\[[^\]]*\]\(([^)]+)\)", body)
         table = re.search(r"(?:^\|.*\n)+", body, re.MULTILINE)
         if image and table:
             anchor = re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
             command = re.search(r"```sh\n(fednorm reproduce .*?)\n```", body, re.DOTALL)
             cards.append("\n\n".join([
-                f"## {title}", image[0], table[0].strip(),
+                f"## {title}", f"[{image[0]}]({image[1]})",  # opens at full size
+                table[0].strip(),
                 (f"Made by `{command[1]}`. " if command else "")
                 + f"[Setting, length and what it shows](results.md#{anchor}).",
             ]))  # fmt: skip
