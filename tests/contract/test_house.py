@@ -2,6 +2,8 @@
 
 import ast
 import re
+import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -148,6 +150,20 @@ def test_imports_have_no_cycles():
     graph = {name_module(path): list_imports(path, modules) for path in FILES}
     assert sum(map(len, graph.values())) > len(FILES)
     assert find_cycles(graph) == []
+
+
+def test_every_imported_package_is_declared():
+    """What another package happens to bring can be missing after that package's next release."""
+    project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    declared = {re.match(r"[\w-]+", one)[0] for group in lists for one in group}
+    nodes = [node for tree in TREES.values() for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    imported = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)
+    assert {"torch", "typer"} <= imported
+    packages = {"PIL": "pillow", "tomli_w": "tomli-w", "ray": "flwr"}  # Ray: flwr[simulation]
+    assert {packages.get(name, name) for name in imported - {"fednorm"}} <= declared
 
 
 def test_cycles_are_found():
