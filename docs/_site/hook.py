@@ -36,6 +36,7 @@ FENCE = re.compile(r"^( *)(`{3,})[^`\n]*\n.*?^\1\2$", re.MULTILINE | re.DOTALL)
 MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HTML_COMMENT = re.compile(r"^ *<!-- .*? -->\n", re.MULTILINE)
 TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
+METHOD = re.compile(r"^\| `(\w+)`", re.MULTILINE)  # the first cell of a row
 ITEM = re.compile(r"(?:\d+\.|[-*]) +")
 
 
@@ -157,11 +158,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"\0{len(kept) - 1}\0"
 
     if place in WIDE:
+        page.meta["hide"] = ["toc"]
         markdown = f'<div class="wide" markdown>\n\n{markdown}\n\n</div>'
     if not page.file.src_uri.startswith("sources/"):
         markdown = indent_lists(markdown)
     markdown = MERMAID.sub(lambda match: generate.show_diagram(match[1]), markdown)
     markdown = FENCE.sub(keep, HTML_COMMENT.sub("", markdown))
+    if place == "methods.md":
+        markdown = METHOD.sub(r"| [`\1`](methods/\1.md)", markdown)
     markdown = LINK.sub(lead, markdown)
     markdown = generate.inline_drawings(markdown)
     return re.sub(r"\0(\d+)\0", lambda match: kept[int(match[1])], markdown)

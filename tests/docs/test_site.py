@@ -110,6 +110,7 @@ def test_it_opens_from_disk_and_is_searchable(site, pages):
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_every_strategy_has_a_page(site, name):
+    assert f'href="methods/{name}.html"><code>' in (site / "methods.html").read_text()
     page = (site / "methods" / f"{name}.html").read_text(encoding="utf-8")
     for heading in ("What it does", "Fidelity"):
         assert f">{heading}<" in page
