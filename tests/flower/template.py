@@ -1,4 +1,4 @@
-"""Flower's own quickstart for PyTorch, changed by the lines of the README and no others.
+"""Flower's own quickstart for PyTorch, changed by the lines of docs/flower.md and no others.
 
 `client_app.py`, `server_app.py` and `task.py` of examples/quickstart-pytorch, in one file: the
 comments `# Flower:` show what stood there. Data and network are small, and the network has
@@ -142,7 +142,7 @@ def train(msg, context):
 def evaluate(msg, context, unpacks=False):
     """Evaluate the model on local data."""
     # Load the model and initialize it with the received weights
-    if unpacks:  # the README's line for strategies whose models are not the plain one
+    if unpacks:  # the line for strategies whose models are not the plain one
         model = fednorm.flower.unpack(msg, Net(), context)
     else:
         model = Net()
@@ -174,23 +174,25 @@ def evaluate(msg, context, unpacks=False):
     return Message(content=content, reply_to=msg)
 
 
-def query(msg, context):
-    """Measure the statistics of local data; the README's lines for hbn and heterofl."""
-    trainloader, _ = load_data(
-        context.node_config["partition-id"],
-        context.node_config["num-partitions"],
-        context.run_config["batch-size"],
-    )
-    batches = ((batch["img"], batch["label"]) for batch in trainloader)
-    return fednorm.flower.calibrate(msg, Net(), context, batches, examples=len(trainloader.dataset))
-
-
 def make_client(*, unpacks=False, answers=False, mods=()):
     app = ClientApp(mods=list(mods))
     app.train()(train)
     app.evaluate()(lambda msg, context: evaluate(msg, context, unpacks))
     if answers:
-        app.query("fednorm")(query)
+
+        @app.query("fednorm")
+        def measure(msg, context):
+            trainloader, _ = load_data(
+                context.node_config["partition-id"],
+                context.node_config["num-partitions"],
+                context.run_config["batch-size"],
+            )
+            # All of the node's data once.
+            batches = [(batch["img"], batch["label"]) for batch in trainloader]
+            return fednorm.flower.calibrate(
+                msg, Net(), context, batches, examples=len(trainloader.dataset)
+            )
+
     return app
 
 

@@ -1,4 +1,4 @@
-"""Flower's own quickstart with the README's lines: training, evaluation, metrics, final model."""
+"""Flower's own quickstart with the lines of docs/flower.md: training, tests, final model."""
 
 import os
 import re
@@ -18,6 +18,7 @@ from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
 import fednorm.flower
+from docs.pages import list_blocks
 from fednorm.engines.flower import wire
 from fednorm.errors import ConfigError
 from flower import template
@@ -53,8 +54,19 @@ def mean_scores(models):
     return [sum(s[i] * s[2] for s in scores) / total for i in (0, 1)]
 
 
+def test_the_template_is_changed_as_the_page_says():
+    written = {line.strip() for line in Path(template.__file__).read_text().splitlines()}
+    blocks = [block for block in list_blocks("diff") if block.page == "docs/flower.md"]
+    lines = [line for block in blocks for line in block.text.splitlines() if line[:3] != "---"]
+    added = {line[1:].strip() for line in lines if line[0:1] == "+"}
+    removed = {f"# Flower: {line[1:].strip()}" for line in lines if line[0:1] == "-"}
+    assert len(blocks) == 2
+    assert removed
+    assert added | removed <= written
+
+
 @pytest.mark.parametrize("name", PLAIN)
-def test_the_template_works_with_the_lines_of_the_readme(name, tmp_path):
+def test_the_template_works_with_the_lines_of_the_page(name, tmp_path):
     """Evaluation on nodes and at the server, metrics, configuration, and the saved model."""
     path = tmp_path / "final_model.pt"
     client = make_client(answers=name == "heterofl")
