@@ -4,7 +4,7 @@
 # make docs           build the documentation's site into site/; open site/index.html
 # make release-check  build sdist and wheel, and try the wheel in a clean environment
 # make peers          install other simulators next to fednorm, to time them
-# make audit          ask for known holes in the installed versions; needs the network
+# make audit          look up known vulnerabilities of the installed versions; needs the network
 PYTHON ?= python3
 BIN := .venv/bin
 OUT ?= results/demo
