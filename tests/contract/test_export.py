@@ -1,6 +1,7 @@
 """What is exported is what was tested: the file of every strategy, in the model it is meant for."""
 
 import json
+import re
 from dataclasses import asdict
 
 import pytest
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import fednorm
+from fednorm.errors import ConversionError
 from fednorm.experiment.job import Job, execute_job
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.run import UNWATCHED
@@ -110,11 +112,38 @@ def test_layers_of_another_kind_with_the_same_keys_are_refused(name, tmp_path):
     assert torch.equal(fednorm.load(tmp_path, Untracked())(x), expected)
     saved, plain = load_file(tmp_path / "runs" / f"{name}-seed0/model.safetensors"), Untracked()
     if name in NEEDS_LOAD:
-        with pytest.raises(RuntimeError, match=r"Unexpected key.*load this with"):
+        with pytest.raises(RuntimeError, match=r"Unexpected key.*use_fednorm_load"):
             plain.load_state_dict(saved)
     else:
         plain.load_state_dict(saved)
         torch.testing.assert_close(plain.eval()(x), expected, rtol=0, atol=1e-6)
+
+
+def make_bare():
+    """Return a model whose BatchNorm layer has no tensors at all."""
+    norm = nn.BatchNorm2d(4, affine=False, track_running_stats=False)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.Flatten(), nn.Linear(144, 10))
+
+
+@pytest.mark.parametrize("make", [make_plain, Untracked, make_bare])
+@pytest.mark.parametrize("entry", list(list_variants()))
+def test_the_plain_model_refuses_what_computes_something_else(entry, make):
+    """Whatever state a user saves: of the converted model, or of the folded one."""
+    fields = {key: value for key, value in entry.items() if key != "name"}
+    try:
+        converted = fednorm.convert(make(), entry["name"], **fields).eval()
+    except ConversionError:  # such as fixup without residual branches
+        return
+    x = torch.randn(3, 1, 8, 8)
+    for state in (converted.state_dict(), fednorm.fold(converted).state_dict()):
+        plain = make().eval()
+        try:
+            plain.load_state_dict(state)
+        except RuntimeError as error:
+            assert re.search("Missing key|Unexpected key", str(error))  # noqa: PT017 (not all raise)
+        else:
+            torch.testing.assert_close(plain(x), converted(x), rtol=0, atol=1e-6)
+    converted.load_state_dict(converted.state_dict())
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Conversion works on a copy, keeps what a layer has, and refuses by name what it cannot keep."""
 
 import copy
+import pickle
 import warnings
 
 import pytest
@@ -12,8 +13,9 @@ from fednorm import create_strategy
 from fednorm.algorithms import create_algorithm
 from fednorm.core.layer import NormLayer
 from fednorm.core.task import Task
-from fednorm.nn.batch_norm import FedBatchNorm
-from fednorm.nn.convert import ConversionError, SampleNorm, to_fed_batch_norm
+from fednorm.nn.batch_norm import FedBatchNorm, FedBatchNorm2d
+from fednorm.nn.convert import ConversionError, SampleNorm, replace, to_fed_batch_norm
+from fednorm.nn.folding import fold
 from fednorm.strategies import STRATEGIES
 from support import nested_model
 
@@ -280,6 +282,27 @@ def test_one_value_per_group_is_refused_not_erased(name, fields):
     model = create_strategy(name, **fields).convert(nn.Sequential(nn.BatchNorm1d(4))).model
     with pytest.raises(ValueError, match="one value per group"):
         model(torch.randn(5, 4))
+
+
+class Doubled(FedBatchNorm2d):
+    """A plug-in's layer, with the tensors of torch's."""
+
+    def forward(self, input):  # noqa: A002 (torch's own name)
+        return 2 * super().forward(input)
+
+
+def test_a_layer_of_another_kind_with_the_same_keys_is_marked():
+    def make(_, layer):
+        layer.__class__ = Doubled
+        return layer
+
+    plain = nested_model()
+    converted = replace(plain, make).model
+    for model in (converted, pickle.loads(pickle.dumps(fold(converted)))):  # noqa: S301 (its own)
+        with pytest.raises(RuntimeError, match=r"Unexpected key.*is_no_batch_norm"):
+            plain.load_state_dict(model.state_dict())
+        model.load_state_dict(model.state_dict())
+        model.load_state_dict(plain.state_dict())  # plain weights are a start
 
 
 def test_a_lazy_layer_is_refused_by_name():

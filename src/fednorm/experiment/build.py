@@ -60,7 +60,6 @@ class PreparedRun:
     setup: EngineRun
     federation: Federation
     data: Dataset
-    keys: frozenset[str]  # of the model's `state_dict` before its conversion
     data_info: DataInfo | None = None  # what an attack on data knows of them
     engine: Engine = ENGINES["loop"]
     kept: int = 0  # bytes that a client keeps between its rounds
@@ -145,8 +144,7 @@ def build_run(
         threads=experiment.threads,
         timeout=experiment.timeout,
     )
-    keys = frozenset(network.state_dict())
-    return PreparedRun(experiment, entry, seed, setup, clients, data, keys, data_info)
+    return PreparedRun(experiment, entry, seed, setup, clients, data, data_info)
 
 
 def build_clients(experiment: Experiment, data: Dataset, seed: int) -> Federation:

@@ -3,9 +3,6 @@
 A file is in the safetensors format: tensors by their `state_dict` keys, and in its header, as JSON,
 which strategy trained which network. Where clients keep personal layers, the file has what is
 shared, and the folder `clients` next to it one file for each client with the rest.
-
-Some conversions replace a layer by one of another kind with the same keys, such as BatchNorm
-without running statistics by GroupNorm. Their file has one key more, which the plain model refuses.
 """
 
 import json
@@ -21,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fednorm.core.messages import ClientState, ServerState
-from fednorm.core.task import Task, export
+from fednorm.core.task import export
 from fednorm.core.types import ClientId, Tensors
 from fednorm.errors import ConfigError
 from fednorm.experiment.build import PreparedRun
@@ -37,7 +34,6 @@ from fednorm.system import atomic_write
 
 MODEL_FILE = "model.safetensors"
 CLIENT_FILES = "clients/*.safetensors"  # next to it
-NOT_PLAIN = "load this with fednorm.load"  # a key of files that only seem to fit the plain model
 _KEY = "fednorm"  # in the header of a file; one key, since the format does not order several
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _LISTED = 4  # tensors that a message names
@@ -56,7 +52,6 @@ class ModelHeader:
     classes: int
     dtype: str
     personal: tuple[str, ...] = ()  # keys that each client has for itself
-    plain: bool = True  # whether layers are of the kinds they had before, or have other keys
     version: str = field(default_factory=lambda: version("fednorm"))
 
 
@@ -110,14 +105,7 @@ def _describe(prepared: PreparedRun, network: nn.Module, personal: tuple[str, ..
         classes=prepared.data.classes,
         dtype=experiment.dtype,
         personal=personal,
-        plain=set(network.state_dict()) != prepared.keys or not _has_other_layers(task, network),
     )
-
-
-def _has_other_layers(task: Task, network: nn.Module) -> bool:
-    """Return whether a folded network has layers of other kinds than before its conversion."""
-    kinds = {path: type(layer).__name__ for path, layer in network.named_modules()}
-    return any(kinds.get(one.path) != one.before for one in task.replaced)
 
 
 def save_model(
@@ -127,8 +115,6 @@ def save_model(
     path.parent.mkdir(parents=True, exist_ok=True)
     personal = set(trained.header.personal)
     tensors = {k: v for k, v in trained.network.state_dict().items() if k not in personal}
-    if not trained.header.plain:
-        tensors[NOT_PLAIN] = torch.zeros(())
     _write(path, tensors, {_KEY: json.dumps(asdict(trained.header))})
     for client, own in clients:
         _find_client_file(path, client).parent.mkdir(exist_ok=True)
@@ -152,7 +138,6 @@ def load_model(
     """Return the trained model of a run's folder or file; see `fednorm.load`."""
     path = _find_file(Path(source))
     header, tensors = _read_header(path), _read(path)[1]
-    tensors.pop(NOT_PLAIN, None)
     own = (file.stem for file in path.parent.glob(CLIENT_FILES))
     _check_client(header, client, sorted(int(stem) for stem in own if stem.isdecimal()))
     if client is not None:

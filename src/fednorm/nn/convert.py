@@ -21,7 +21,13 @@ from fednorm.nn.batch_norm import (
     FedBatchNorm3d,
     FedSyncBatchNorm,
 )
-from fednorm.nn.copies import copy_model, list_hooks, list_skipped_layers, replace_references
+from fednorm.nn.copies import (
+    copy_model,
+    list_hooks,
+    list_skipped_layers,
+    mark,
+    replace_references,
+)
 from fednorm.nn.custom_layers import restore_subclass, strip_subclass
 
 Make: TypeAlias = Callable[[str, _BatchNorm], nn.Module]
@@ -34,6 +40,8 @@ _FEDERATED: dict[type[_BatchNorm], type[FedBatchNorm]] = {
     _BatchNorm: FedBatchNorm,  # of users' classes that take any number of dimensions
 }
 
+_MARK = "is_no_batch_norm_use_fednorm_load"
+
 
 def replace(model: nn.Module, make: Make) -> Conversion:
     """Return a copy of `model` in which `make(path, layer)` replaces every BatchNorm layer.
@@ -43,8 +51,10 @@ def replace(model: nn.Module, make: Make) -> Conversion:
     a user's class adds to torch's is put back after that, or the layer is refused: see
     `custom_layers.py`.
 
-    A new module gets the training flag and the hooks of the layer. A layer that is used in several
-    places is converted once and stays shared.
+    A new module gets the training flag and the hooks of the layer. A layer of another kind with the
+    same `state_dict` keys, such as GroupNorm for BatchNorm without running statistics, is marked,
+    so that the plain model refuses it. A layer that is used in several places is converted once and
+    stays shared.
     """
     _refuse_compiled(model)
     root = nn.ModuleDict({"model": copy_model(model)})  # so that the model may be a layer itself
@@ -55,10 +65,12 @@ def replace(model: nn.Module, make: Make) -> Conversion:
         path = inner.removeprefix("model").removeprefix(".")
         where, before = path or "(the model itself)", type(layer).__name__
         stripped = strip_subclass(where, layer)
-        affine = {"γ": layer.weight, "β": layer.bias}
+        affine, keys = {"γ": layer.weight, "β": layer.bias}, layer.state_dict().keys()
         made[layer] = new = make(where, layer)
         if new is not layer:
             vars(new.train(layer.training)).update(list_hooks(layer))
+        if type(new) not in _FEDERATED.values() and new.state_dict().keys() == keys:
+            mark(new, _MARK)
         restore_subclass(where, stripped, layer, new)
         note = _describe_dropped(affine, new)
         replaced.append(Replacement(path, before, type(new).__name__, note))

@@ -2,8 +2,8 @@
 
 Conversions, stacked models and processes all train copies. `copy.deepcopy` keeps the hooks of
 modules and drops those of tensors, and it cannot copy a lazy layer that has no shape yet: a copy
-that would silently be another model is refused. A `state_dict` is a copy, too: that of a
-`MarkedLayer` is refused by the layer it was made from.
+that would silently be another model is refused. A `state_dict` is a copy, too: that of a layer
+that is marked is refused by the layer it was made from.
 
 A plain list of registered layers, such as `self.norms = [...]`, must follow a replacement. A layer
 that is not registered is in no state_dict either, and no strategy can see it.
@@ -12,6 +12,7 @@ that is not registered is in no state_dict either, and no strategy can see it.
 import copy
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import torch
@@ -43,6 +44,24 @@ class MarkedLayer(nn.Module):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         mine = {key: value for key, value in state_dict.items() if key != prefix + self.MARK}
         super()._load_from_state_dict(mine, prefix, *rest)
+
+
+def mark(layer: nn.Module, name: str) -> None:
+    """Mark a layer of any class as `MarkedLayer` does; the mark stays when the class changes."""
+    layer.register_state_dict_post_hook(partial(_write_mark, name))  # type: ignore[no-untyped-call]
+    layer.register_load_state_dict_pre_hook(  # type: ignore[no-untyped-call]
+        partial(_drop_mark, name)
+    )
+
+
+def _write_mark(name: str, _layer: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    state[prefix + name] = torch.empty(0)
+
+
+def _drop_mark(
+    name: str, _layer: nn.Module, state: dict[str, Any], prefix: str, *_rest: Any
+) -> None:
+    state.pop(prefix + name, None)
 
 
 def copy_model(model: nn.Module, *, sharing: Iterable[object] = ()) -> nn.Module:

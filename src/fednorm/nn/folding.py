@@ -52,13 +52,8 @@ def fold(model: nn.Module) -> nn.Module:
     """Return a copy of a converted model, in evaluation mode, with torch's layers where possible.
 
     It gives the same outputs in evaluation, and its `state_dict` fits the model before conversion
-    wherever the strategy keeps the layers' kinds. The given model stays as it is; a model without
-    converted layers is only copied.
-
-    BatchNorm without running statistics has the keys of the GroupNorm that replaces it, so such a
-    `state_dict` loads into the model before conversion, which then computes something else. Only
-    files and Flower's arrays are marked, so that it refuses them: torch's layers have no place for
-    a mark. Use the folded model itself.
+    wherever the strategy keeps the layers' kinds; elsewhere that model refuses it. The given model
+    stays as it is; a model without converted layers is only copied.
 
     >>> import fednorm
     >>> plain = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))

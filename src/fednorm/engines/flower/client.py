@@ -10,9 +10,7 @@ It is what an evaluation gets, at the server and on the nodes, and what a run en
 model loads it strictly and computes what was tested, or refuses it:
 
 - tensors that stay on the nodes are not in it: without them there is no model to test;
-- layers of another kind have other keys;
-- where the keys are the same but a layer computes something else (fedfn), the key `NOT_PLAIN` is
-  added, which the plain model does not know.
+- layers that compute something else have other keys.
 
 `unpack` and `read_global_model` accept all of them.
 """
@@ -328,27 +326,16 @@ def _clip_gradient(clip: Clip, weight: nn.Parameter, gradient: Tensor) -> Tensor
     return clip(gradient, weight.detach())
 
 
-NOT_PLAIN = "load this with fednorm.flower.unpack"
-
-
 def find_personal(task: Task) -> set[str]:
     """Return the keys of the tensors that stay on the nodes."""
     return {key for key, role in task.layout.roles.items() if role is Role.PERSONAL}
 
 
-def write_global_model(task: Task, folded: nn.Module, plain: nn.Module) -> ArrayRecord:
-    """Return a folded model as arrays; `plain` is the user's model, before its conversion."""
+def write_global_model(task: Task, folded: nn.Module) -> ArrayRecord:
+    """Return a folded model as arrays."""
     personal = find_personal(task)
     state = {key: value for key, value in folded.state_dict().items() if key not in personal}
-    if state.keys() == plain.state_dict().keys() and not _computes_like(folded, plain):
-        state[NOT_PLAIN] = torch.zeros(())
     return to_array_record(state)
-
-
-def _computes_like(folded: nn.Module, plain: nn.Module) -> bool:
-    """Return whether two models have layers of the same types at the same places."""
-    ours, theirs = ({p: type(m) for p, m in model.named_modules()} for model in (folded, plain))
-    return ours == theirs
 
 
 def read_global_model(
@@ -362,13 +349,9 @@ def read_global_model(
     roles, tested = find_roles(converted, strategy.role), fold(converted)
     own = tested.state_dict()
     personal = {key: kept.get(key, own[key]) for key in own if roles.get(key) is Role.PERSONAL}
-    found = {**_read(arrays), **personal}
+    found = {**to_tensors(arrays), **personal}
     tested.load_state_dict(expect("the received model", found, own))
     return tested
-
-
-def _read(arrays: ArrayRecord) -> dict[str, Tensor]:
-    return {key: value for key, value in to_tensors(arrays).items() if key != NOT_PLAIN}
 
 
 def read_initial_arrays(arrays: ArrayRecord, task: Task, plain: nn.Module) -> dict[str, Tensor]:
@@ -378,7 +361,7 @@ def read_initial_arrays(arrays: ArrayRecord, task: Task, plain: nn.Module) -> di
     """
     personal = find_personal(task)
     own = {key: value for key, value in plain.state_dict().items() if key in personal}
-    return {**own, **_read(arrays)}
+    return {**own, **to_tensors(arrays)}
 
 
 @torch.no_grad()

@@ -198,7 +198,7 @@ class NormStrategy(Strategy):
 
     def _arrays(self) -> ArrayRecord:
         """Return the global model, without what stays on the nodes."""
-        return write_global_model(self.task, self.model, self.given)
+        return write_global_model(self.task, self.model)
 
     def _fits_plain(self, arrays: ArrayRecord) -> bool:
         return arrays.keys() == self.given.state_dict().keys()
