@@ -166,8 +166,13 @@ class Simulated(Nodes):
 
 @pytest.mark.parametrize("runtime", [Nodes, Simulated])
 def test_an_app_without_the_query_is_told_the_lines(runtime, tmp_path):
-    lines = r'@app\.query\("fednorm"\)\ndef query\(msg, context\):'
-    with pytest.raises(ConfigError, match=lines) as caught:
+    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text(encoding="utf-8")
+    shown = page.partition("--- client_app.py, for hbn, heterofl and alignbn\n")[2].partition(
+        "```"
+    )[0]
+    lines = "\n".join(line[1:] for line in shown.splitlines())
+    assert '@app.query("fednorm")' in lines
+    with pytest.raises(ConfigError, match=re.escape(lines)) as caught:
         run("heterofl", make_client(), tmp_path / "model.pt", runtime=runtime)
     assert (
         str(caught.value)

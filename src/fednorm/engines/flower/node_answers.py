@@ -270,9 +270,12 @@ _LOCAL_STEPS = (
 _QUERY = """The ClientApp needs these lines:
 
 @app.query("fednorm")
-def query(msg, context):
-    batches = [(images, labels) for images, labels in trainloader]  # all of the node's data once
-    return fednorm.flower.calibrate(msg, Net(), context, batches, examples=len(trainloader.dataset))
+def measure(msg, context):
+    # All of the node's data once.
+    batches = [(batch["img"], batch["label"]) for batch in trainloader]
+    return fednorm.flower.calibrate(
+        msg, Net(), context, batches, examples=len(trainloader.dataset)
+    )
 """
 
 
