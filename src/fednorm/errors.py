@@ -11,7 +11,7 @@ code which knows nothing of fednorm can catch it.
 unknown strategy 'fnb'; did you mean 'fbn' or 'fixbn'
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 
@@ -39,13 +39,19 @@ class WireError(FednormError, ValueError):
     """A message that cannot be read; the text says what was expected and what came."""
 
 
+GENERAL_REMEDY = (
+    "Lower the learning rate (algorithm.lr), clip gradients (algorithm.clip_norm = 1), or choose "
+    "another strategy."
+)
+_LISTED = 4  # clients that a message names
+
+
 class NonFiniteLossError(FednormError):
     """A client's loss became NaN or infinite."""
 
     def __init__(self, client: int, round_: int, loss: float) -> None:
         super().__init__(
-            f"the loss is {loss} in round {round_} at client {client}; "
-            "lower the learning rate, or choose another strategy."
+            f"the loss is {loss} in round {round_} at client {client}. {GENERAL_REMEDY}"
         )
         self.client, self.round, self.loss = client, round_, loss
 
@@ -60,11 +66,20 @@ class NoUsableReplyError(FednormError):
     def __init__(
         self, round_: int, rejected: Sequence[Any], *, good: int = 0, reason: str = ""
     ) -> None:
-        reasons = reason or "; ".join(f"client {r.client}: {r.reason}" for r in rejected)
+        reasons = reason or "; ".join(_group_rejected(rejected))
         few = f"only {good} usable repl{'y' if good == 1 else 'ies'}, fewer than it needs"
         why = reasons or ("no other arrived" if good else "none arrived")
         super().__init__(f"round {round_} has {few if good else 'no usable reply'} ({why}).")
         self.round, self.rejected, self.good = round_, tuple(rejected), good
+
+
+def _group_rejected(rejected: Sequence[Any]) -> Iterator[str]:
+    """Yield each reason once, with the clients that were rejected for it."""
+    for reason in dict.fromkeys(r.reason for r in rejected):
+        clients = [str(r.client) for r in rejected if r.reason == reason]
+        more = len(clients) - _LISTED
+        named = ", ".join(clients[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+        yield f"client{'s' if len(clients) > 1 else ''} {named}: {reason}"
 
 
 class CallbackError(FednormError):

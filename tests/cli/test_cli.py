@@ -14,7 +14,9 @@ import fednorm
 from fednorm.attacks import ATTACKS
 from fednorm.cli import app, main
 from fednorm.cli.listing import KINDS
+from fednorm.errors import GENERAL_REMEDY
 from fednorm.strategies import STRATEGIES
+from fednorm.strategies.base import FIXED_STATISTICS_REMEDY
 
 QUICK = ["--rounds", "3", "--seeds", "1", "--clients", "3", "--workers", "1"]
 
@@ -37,6 +39,18 @@ def call():
 
 def inside(*arguments):
     return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "120"})
+
+
+@pytest.mark.slow
+def test_compare_says_what_to_try_after_a_divergence(tmp_path):
+    settings = [*QUICK, "--seeds", "2", "--lr", "1e30", "--out", tmp_path]
+    result = inside("compare", *settings, "--strategies", "naive,fbn")
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.partition("Report:")[2].split())
+    assert said.count(" seed 0, diverged: ") == 2  # the first of each strategy
+    assert said.count(" diverged: ") == 2
+    assert GENERAL_REMEDY in said
+    assert FIXED_STATISTICS_REMEDY in said
 
 
 @pytest.mark.slow

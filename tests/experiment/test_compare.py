@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import subprocess
 import sys
 
@@ -10,12 +11,13 @@ import torch
 from torch import nn
 
 import fednorm
-from fednorm.errors import ConfigError
+from fednorm.errors import GENERAL_REMEDY, ConfigError
 from fednorm.experiment import comparison, job
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.prepare import prepare
 from fednorm.experiment.run import Monitor
 from fednorm.experiment.schema.load import build_experiment
+from fednorm.strategies import STRATEGIES
 
 QUICK = {"rounds": 4, "seeds": 2, "clients": 3, "eval_every": 2}
 
@@ -161,7 +163,17 @@ def test_a_run_that_diverges_with_frozen_statistics_says_what_to_try():
         assert "choose a smaller one, or 'alignbn'" in fixed.error
         assert "algorithm.clip_norm = 1" in fixed.error
     fresh = fednorm.simulate("none", **wild)
-    assert fresh.error.endswith("lower the learning rate, or choose another strategy.")
+    assert fresh.error.endswith(GENERAL_REMEDY)
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_a_run_that_diverges_says_which_switch_to_try(name):
+    """Whether it is the loss that is not finite, or what the clients send."""
+    model = {"name": "resnet", "widths": [4, 6]}
+    wild = {"algorithm": {"name": "fedavg", "lr": 1e30}, "local_steps": 3, "model": model}
+    found = fednorm.simulate(name, **{**_one(), **wild})
+    assert found.status == "diverged"
+    assert re.search(r"algorithm\.(clip_norm|schedule)", found.error)
 
 
 def test_an_interruption_keeps_finished_runs_and_the_next_call_resumes(tmp_path):

@@ -297,10 +297,13 @@ def _show(comparison: "Comparison", out: Path) -> None:
     link_latest(out)
     console.print(build_table(comparison))
     console.print(f"Report: {report}", soft_wrap=True, markup=False)
+    told: set[str] = set()  # the table has no room for what to try
     for result in comparison.runs:
-        if result.status == "stopped":
-            told = f"{result.strategy}, seed {result.seed}, stopped: {result.error}"
-            errors.print(told, markup=False)
+        diverged = result.status == "diverged" and result.strategy not in told
+        if diverged or result.status == "stopped":
+            told.add(result.strategy)
+            text = f"{result.strategy}, seed {result.seed}, {result.status}: {result.error}"
+            errors.print(text, markup=False)
     exit_if_interrupted(result.status for result in comparison.runs)
     if any(result.status == "stopped" for result in comparison.runs):
         raise typer.Exit(1)

@@ -26,7 +26,13 @@ from fednorm.engines.evaluation import (
     score_clients,
     score_global,
 )
-from fednorm.errors import CallbackError, FednormError, NonFiniteLossError, NoUsableReplyError
+from fednorm.errors import (
+    GENERAL_REMEDY,
+    CallbackError,
+    FednormError,
+    NonFiniteLossError,
+    NoUsableReplyError,
+)
 from fednorm.experiment.build import PreparedRun
 from fednorm.experiment.callbacks.base import UNWATCHED, Monitor
 from fednorm.experiment.checkpoint import Checkpoint, RunRecorder
@@ -128,7 +134,10 @@ def _judge_failure(
     faulty = prepared.remote or not prepared.faults.faultless
     if isinstance(error, NoUsableReplyError) and faulty:
         return "stopped", str(error)
-    return "diverged", f"{error}{_advise(prepared, reached)}"
+    remedy = find_remedy(prepared.task, reached.state if reached else prepared.task.initial_state)
+    if not remedy and isinstance(error, NoUsableReplyError):  # the other error names it
+        remedy = GENERAL_REMEDY
+    return "diverged", f"{error} {remedy}".rstrip()
 
 
 def _test_last(prepared: PreparedRun, recorder: RunRecorder, done: RoundResult) -> None:
@@ -136,12 +145,6 @@ def _test_last(prepared: PreparedRun, recorder: RunRecorder, done: RoundResult) 
     tested = recorder.history and recorder.history[-1].round == done.state.round
     if not tested and (last := evaluate(prepared, done)):
         recorder.history.append(last)
-
-
-def _advise(prepared: PreparedRun, reached: Progress | None) -> str:
-    """Return what to try after a divergence."""
-    state = reached.state if reached else prepared.task.initial_state
-    return f" {find_remedy(prepared.task, state)}".rstrip()
 
 
 def _run_rounds(

@@ -51,7 +51,7 @@ from fednorm.engines.flower.node_answers import (
     strip_message,
     warn_of_local_steps,
 )
-from fednorm.errors import ConfigError, NoUsableReplyError, WireError
+from fednorm.errors import GENERAL_REMEDY, ConfigError, NoUsableReplyError, WireError
 from fednorm.nn.copies import copy_model
 from fednorm.nn.folding import fold
 from fednorm.strategies import STRATEGIES
@@ -261,7 +261,8 @@ class NormStrategy(Strategy):
             after = _server_round(self.task, self.state, [r for r, _ in usable], asked=asked)
         except NoUsableReplyError as error:
             log.warning("%s; the model stays as it is.", error)
-            if (remedy := find_remedy(self.task, self.state)) and server_round in self.rejected:
+            if server_round in self.rejected:
+                remedy = find_remedy(self.task, self.state) or GENERAL_REMEDY
                 log.warning("If the training has diverged: %s", remedy)
             return None, None
         senders = {reply.client: m.metadata.src_node_id for reply, m in usable}
