@@ -66,14 +66,14 @@ class NoUsableReplyError(FednormError):
     def __init__(
         self, round_: int, rejected: Sequence[Any], *, good: int = 0, reason: str = ""
     ) -> None:
-        reasons = reason or "; ".join(_group_rejected(rejected))
+        reasons = reason or "; ".join(_list_reasons(rejected))
         few = f"only {good} usable repl{'y' if good == 1 else 'ies'}, fewer than it needs"
         why = reasons or ("no other arrived" if good else "none arrived")
         super().__init__(f"round {round_} has {few if good else 'no usable reply'} ({why}).")
         self.round, self.rejected, self.good = round_, tuple(rejected), good
 
 
-def _group_rejected(rejected: Sequence[Any]) -> Iterator[str]:
+def _list_reasons(rejected: Sequence[Any]) -> Iterator[str]:
     """Yield each reason once, with the clients that were rejected for it."""
     for reason in dict.fromkeys(r.reason for r in rejected):
         clients = [str(r.client) for r in rejected if r.reason == reason]
