@@ -202,6 +202,10 @@ def test_a_model_object_is_passed_again(source, tmp_path):
     other = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Identity(), nn.Flatten())
     with pytest.raises(ValueError, match=r"Sequential is not the model .* lacks 3\.bias"):
         fednorm.load(tmp_path, other)
+    with pytest.raises(
+        ValueError, match=r"Linear is not the model .* DualBN needs BatchNorm .* Pass"
+    ):
+        fednorm.load(tmp_path, nn.Linear(64, 10))
     fresh = Net()
     before = {key: tensor.clone() for key, tensor in fresh.state_dict().items()}
     fednorm.load(tmp_path, fresh)

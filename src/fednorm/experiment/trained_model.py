@@ -147,15 +147,14 @@ def load_model(
         plain = plain.to(_DTYPES[header.dtype])
         with trust_only():  # to import what a file names would run its code
             strategy = create_entry(STRATEGIES, header.strategy, header.fields)
-        network = fold(strategy.convert(plain).model)
     except (LookupError, ValueError, TypeError) as error:
         raise _refuse_header(path, error) from error
+    try:
+        network = fold(strategy.convert(plain).model)
+    except (ValueError, TypeError) as error:
+        raise _refuse_model(path, header, plain, str(error)) from error
     if problems := list(_compare_tensors(tensors, network.state_dict())):
-        raise ConfigError(
-            f"{type(plain).__name__} is not the model in {str(path)!r}, a {header.network} for "
-            f"samples of shape {header.shape} and {header.classes} classes: "
-            f"{'; '.join(problems)}. Pass the model that was trained, as it was before training."
-        )
+        raise _refuse_model(path, header, plain, "; ".join(problems))
     network.load_state_dict(tensors)
     return network
 
@@ -207,6 +206,14 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             f"{str(path)!r} is not an intact safetensors file ({error}); other formats, which may "
             "run code when they are opened, are not read."
         ) from None
+
+
+def _refuse_model(path: Path, header: ModelHeader, plain: nn.Module, why: str) -> ConfigError:
+    return ConfigError(
+        f"{type(plain).__name__} is not the model in {str(path)!r}, a {header.network} for samples "
+        f"of shape {header.shape} and {header.classes} classes: {why.removesuffix('.')}. Pass the "
+        "model that was trained, as it was before training."
+    )
 
 
 def _refuse_header(path: Path, error: Exception) -> ConfigError:

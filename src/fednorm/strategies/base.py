@@ -27,7 +27,7 @@ def require_batch_norm(conversion: Conversion, strategy: object, model: nn.Modul
     """Return the conversion, or raise if there was nothing to convert."""
     if not conversion.replaced:
         others = list_other_norms(model)
-        keeps = f", 'fedbn', whose clients keep {' and '.join(others)}," if others else ""
+        keeps = f", 'fedbn', whose clients keep {' and '.join(others)}," if others else ","
         raise ValueError(
             f"{type(strategy).__name__} needs BatchNorm layers, but {type(model).__name__} has "
             f"none; choose 'naive', which averages all of it{keeps} or a model with BatchNorm."
