@@ -12,7 +12,7 @@ unknown strategy 'fnb'; did you mean 'fbn' or 'fixbn'
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 
 class FednormError(Exception):
@@ -39,20 +39,19 @@ class WireError(FednormError, ValueError):
     """A message that cannot be read; the text says what was expected and what came."""
 
 
-GENERAL_REMEDY = (
-    "Lower the learning rate (algorithm.lr), clip gradients (algorithm.clip_norm = 1), or choose "
-    "another strategy."
-)
 _LISTED = 4  # clients that a message names
 
 
 class NonFiniteLossError(FednormError):
     """A client's loss became NaN or infinite."""
 
+    REMEDY: ClassVar[str] = (
+        "Lower the learning rate (algorithm.lr), clip gradients (algorithm.clip_norm = 1), or "
+        "choose another strategy."
+    )
+
     def __init__(self, client: int, round_: int, loss: float) -> None:
-        super().__init__(
-            f"the loss is {loss} in round {round_} at client {client}. {GENERAL_REMEDY}"
-        )
+        super().__init__(f"the loss is {loss} in round {round_} at client {client}. {self.REMEDY}")
         self.client, self.round, self.loss = client, round_, loss
 
     def __reduce__(self) -> tuple[type, tuple[int, int, float]]:
@@ -66,20 +65,20 @@ class NoUsableReplyError(FednormError):
     def __init__(
         self, round_: int, rejected: Sequence[Any], *, good: int = 0, reason: str = ""
     ) -> None:
-        reasons = reason or "; ".join(_list_reasons(rejected))
+        reasons = reason or "; ".join(self._list_reasons(rejected))
         few = f"only {good} usable repl{'y' if good == 1 else 'ies'}, fewer than it needs"
         why = reasons or ("no other arrived" if good else "none arrived")
         super().__init__(f"round {round_} has {few if good else 'no usable reply'} ({why}).")
         self.round, self.rejected, self.good = round_, tuple(rejected), good
 
-
-def _list_reasons(rejected: Sequence[Any]) -> Iterator[str]:
-    """Yield each reason once, with the clients that were rejected for it."""
-    for reason in dict.fromkeys(r.reason for r in rejected):
-        clients = [str(r.client) for r in rejected if r.reason == reason]
-        more = len(clients) - _LISTED
-        named = ", ".join(clients[:_LISTED]) + (f" and {more} more" if more > 0 else "")
-        yield f"client{'s' if len(clients) > 1 else ''} {named}: {reason}"
+    @staticmethod
+    def _list_reasons(rejected: Sequence[Any]) -> Iterator[str]:
+        """Yield each reason once, with the clients that were rejected for it."""
+        for reason in dict.fromkeys(r.reason for r in rejected):
+            clients = [str(r.client) for r in rejected if r.reason == reason]
+            more = len(clients) - _LISTED
+            named = ", ".join(clients[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+            yield f"client{'s' if len(clients) > 1 else ''} {named}: {reason}"
 
 
 class CallbackError(FednormError):

@@ -14,7 +14,7 @@ import fednorm
 from fednorm.attacks import ATTACKS
 from fednorm.cli import app, main
 from fednorm.cli.listing import KINDS
-from fednorm.errors import GENERAL_REMEDY
+from fednorm.errors import NonFiniteLossError
 from fednorm.strategies import STRATEGIES
 from fednorm.strategies.base import FIXED_STATISTICS_REMEDY
 
@@ -49,7 +49,7 @@ def test_compare_says_what_to_try_after_a_divergence(tmp_path):
     said = " ".join(result.output.partition("Report:")[2].split())
     assert said.count(" seed 0, diverged: ") == 2  # the first of each strategy
     assert said.count(" diverged: ") == 2
-    assert GENERAL_REMEDY in said
+    assert NonFiniteLossError.REMEDY in said
     assert FIXED_STATISTICS_REMEDY in said
 
 

@@ -8,7 +8,7 @@ import torch
 from fednorm import ClientState, Moments, broadcast, client_round, server_round
 from fednorm.algorithms import create_algorithm
 from fednorm.core.layer import PendingError, answer_exchange
-from fednorm.core.messages import LayerStats
+from fednorm.core.messages import LayerStats, RejectedReply
 from fednorm.errors import NonFiniteLossError, NoUsableReplyError
 from support import ToyClients, task_of
 
@@ -72,6 +72,13 @@ def test_a_round_without_a_usable_reply_is_an_error(started):
         server_round(task, task.initial_state, [])
     with pytest.raises(NoUsableReplyError, match="client 0: it reports -1 examples"):
         server_round(task, task.initial_state, [replace(replies[0], examples=-1)])
+
+
+def test_clients_with_the_same_fault_are_named_together():
+    same = [RejectedReply(client, "it is late") for client in range(6)]
+    error = NoUsableReplyError(3, [*same, RejectedReply(6, "it is large")])
+    said = "clients 0, 1, 2, 3 and 2 more: it is late; client 6: it is large"
+    assert str(error) == f"round 3 has no usable reply ({said})."
 
 
 def test_an_empty_client_counts_for_nothing(started):

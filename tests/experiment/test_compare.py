@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fednorm
-from fednorm.errors import GENERAL_REMEDY, ConfigError
+from fednorm.errors import ConfigError, NonFiniteLossError
 from fednorm.experiment import comparison, job
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.prepare import prepare
@@ -163,7 +163,7 @@ def test_a_run_that_diverges_with_frozen_statistics_says_what_to_try():
         assert "choose a smaller one, or 'alignbn'" in fixed.error
         assert "algorithm.clip_norm = 1" in fixed.error
     fresh = fednorm.simulate("none", **wild)
-    assert fresh.error.endswith(GENERAL_REMEDY)
+    assert fresh.error.endswith(NonFiniteLossError.REMEDY)
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))

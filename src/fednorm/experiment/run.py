@@ -26,13 +26,7 @@ from fednorm.engines.evaluation import (
     score_clients,
     score_global,
 )
-from fednorm.errors import (
-    GENERAL_REMEDY,
-    CallbackError,
-    FednormError,
-    NonFiniteLossError,
-    NoUsableReplyError,
-)
+from fednorm.errors import CallbackError, FednormError, NonFiniteLossError, NoUsableReplyError
 from fednorm.experiment.build import PreparedRun
 from fednorm.experiment.callbacks.base import UNWATCHED, Monitor
 from fednorm.experiment.checkpoint import Checkpoint, RunRecorder
@@ -136,7 +130,7 @@ def _judge_failure(
         return "stopped", str(error)
     remedy = find_remedy(prepared.task, reached.state if reached else prepared.task.initial_state)
     if not remedy and isinstance(error, NoUsableReplyError):  # the other error names it
-        remedy = GENERAL_REMEDY
+        remedy = NonFiniteLossError.REMEDY
     return "diverged", f"{error} {remedy}".rstrip()
 
 

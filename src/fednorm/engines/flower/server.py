@@ -51,7 +51,7 @@ from fednorm.engines.flower.node_answers import (
     strip_message,
     warn_of_local_steps,
 )
-from fednorm.errors import GENERAL_REMEDY, ConfigError, NoUsableReplyError, WireError
+from fednorm.errors import ConfigError, NonFiniteLossError, NoUsableReplyError, WireError
 from fednorm.nn.copies import copy_model
 from fednorm.nn.folding import fold
 from fednorm.strategies import STRATEGIES
@@ -262,7 +262,7 @@ class NormStrategy(Strategy):
         except NoUsableReplyError as error:
             log.warning("%s; the model stays as it is.", error)
             if server_round in self.rejected:
-                remedy = find_remedy(self.task, self.state) or GENERAL_REMEDY
+                remedy = find_remedy(self.task, self.state) or NonFiniteLossError.REMEDY
                 log.warning("If the training has diverged: %s", remedy)
             return None, None
         senders = {reply.client: m.metadata.src_node_id for reply, m in usable}
