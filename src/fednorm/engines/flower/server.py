@@ -54,8 +54,7 @@ from fednorm.engines.flower.node_answers import (
 from fednorm.errors import ConfigError, NonFiniteLossError, NoUsableReplyError, WireError
 from fednorm.nn.copies import copy_model
 from fednorm.nn.folding import fold
-from fednorm.strategies import STRATEGIES
-from fednorm.strategies import create_strategy as by_name
+from fednorm.strategies import STRATEGIES, create_strategy
 
 Evaluate: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
 _QUERY = "query.fednorm"
@@ -99,7 +98,7 @@ class NormStrategy(Strategy):
             raise ConfigError(
                 f"{', '.join(arguments)} must be given to the strategy that is passed as server."
             )
-        self.norm = by_name(strategy) if isinstance(strategy, str) else strategy
+        self.norm = create_strategy(strategy) if isinstance(strategy, str) else strategy
         if self.norm.exchanges:
             raise ConfigError(
                 f"{strategy!r} exchanges statistics in the middle of a step, which a training loop "
@@ -369,7 +368,7 @@ def calibrate_model(grid: Grid, model: nn.Module, *, timeout: float = 3600.0) ->
 
     >>> calibrated = calibrate_model(grid, model)  # doctest: +SKIP
     """
-    asking = NormStrategy(by_name("heterofl", statistics="pool"), model=model)
+    asking = NormStrategy(create_strategy("heterofl", statistics="pool"), model=model)
     asking.grid, asking.timeout = CheckedGrid(grid), timeout
     found = asking._calibrate(list(grid.get_node_ids()))  # noqa: SLF001 (of this file)
     if found is None:
