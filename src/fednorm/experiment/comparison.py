@@ -6,7 +6,6 @@ samples is held out, so that no client trains on them; the accuracy on that part
 samples are not used.
 """
 
-import json
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from pydantic import BaseModel, NonNegativeInt
 
 from fednorm.core.random_streams import Stream, make_rng
 from fednorm.data import Dataset, load_dataset
@@ -30,7 +30,7 @@ from fednorm.experiment.objective import ModelSource
 from fednorm.experiment.prepare import find_exposure, prepare
 from fednorm.experiment.process_pool import run_in_processes
 from fednorm.experiment.results import Comparison, RunResult
-from fednorm.experiment.run_folder import name_folder, open_folder, run_folder
+from fednorm.experiment.run_folder import name_folder, open_folder, read_json, run_folder
 from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.load import build_experiment, read_toml, sweep_key
 from fednorm.experiment.schema.specs import StrategySpec
@@ -118,23 +118,29 @@ def _load_runs(folder: Path, experiment: Experiment) -> Comparison:
     about = _read_record(folder)
     return Comparison(
         config=experiment.model_dump(mode="json", exclude_none=True),
-        environment=dict(about.get("environment") or {}),
+        environment=about.environment,
         runs=tuple(run for run in found.values() if run is not None),
-        label_counts=tuple(tuple(row) for row in about.get("label_counts") or ()),
+        label_counts=about.label_counts,
         missing=tuple(name for name, run in found.items() if run is None),
     )
 
 
-def _read_record(folder: Path) -> dict[str, Any]:
+class _Record(BaseModel):
+    """What results.json tells of a comparison besides its runs."""
+
+    environment: dict[str, str] = {}
+    label_counts: tuple[tuple[NonNegativeInt, ...], ...] = ()
+
+
+def _read_record(folder: Path) -> _Record:
     """Return what results.json tells of a comparison; that of a panel is in the folder above."""
+    with suppress(OSError, ValueError):
+        return _Record.model_validate(read_json(folder / "results.json"))
     with suppress(OSError, ValueError, TypeError, KeyError):
-        return dict(json.loads((folder / "results.json").read_text(encoding="utf-8")))
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        above = json.loads((folder.parent / "results.json").read_text(encoding="utf-8"))
-        for panel in above["panels"]:
+        for panel in read_json(folder.parent / "results.json")["panels"]:
             if name_folder(panel["title"]) == folder.name:
-                return dict(panel)
-    return {}
+                return _Record.model_validate(panel)
+    return _Record()
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,13 @@ from fednorm.experiment import checkpoint
 from fednorm.experiment.checkpoint import Checkpoint
 from fednorm.experiment.job import lock_folder
 from fednorm.experiment.results import Evaluation, RunResult
-from fednorm.experiment.run_folder import load_recorded, run_folder, run_key, save_run
+from fednorm.experiment.run_folder import (
+    check_record,
+    load_recorded,
+    run_folder,
+    run_key,
+    save_run,
+)
 from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.load import build_experiment, read_toml, to_toml
 from fednorm.experiment.schema.specs import StrategySpec
@@ -201,6 +207,10 @@ class _Run:
         return run_folder(self.folder, self.entry, self.seed)
 
     @property
+    def metrics(self) -> Path:
+        return self.target / "metrics.jsonl"
+
+    @property
     def recorded(self) -> RunResult | None:
         return load_recorded(self.folder, self.held, self.old_entry, self.seed)
 
@@ -210,13 +220,15 @@ class _Run:
         if result and result.status != "finished":
             return None
         key = run_key(self.held, self.old_entry, self.seed)
-        found, _ = checkpoint.load_newest(self.target, key)
+        found, _ = checkpoint.load_newest(self.target, key, check=check_record)
         if result and (found is None or found.state.round != result.rounds):
             raise ConfigError(
                 f"{self.entry.title} seed {self.seed} cannot be extended: the state of its last "
                 "round was not kept, as it is large or an older fednorm made the run; runs keep "
                 "it with --keep-state."
             )
+        if result and found:
+            _read_metrics(self.metrics, found.state.round)  # before anything changes
         return found
 
     def convert_state(self, found: Checkpoint | None) -> None:
@@ -231,7 +243,7 @@ class _Run:
                 values | ({"gradient_deviation": None} if place == number else {})
                 for place, values in enumerate(record["diagnostics"], start=1)
             ]
-            _drop_evaluation(self.target / "metrics.jsonl", number)
+            _drop_evaluation(self.metrics, number)
         if number == old.rounds and record["frozen_from"] is None:
             record["frozen_from"] = _find_frozen(old, entry, found.state)
         key = run_key(self.new, self.entry, self.seed)
@@ -253,10 +265,21 @@ def _find_frozen(experiment: Experiment, entry: StrategySpec, state: ServerState
     return state.round + 1 if frozen == [False, True] else None
 
 
+def _read_metrics(path: Path, number: int) -> tuple[list[str], dict[str, Any]]:
+    """Return the lines of metrics.jsonl, and the values of a round."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return lines, dict(json.loads(lines[number - 1]))
+    except (OSError, ValueError, TypeError, IndexError, RecursionError):
+        raise ConfigError(
+            f"the run cannot be extended, as {str(path)!r} has no line of round {number} that can "
+            "be read; make it again in a new folder."
+        ) from None
+
+
 def _drop_evaluation(path: Path, number: int) -> None:
     """Take the evaluation out of a line of metrics.jsonl."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    values = json.loads(lines[number - 1])
+    lines, values = _read_metrics(path, number)
     tested = {field.name for field in fields(Evaluation)} - {"round", "train_loss"}
     values = {key: value for key, value in values.items() if key not in tested}
     values |= {"gradient_deviation": None} if "gradient_deviation" in values else {}

@@ -29,6 +29,7 @@ from fednorm.experiment.run import (
 from fednorm.experiment.run_folder import (
     MetricsFile,
     RunCheckpointer,
+    check_record,
     load_recorded,
     run_folder,
     run_key,
@@ -151,10 +152,7 @@ def check_start(prepared: PreparedRun, found: Checkpoint) -> None:
     """Raise an error unless the run can resume from a checkpoint."""
     experiment = prepared.experiment
     checkpoint.check_fit(found, prepared.task, experiment.clients, experiment.rounds)
-    recorder = RunRecorder.read(found.record)
-    if len(recorder.exchanges) != found.state.round:
-        raise ValueError("the checkpoint has not recorded its rounds.")
-    recorder.result("stopped", strategy=prepared.entry.title, seed=prepared.seed)  # its means exist
+    check_record(found)
 
 
 def _keep_model(

@@ -62,10 +62,17 @@ class Evaluation:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Evaluation":
         """Return an evaluation that was written as JSON, which has no NaN and no tuples."""
-        losses = {key: values[key] for key in ("loss", "train_loss")}
-        clients = values["per_client"]
-        read = {**values, **{k: nan if loss is None else loss for k, loss in losses.items()}}
-        return cls(**{**read, "per_client": None if clients is None else tuple(clients)})
+        clients, metrics = values["per_client"], values.get("metrics")
+        numbers = {key: _restore_nan(values[key]) for key in ("accuracy", "loss", "train_loss")}
+        lists = {
+            "per_client": None if clients is None else tuple(map(_restore_nan, clients)),
+            "metrics": metrics and {key: _restore_nan(value) for key, value in metrics.items()},
+        }
+        return cls(**{**values, **numbers, **lists})
+
+
+def _restore_nan(value: float | None) -> float:
+    return nan if value is None else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +92,6 @@ class Event:
     evaluation: Evaluation | None = None  # if the model was tested
     diagnostics: Diagnostics | None = None  # if asked for
     metric: str = "accuracy"  # what the evaluation's accuracy is
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Event":
-        """Return an event that was written as JSON, which has no NaN and no tuples."""
-        loss, found = values["train_loss"], values["evaluation"]
-        read = {
-            "train_loss": nan if loss is None else loss,
-            "rejected": tuple(RejectedReply(**one) for one in values["rejected"]),
-            "evaluation": None if found is None else Evaluation.from_json(found),
-        }
-        return cls(**{**values, **read})
 
 
 @dataclass(frozen=True)
@@ -355,7 +351,7 @@ def _summarize(label: str, runs: tuple[RunResult, ...]) -> Summary:
 def _summarize_metrics(finals: Sequence[Evaluation]) -> dict[str, tuple[float, float]]:
     found: dict[str, list[float]] = {}
     for name, value in (pair for final in finals for pair in (final.metrics or {}).items()):
-        found.setdefault(name, []).append(nan if value is None else value)
+        found.setdefault(name, []).append(value)
     return {name: (fmean(values), measure_spread(values)) for name, values in found.items()}
 
 

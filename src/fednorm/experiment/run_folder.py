@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 from fednorm.core.messages import RejectedReply
 from fednorm.engines.base import RoundResult
@@ -25,7 +27,7 @@ from fednorm.experiment.schema.load import build_experiment, read_toml, to_toml
 from fednorm.experiment.schema.specs import THREATS, StrategySpec
 from fednorm.experiment.trained_model import CLIENT_FILES, MODEL_FILE
 from fednorm.objects import OBJECT
-from fednorm.system import atomic_write, explain_full_disk
+from fednorm.system import atomic_write, explain_full_disk, open_regular
 
 log = logging.getLogger("fednorm")
 
@@ -174,12 +176,45 @@ def load_recorded(
     """Return the result of a run that was finished before with the same settings."""
     path = run_folder(folder, entry, seed) / "run.json"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if content["key"] != run_key(experiment, entry, seed):
             return None
-        return RunResult.from_json(content["result"]).keep_model(path.parent)
-    except (OSError, ValueError, KeyError, TypeError):
+        result = RunResult.from_json(content["result"])
+        check_types(result)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # absent, or not readable: the run is made again
+    return result.keep_model(path.parent) if _is_of(result, entry, seed) else None
+
+
+def _is_of(result: RunResult, entry: StrategySpec, seed: int) -> bool:
+    return (result.strategy, result.seed) == (entry.title, seed)
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file; raise OSError or ValueError if there is none."""
+    try:
+        with open_regular(path) as file:
+            return json.load(file)
+    except RecursionError:
+        raise ValueError(f"{path} has more nested parts than JSON of ours.") from None
+
+
+def check_types(result: RunResult) -> None:
+    """Raise ValueError unless a result that was read has values of the declared types."""
+    _make_adapter().validate_json(json.dumps(asdict(result)), strict=True)
+
+
+@cache
+def _make_adapter() -> TypeAdapter[RunResult]:
+    return TypeAdapter(RunResult)
+
+
+def check_record(found: Checkpoint) -> None:
+    """Raise an error unless a checkpoint has recorded its rounds."""
+    recorder = RunRecorder.read(found.record)
+    if len(recorder.exchanges) != found.state.round:
+        raise ValueError("the checkpoint has not recorded its rounds.")
+    check_types(recorder.result("stopped", strategy="", seed=0))
 
 
 def save_run(folder: Path, experiment: Experiment, entry: StrategySpec, result: RunResult) -> None:

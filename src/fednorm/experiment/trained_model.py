@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import safetensors
 import safetensors.torch
 import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from fednorm.core.messages import ClientState, ServerState
@@ -42,6 +43,8 @@ _LISTED = 4  # tensors that a message names
 @dataclass(frozen=True)
 class ModelHeader:
     """What a network needs to be built again."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     strategy: str
     fields: dict[str, Any]  # of the strategy
@@ -138,7 +141,7 @@ def load_model(
     """Return the trained model of a run's folder or file; see `fednorm.load`."""
     path = _find_file(Path(source))
     header, tensors = _read_header(path), _read(path)[1]
-    own = (file.stem for file in path.parent.glob(CLIENT_FILES))
+    own = (file.stem for file in path.parent.glob(CLIENT_FILES) if file.is_file())
     _check_client(header, client, sorted(int(stem) for stem in own if stem.isdecimal()))
     if client is not None:
         tensors |= _read(_find_client_file(path, client))[1]
@@ -186,13 +189,13 @@ def _read_header(path: Path) -> ModelHeader:
             "safetensors.torch.load_file reads it."
         )
     try:
-        values = json.loads(text)
-        lists = {key: tuple(values[key]) for key in ("shape", "personal")}
-        return ModelHeader(**{**values, **lists})
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        return TypeAdapter(ModelHeader).validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
         raise ConfigError(
             f"the header of {str(path)!r} was written by another version of fednorm than this one, "
-            f"{version('fednorm')} ({error!r})."
+            f"{version('fednorm')} ({f'{where}: ' * bool(where)}{first['msg'].lower()})."
         ) from None
 
 

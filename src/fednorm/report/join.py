@@ -4,19 +4,21 @@ Experiments that differ in nothing but strategies and seeds become one panel; ot
 of one page, each named after the settings in which it differs. Nothing is trained or tested again.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, FiniteFloat
+
 from fednorm.errors import ConfigError
 from fednorm.experiment.comparison import load_comparison
 from fednorm.experiment.results import Comparison, FigureResult, PanelResult, RunResult
-from fednorm.experiment.run_folder import name_folder
+from fednorm.experiment.run_folder import name_folder, read_json
 from fednorm.experiment.schema.specs import OWN_SETTINGS
 from fednorm.report.format import flatten, format_toml, list_names
-from fednorm.report.write import DRAWN, QUESTION, wrap_comparison
+from fednorm.report.write import QUESTION, wrap_comparison
 
 _NOT_SETTINGS = ("strategies", "seeds", "client_state_memory", "timeout", "tune", "validation")
 _TOLD = ("partition", "name")  # by their values
@@ -43,37 +45,46 @@ def load_figure(folder: Path) -> FigureResult:
     """Return what the folder of an experiment, or of a figure with panels, holds."""
     if (folder / "config.toml").exists():
         return _check_filled(wrap_comparison(load_comparison(folder)), folder)
-    record = _read_panels(folder)
+    record = _read_figure(folder)
     panels = tuple(
-        PanelResult(
-            panel["title"],
-            load_comparison(place),
-            published=panel.get("published", {}),
-            published_exchanges=panel.get("published_exchanges", {}),
-            published_std=panel.get("published_std", {}),
-            best=panel.get("best", False),
-        )
-        for panel in record["panels"]
-        if (place := folder / name_folder(panel["title"])).is_dir()
+        PanelResult(comparison=load_comparison(place), **panel.model_dump())
+        for panel in record.panels
+        if (place := folder / name_folder(panel.title)).is_dir()
     )
-    drawn = {key: record[key] for key in DRAWN if key in record}
-    lists = {key: tuple(value) for key, value in drawn.items() if isinstance(value, list)}
-    told = {key: record.get(key, "") for key in ("title", "question", "command", "source")}
-    figure = FigureResult(
-        **told, panels=panels, cuts=tuple(record.get("cuts", ())), **{**drawn, **lists}
-    )
+    figure = FigureResult(panels=panels, **record.model_dump(exclude={"panels"}))
     return _check_filled(figure, folder)
 
 
-def _read_panels(folder: Path) -> dict[str, Any]:
+class _PanelRecord(BaseModel):
+    """What results.json tells of a panel besides its runs."""
+
+    title: str
+    published: dict[str, FiniteFloat] = {}
+    published_exchanges: dict[str, FiniteFloat] = {}
+    published_std: dict[str, FiniteFloat] = {}
+    best: bool = False
+
+
+class _FigureRecord(BaseModel):
+    """What results.json tells of a figure."""
+
+    title: str = ""
+    question: str = ""
+    command: str = ""
+    source: str = ""
+    cuts: tuple[str, ...] = ()
+    panels: tuple[_PanelRecord, ...]
+    finals: str = ""
+    curves: tuple[str, ...] | None = None
+    heat: tuple[str, str] | None = None
+    smoke: bool = False
+
+
+def _read_figure(folder: Path) -> _FigureRecord:
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {str(folder)!r}; name one that a command has made.")
-    try:
-        record = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        if isinstance(record["panels"], list):
-            return dict(record)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
+    with suppress(OSError, ValueError):
+        return _FigureRecord.model_validate(read_json(folder / "results.json"))
     above = next((p for p in folder.resolve().parents if (p / "config.toml").exists()), None)
     if above is not None and (folder / "run.json").exists():
         raise ConfigError(f"{str(folder)!r} holds one run; name its experiment, {str(above)!r}.")
