@@ -162,6 +162,12 @@ NAMES = [
     {"partition": "iid + outside:Split"},
     {"model": "outside:Mine"},
     {"data": "outside:Mine"},
+    {"loss": "outside:Mine"},
+    {"strategies": [{"name": "fbn", "loss": "outside:Mine"}]},
+    {"strategies": [{"name": "fbn", "algorithm": "outside:Slow"}]},
+    {"strategies": [{"name": "fbn", "attack": "outside:Twice", "byzantine": 1}], "clients": 3},
+    {"strategies": [{"name": "fedfn", "base": "outside:Mine"}]},
+    {"metrics": {"own": "outside:Mine"}},
 ]
 
 
@@ -174,6 +180,15 @@ def test_no_name_of_an_experiment_imports_what_is_not_allowed(tmp_path, own):
         nodes._build_site(None, context, 0, 0)
     with pytest.raises(ValueError, match="was sent to this machine, which allows registered names"):
         run_server(json.dumps(values), nodes.client)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_callbacks_stay_where_the_command_runs(tmp_path, capsys):
+    (tmp_path / "outside.py").write_text(CLASSES)
+    values = build_experiment(VALUES | {"engine": "flower"}).model_dump(mode="json")
+    sent = json.dumps(values | {"callbacks": [{"name": "outside:Mine"}]})
+    run_server(sent, nodes.client, [{"partition-id": i} for i in range(2)])
+    assert '"status": "finished"' in capsys.readouterr().out
     assert not (tmp_path / "mark").exists()
 
 
