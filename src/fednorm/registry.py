@@ -106,7 +106,7 @@ class Registry(MutableMapping[str, type[T]], Generic[T]):
         found: dict[str, EntryPoint] = {}
         for part in self._parts:
             found |= list_plugins(part.kind, part)
-        return found
+        return {name: point for name, point in found.items() if name not in self._paths}
 
     def list_names(self) -> list[str]:
         """Return fednorm's own names and those of installed packages."""
@@ -267,8 +267,10 @@ def _to_plain(told: str, value: Any) -> Any:
 # Entries that are written as text: "trimmed_mean(f=2)".
 
 
-def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
+def parse_call(text: str, example: str = "f=2") -> tuple[str, dict[str, Any]] | None:
     """Read a name with fields in brackets; None if the text is something else.
+
+    An error shows the `example` of a field.
 
     >>> parse_call("mine:Median(f=2, start=half)")
     ('mine:Median', {'f': 2, 'start': 'half'})
@@ -283,7 +285,7 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
         if not equals or field in fields:
             raise ConfigError(
                 f"{name} got {part.strip()!r}, which is not a field or is set twice; "
-                f"write for example '{name}(f=2)'."
+                f"write for example '{name}({example})'."
             )
         fields[field] = _parse_value(value)
     return name, fields

@@ -17,6 +17,7 @@ import fednorm
 from fednorm import names
 from fednorm.aggregators import AGGREGATORS, create_aggregator, format_aggregator
 from fednorm.cli import app
+from fednorm.cli.listing import KINDS
 from fednorm.cli.options import complete_key
 from fednorm.data.partition import PARTITIONS, create_partition
 from fednorm.errors import ConfigError, UnknownNameError
@@ -458,6 +459,7 @@ def test_an_entry_point_cannot_take_a_name_of_ours(target, caplog):
     points = {"fednorm.strategies": {"fbn": "os:system", "new": "installed:Own"}}
     install(target, "rude", points, "installed.py")
     assert STRATEGIES.list_plugins().keys() == {"new"}
+    assert KINDS["strategies"].list_plugins().keys() == {"new"}  # strategies and centralized
     assert "package 'rude' registers the strategy 'fbn', which is a name of fednorm's own" in (
         caplog.text
     )

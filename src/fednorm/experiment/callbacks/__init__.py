@@ -4,7 +4,6 @@ A callback is named in a configuration, or `package.module:Class` is, or an obje
 Python. Callbacks change no number of a round; those that may end a run belong to its settings.
 """
 
-from contextlib import suppress
 from typing import Any
 
 from fednorm.errors import ConfigError
@@ -73,7 +72,7 @@ def list_callbacks() -> list[str]:
     >>> list_callbacks()
     ['early_stopping', 'mlflow', 'tensorboard', 'wandb']
     """
-    return sorted(CALLBACKS)
+    return sorted(CALLBACKS.list_names())
 
 
 def parse_callbacks(value: Any) -> Any:
@@ -90,10 +89,10 @@ def parse_callbacks(value: Any) -> Any:
 
 
 def _parse_text(text: str) -> dict[str, Any]:
-    with suppress(ConfigError):
-        if called := parse_call(text):
-            return {"name": called[0], **called[1]}
-    raise ValueError(
-        f"callback {text!r} is not a name with fields; write for example "
-        "'early_stopping(patience=5)'."
-    )
+    called = parse_call(text, "patience=5")
+    if called is None:
+        raise ConfigError(
+            f"callback {text!r} is not a name with fields; write for example "
+            "'early_stopping(patience=5)'."
+        )
+    return {"name": called[0], **called[1]}

@@ -26,6 +26,7 @@ from fednorm.experiment.schema.specs import (
     check_number,
     flatten_choices,
     merge_tables,
+    read_entry,
 )
 from fednorm.models import MODELS
 from fednorm.names import RENAMED, unknown
@@ -74,8 +75,10 @@ def override_settings(values: Mapping[str, Any], settings: Sequence[str]) -> dic
             inner = {} if inner is None and table == "privacy" else inner
             if not isinstance(inner, str | Mapping):
                 raise ConfigError(f"{table} is not a table, so {key.strip()} cannot be set in it.")
-            inner = {"name": inner} if isinstance(inner, str) else dict(inner)
-            result[table] = {**inner, field: parse_value(text)}
+            inner = read_entry(inner) if isinstance(inner, str) else dict(inner)
+            value = parse_value(text)
+            named = field == "name" and isinstance(value, str)
+            result[table] = {**inner, **(read_entry(value) if named else {field: value})}
         else:
             result[table] = parse_value(text)
     return result
@@ -180,7 +183,8 @@ def _nest_choice(values: Mapping[str, Any], name: str, value: Any) -> dict[str, 
     if table == "privacy":  # an entry sets it as a whole
         return {table: {**values.get(table, {}), field: value}}
     if name == "algorithm" and isinstance(value, str):
-        return {"algorithm": {"name": value}}
+        before = values.get(name, Experiment.model_fields[name].default)
+        return {name: merge_tables({name: before}, {name: read_entry(value)})[name]}
     return {table: {field: value}} if table and table != "strategy" else {field: value}
 
 

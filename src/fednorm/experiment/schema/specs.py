@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from fednorm.errors import ConfigError
 from fednorm.names import RENAMED, unknown
-from fednorm.registry import Registry
+from fednorm.registry import Registry, parse_call, split_outside
 from fednorm.strategies import STRATEGIES
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ OWN_SETTINGS = (
 
 
 class Spec(BaseModel):
-    """`"fbn"`, or `{name = "fbn", stats_momentum = 0.05}`."""
+    """`"fbn"`, `"fbn(stats_momentum=0.05)"`, or `{name = "fbn", stats_momentum = 0.05}`."""
 
     model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
 
@@ -70,7 +70,7 @@ class Spec(BaseModel):
     @classmethod
     def _from_text(cls, value: Any) -> Any:
         if isinstance(value, str):
-            return {"name": value}
+            return read_entry(value)
         if not isinstance(value, Spec | Mapping):
             raise ValueError(f"{value!r} is not a name, nor a table with a name and fields.")  # noqa: TRY004 (pydantic reports ValueError)
         if isinstance(value, Mapping) and "name" not in value:
@@ -97,6 +97,8 @@ class StrategySpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _move_rate(cls, value: Any) -> Any:
+        if isinstance(value, str) and "(" in value:  # its fields tell it from others of the name
+            value = {**read_entry(value), "label": value}
         if not isinstance(value, Mapping) or "lr" not in value:
             return value
         rest = {key: part for key, part in value.items() if key != "lr"}
@@ -112,6 +114,8 @@ class StrategySpec(Spec):
         for key in self.__pydantic_extra__ or {}:
             if RENAMED.get(key) in OWN_SETTINGS:
                 raise unknown("key", key, OWN_SETTINGS)
+        if ":" not in self.strategy and self.strategy not in STRATEGIES:
+            raise unknown("strategy", self.strategy, [*STRATEGIES.list_names(), "centralized"])
         return self
 
     @property
@@ -227,10 +231,21 @@ def merge_tables(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
     result = dict(values)
     for key, new in changes.items():
         old = result.get(key)
-        table = {"name": old} if isinstance(old, str) else old
+        table = read_entry(old) if isinstance(old, str) and isinstance(new, Mapping) else old
         both = isinstance(table, Mapping) and isinstance(new, Mapping)
         result[key] = merge_tables(table, new) if both else new  # type: ignore[arg-type]  # both are tables
     return result
+
+
+def read_entry(text: str) -> dict[str, Any]:
+    """Read a name, with fields in brackets if it has some, as a table.
+
+    >>> read_entry("mlp(hidden=(8, 4))"), read_entry("mine:net")
+    ({'hidden': [8, 4], 'name': 'mlp'}, {'name': 'mine:net'})
+    """
+    name, fields = parse_call(text, "field=2") or (text, {})
+    plain = {key: list(v) if isinstance(v, tuple) else v for key, v in fields.items()}
+    return {**plain, "name": name}
 
 
 def create_entry(registry: Registry[T], name: str, fields: Mapping[str, Any]) -> T:
@@ -268,9 +283,9 @@ def parse_seeds(value: Any) -> Any:
 
 
 def split_list(value: Any) -> Any:
-    """Read "a,b" as a list of strategies; refuse a longer one than can be compared."""
+    """Read "a,b(c=1)" as a list of strategies; refuse a longer one than can be compared."""
     if isinstance(value, str):
-        value = [part.strip() for part in value.split(",") if part.strip()]
+        value = [part.strip() for part in split_outside(value, ",") if part.strip()]
     if isinstance(value, list | tuple):
         check_number(len(value))
     return value
