@@ -19,6 +19,7 @@ from fednorm.aggregators import AGGREGATORS, create_aggregator, format_aggregato
 from fednorm.cli import app
 from fednorm.cli.listing import KINDS
 from fednorm.cli.options import complete_key
+from fednorm.contract import examine_plugin, guess_kind
 from fednorm.data.partition import PARTITIONS, create_partition
 from fednorm.errors import ConfigError, UnknownNameError
 from fednorm.experiment.schema.load import build_experiment, describe_objects
@@ -453,6 +454,64 @@ def test_runs_use_losses_metrics_and_callbacks_of_packages(target):
     for key, kind in (("loss", "loss"), ("metrics", "metric")):
         with pytest.raises(ConfigError, match=rf"a {kind} is .* registers \((soft|negative)\)"):
             fednorm.compare(["gn"], **tiny, **{key: "sof"})
+
+
+FUNCTIONS = '''
+import fednorm
+
+def load(seed, size=400):
+    """Load numbers."""
+
+def build(shape, classes, width=8):
+    """Build a network."""
+
+def measure(outputs, targets):
+    """Measure something."""
+
+class Ending(fednorm.Callback):
+    """End a run."""
+
+    def __init__(self, after=3):
+        self.after = after
+'''
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "shown"),
+    [
+        ("data", "numbers", "Load numbers. Parameters name default meaning size 400"),
+        ("model", "net", "Build a network. Parameters name default meaning width 8"),
+        ("model", "installed:build", "Build a network. Parameters name default meaning width 8"),
+        ("callback", "ending", "End a run. Parameters name default meaning after 3"),
+        ("metric", "measure", "Measure something. No parameters."),
+        ("loss", "torch:dist", "No parameters."),
+    ],
+)
+def test_functions_of_packages_are_shown(target, kind, name, shown):
+    points = {
+        "fednorm.datasets": {"numbers": "installed:load"},
+        "fednorm.models": {"net": "installed:build"},
+        "fednorm.metrics": {"measure": "installed:measure"},
+        "fednorm.callbacks": {"ending": "installed:Ending"},
+    }
+    install(target, "functions", points)
+    (target / "installed.py").write_text(FUNCTIONS)
+    assert shown in " ".join(CliRunner().invoke(app, ["show", kind, name]).output.split())
+
+
+def test_the_kind_of_what_a_package_registers_is_known(target):
+    points = {
+        "fednorm.metrics": {"measure": "installed:measure"},
+        "fednorm.losses": {"bad": "installed:measure"},
+        "fednorm.callbacks": {"ending": "installed:Ending"},
+    }
+    install(target, "functions", points)
+    (target / "installed.py").write_text(FUNCTIONS)
+    assert guess_kind("measure") == "metric"
+    assert guess_kind("bad") == "loss"
+    for name in ("ending", "installed:Ending", "early_stopping"):
+        with pytest.raises(ConfigError, match="a callback has no promises to check; these have: "):
+            next(examine_plugin(name))
 
 
 def test_an_entry_point_cannot_take_a_name_of_ours(target, caplog):

@@ -62,6 +62,7 @@ KINDS: Mapping[str, Registry[Any]] = {
     "losses": Registry("loss", __package__, {}),
     "metrics": Registry("metric", __package__, {}),
 }
+_ANY = {"data", "models", "callbacks", "losses", "metrics"}  # yours need not be a class of ours
 _KEYS = "keys"
 _SINGULAR = {"strategy": "strategies", "dataset": "data", "datasets": "data"}
 _SINGULAR |= {"loss": "losses"}
@@ -199,8 +200,8 @@ def describe_entry(kind: str, name: str) -> Group:
     if KINDS[kind].has_own(name):
         (summary, text), fields = read_docstring(*place), read_fields(*place)
     else:
-        is_function = kind in {"losses", "metrics"}
-        found = find_plugin(KINDS[kind].kind, name) if is_function else KINDS[kind].find(name)
+        known = KINDS[kind]
+        found = find_plugin(known.kind, name, known) if kind in _ANY else known.find(name)
         summary, text = inspect_docstring(found)
         fields = inspect_fields(found)
     heading = Text(f"{name}: {summary}\n", style="bold")
@@ -247,9 +248,13 @@ def inspect_docstring(found: Any) -> tuple[str, str]:
 
 
 def inspect_fields(found: Any) -> list["FieldDocs"]:
-    """Return the fields of a dataclass that was imported; a function has none."""
+    """Return what may be set of a dataclass, or of a function or class, that was imported."""
     if not dataclasses.is_dataclass(found):
-        return []
+        given: Mapping[str, inspect.Parameter] = {}
+        with contextlib.suppress(ValueError):  # of a compiled function
+            given = inspect.signature(found).parameters
+        defaults = {key: p.default for key, p in given.items() if p.default is not p.empty}
+        return [FieldDocs(key, str(default), "") for key, default in defaults.items()]
     fields = []
     for one in dataclasses.fields(found):
         default = None if one.default is dataclasses.MISSING else str(one.default)

@@ -19,11 +19,13 @@ from fednorm.contract.components import (
     PARTITION_CHECKS,
 )
 from fednorm.contract.training import ALGORITHM_CHECKS, PROCESS_CHECKS, STRATEGY_CHECKS
+from fednorm.data import DATASETS
 from fednorm.data.partition import PARTITIONS, create_partition
 from fednorm.errors import ConfigError, ContractError, FednormError
+from fednorm.experiment.callbacks import CALLBACKS
 from fednorm.experiment.schema.specs import create_entry
 from fednorm.models import MODELS, create_model
-from fednorm.names import find_plugin, unknown
+from fednorm.names import find_plugin, list_plugins, unknown
 from fednorm.registry import Registry, parse_call
 from fednorm.strategies import STRATEGIES
 from fednorm.system import limit_threads
@@ -45,6 +47,7 @@ _KINDS: tuple[Registry[Any], ...] = (
     *(STRATEGIES, ALGORITHMS, AGGREGATORS, PRE_AGGREGATORS, ATTACKS, PARTITIONS, MODELS),
 )
 _REGISTRIES: Mapping[str, Registry[Any]] = {registry.kind: registry for registry in _KINDS}
+_UNCHECKED: Mapping[str, Registry[Any]] = {r.kind: r for r in (DATASETS, CALLBACKS)}
 _AFTER = "mean"  # the rule that a pre-aggregation is checked with
 
 
@@ -68,6 +71,8 @@ def examine_plugin(text: str, kind: str | None = None, *, fast: bool = False) ->
     {''}
     """
     kind = kind or guess_kind(text)
+    if kind in _UNCHECKED:
+        raise ConfigError(f"a {kind} has no promises to check; these have: {', '.join(CHECKS)}.")
     if kind not in CHECKS:
         raise unknown("kind", kind, CHECKS)
     promise = "is complete, and a frozen dataclass where one is needed"
@@ -138,6 +143,7 @@ _BASES = {
     "SGD": "algorithm",
     "Partition": "partition",
     "Module": "model",
+    "Callback": "callback",
 }
 _MEMBERS = {"split": "partition", "build": "model", "apply": "algorithm", "rule": "strategy"}
 
@@ -152,9 +158,11 @@ def guess_kind(text: str) -> str:
     if ":" in name:
         kinds = set(_guess_from_class(find_plugin("class", name)))
     else:
-        kinds = {kind for kind, one in _REGISTRIES.items() if name in one.list_names()}
+        known = {kind: set(list_plugins(kind)) for kind in ("loss", "metric")}
+        known |= {k: set(one.list_names()) for k, one in {**_REGISTRIES, **_UNCHECKED}.items()}
+        kinds = {kind for kind, names in known.items() if name in names}
         if not kinds:
-            raise unknown("name", name, (n for one in _KINDS for n in one.list_names()))
+            raise unknown("name", name, set().union(*known.values()))
     if len(kinds) == 1:
         return kinds.pop()
     raise ConfigError(
