@@ -16,7 +16,12 @@ from fednorm.experiment.callbacks.base import Follower, Monitor, check_callback,
 from fednorm.experiment.callbacks.progress import can_draw, show_progress
 from fednorm.experiment.comparison import run_comparison
 from fednorm.experiment.extension import extend_folder
-from fednorm.experiment.objective import ModelSource, describe_object, record_objects
+from fednorm.experiment.objective import (
+    ModelSource,
+    describe_object,
+    name_function,
+    record_objects,
+)
 from fednorm.experiment.results import Comparison, RunResult
 from fednorm.experiment.schema.load import build_experiment, describe_objects, find_held
 from fednorm.experiment.trained_model import load_model
@@ -41,6 +46,7 @@ def compare(  # noqa: PLR0913 (each option is one choice)
         strategies: names, tables such as `{"name": "fixbn", "freeze_round": "auto"}`, or objects.
             Your own class is "module:Class", or an object of it; see docs/plugins.md.
         model: a name, "package.module:function", an `nn.Module`, or a function that returns one.
+            A function of an imported file may take the `shape` of a sample and `classes`.
         out: a folder in which every run is recorded; runs that it holds are not repeated.
         workers: processes that share the work; each makes a run, or trains clients of one.
         callbacks: names, tables such as `{"name": "early_stopping", "patience": 5}`, objects with
@@ -57,6 +63,7 @@ def compare(  # noqa: PLR0913 (each option is one choice)
     >>> [run.status for run in result.runs]
     ['finished']
     """
+    model = name_function(model)
     source = model if isinstance(model, nn.Module) or callable(model) else None
     if model is not None:
         settings["model"] = model if source is None else describe_object(source, workers)

@@ -1,5 +1,6 @@
 """A class of the user's, or an entry point of a package, wherever a registered name goes."""
 
+import importlib
 import os
 import re
 import shutil
@@ -308,6 +309,24 @@ def test_a_model_may_be_a_class():
     assert create_model("ours:Net", (64,), 3, seed=0, width=5)[1].out_features == 5
     with pytest.raises(UnknownNameError, match="did you mean 'width'"):
         create_model("ours:Net", (64,), 3, seed=0, widht=5)
+
+
+def test_a_function_may_need_the_shape_of_samples(target):
+    (target / "installed.py").write_text(
+        "from torch import nn\n"
+        "def net(shape, classes, width=4):\n"
+        "    body = nn.Linear(shape[1] * shape[2], width), nn.BatchNorm1d(width)\n"
+        "    return nn.Sequential(nn.Flatten(), *body, nn.Linear(width, classes))\n"
+    )
+    net = importlib.import_module("installed").net
+    made = fednorm.compare(["fbn"], model=net, **SHORT)
+    named = fednorm.compare(["fbn"], model="installed:net", **SHORT)
+    assert made.config["model"] == {"name": "installed:net"}
+    assert made.runs[0].history == named.runs[0].history
+    with pytest.raises(ConfigError, match="model 'Linear' needs in_features, out_features; a func"):
+        fednorm.compare(["fbn"], model=torch.nn.Linear, **SHORT)
+    with pytest.raises(ConfigError, match=r"<lambda>' needs shape; .* without arguments"):
+        fednorm.compare(["fbn"], model=lambda shape: net(shape, 10), **SHORT)
 
 
 @pytest.mark.usefixtures("ours")

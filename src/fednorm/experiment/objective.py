@@ -30,13 +30,14 @@ from fednorm.engines.evaluation import score
 from fednorm.errors import ConfigError, ConversionError
 from fednorm.experiment.schema.config import Experiment
 from fednorm.experiment.schema.specs import Spec
-from fednorm.names import find_plugin, importable_directory, warn_once
+from fednorm.names import find_plugin, importable_directory, name_class, warn_once
 from fednorm.nn.copies import copy_model, refuse_uncopyable
 from fednorm.objects import OBJECT, find_object, hash_parts
 from fednorm.strategies.dualbn import DualBN
 
 _CLOSE = 1e-3  # relative difference of two losses that count as equal
 _MAIN = b"__main__"  # in the pickle of what a script or a session defines
+_REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _SOME = 64  # test samples on which metrics are tried
 
 
@@ -288,6 +289,23 @@ def make_from_object(model: ModelSource, seed: int) -> nn.Module:
         return copy_model(model)  # `.to` changes a module in place
     with isolated_rng(seed):
         return model()
+
+
+def name_function(model: Any) -> Any:
+    """Return the name of a function that needs the data's shape or classes; else the model."""
+    if isinstance(model, nn.Module) or not inspect.isroutine(model) | inspect.isclass(model):
+        return model
+    given = inspect.signature(model).parameters.values()
+    needed = [p.name for p in given if p.default is p.empty and p.kind not in _REST]
+    if not needed:
+        return model
+    if set(needed) <= {"shape", "classes"} and (name := name_class(model)):
+        return name
+    raise ConfigError(
+        f"model {model.__qualname__!r} needs {', '.join(needed)}; a function or class in Python is "
+        "called without arguments: give a network, or lambda: a call of it. One of a file that is "
+        "imported may need shape and classes of the data."
+    )
 
 
 def describe_object(model: ModelSource, workers: int = 1) -> dict[str, str]:
