@@ -118,6 +118,11 @@ def test_rows_and_tables_of_panels_tell_their_panel(tmp_path):
     assert r"\caption{$\gamma$ = 0.01: dirichlet" in text.replace("Γ", r"$\gamma$")
 
 
+def test_the_title_of_a_panel_begins_its_caption_as_it_is(tmp_path):
+    export_figure(told(PanelResult("iid", three_strategies())), tmp_path, ExportRequest(("latex",)))
+    assert "\\caption{iid: " in (tmp_path / "table.tex").read_text()
+
+
 def test_a_reference_that_one_panel_lacks_is_left_out_there(tmp_path):
     spec = TableSpec(against="gn")
     export_figure(two_panels(), tmp_path, ExportRequest(("latex",), spec=spec))

@@ -133,6 +133,7 @@ SETTINGS = [
     ([[5, 5, 0], [0, 4, 4], [5, 0, 3]], "3 clients, 2 of 3 digits each"),
     ([[5, 5, 0], [0, 4, 0], [5, 0, 3]], "3 clients, 1 to 2 of 3 digits each"),
     ([[5, 5, 5], [1, 4, 4], [5, 0, 3]], "3 clients, sorted by label but for a share of 0.5"),
+    ([[5] * 10] * 3, "3 clients, sorted by label but for a share of 0.5"),
     ([], "3 clients, sorted by label but for a share of 0.5"),
 ]
 

@@ -133,10 +133,10 @@ def _write_tables(figure: FigureResult, spec: TableSpec) -> str:
 
 
 def _introduce(panel: PanelResult) -> str:
-    """Return title and setting of a panel, as the first sentence of a caption."""
+    """Return setting of a panel after its title, as the first sentence of a caption."""
     compared = panel.comparison
     told = describe_setting(compared.config, compared.label_counts)
-    return capitalize(": ".join(filter(None, (panel.title, told)))) + "."
+    return f"{panel.title}: {told}." if panel.title else f"{capitalize(told)}."
 
 
 def _tell_missing(panel: PanelResult) -> str:

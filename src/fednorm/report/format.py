@@ -264,7 +264,7 @@ def _find_noun(config: Mapping[str, Any]) -> str:
 def _describe_classes(counts: Sequence[Sequence[int]], noun: str) -> str:
     """Say how many classes a client mostly has; nothing where one has nearly all of them."""
     held = [_count_classes(row) for row in counts]
-    if not held or max(held) > _MOSTLY * len(counts[0]):
+    if not held or max(held) >= _MOSTLY * len(counts[0]):
         return ""
     mostly = any(sum(sample > 0 for sample in row) > n for row, n in zip(counts, held, strict=True))
     least, most = min(held), max(held)
