@@ -332,3 +332,38 @@ def test_run_trains_on_a_folder_with_what_it_holds(tmp_path, monkeypatch):
     assert found.exit_code != 0
     assert "not to 4" in str(found.exception)
     assert inside("run", "results/latest", "--extend", "5", "--fresh").exit_code != 0
+
+
+PANELS = """
+title = "Two"
+[experiment]
+strategies = ["gn"]
+clients = 3
+seeds = 1
+rounds = 3
+eval_every = 1
+callbacks = [{ name = "early_stopping", patience = 9 }]
+[[panels]]
+title = "sorted"
+set = { partition = "gamma=0" }
+[[panels]]
+title = "iid"
+set = { partition = "iid" }
+"""
+
+
+@pytest.mark.slow
+def test_panels_take_callbacks_and_refuse_what_is_for_one_experiment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "two.toml").write_text(PANELS)
+    added = ["--callback", "early_stopping(patience=1, min_delta=1.0)", "--workers", "1"]
+    found = inside("run", "two.toml", "--out", "two", *added)
+    assert found.exit_code == 0, found.output
+    for panel in json.loads((tmp_path / "two" / "results.json").read_text())["panels"]:
+        assert [c["patience"] for c in panel["config"]["callbacks"]] == [9, 1]
+        assert [run["rounds"] for run in panel["runs"]] == [2]
+    for options in (["--extend", "9"], ["--no-resume"], ["--keep-state"]):
+        found = inside("run", "two.toml", *options)
+        assert "are for one experiment, but 'two.toml' has panels" in str(found.exception)
+    found = inside("run", "two", "--extend", "9")
+    assert "name the folder of one, such as 'two/iid'" in str(found.exception)

@@ -38,6 +38,7 @@ from fednorm.experiment.schema.load import (
     parse_choices,
     read_toml,
 )
+from fednorm.report.format import format_toml
 
 if TYPE_CHECKING:
     from fednorm.experiment.flower.submit import SuperLink
@@ -74,6 +75,9 @@ _OPTIONS = (
     "device",
     "threads",
 )
+
+
+_OF_ONE = "--extend, --superlink, --checkpoint-every, --no-resume and --keep-state"
 
 
 @take_settings(_OPTIONS, {"seeds": "how many, or a list such as 0,7 [3]"})
@@ -173,10 +177,15 @@ def run(  # noqa: PLR0913, PLR0917 (each option is one choice)
     """
     saving = _make_policy(checkpoint_every, resume=resume, keep=keep_state)
     if config.is_dir():  # which holds what it is to hold
-        config, out = config / "config.toml", out or config.resolve()
+        config, out = _find_config(config), out or config.resolve()
     plain = read_toml(config)
     if "panels" in plain:
-        _run_panels(config, settings or [], out, workers, fresh=fresh)
+        if extend or superlink or saving != _make_policy(None, resume=True, keep=False):
+            raise ConfigError(f"{_OF_ONE} are for one experiment, but {str(config)!r} has panels.")
+        added = _add_callbacks(plain.get("experiment", {}), callbacks).get("callbacks", [])
+        chosen = {"engine": engine, "callbacks": added if callbacks else None}
+        sets = [f"{key}={format_toml(value)}" for key, value in chosen.items() if value]
+        _run_panels(config, [*(settings or []), *sets], out, workers, fresh=fresh)
         return
     values = override_settings(plain, settings or []) | ({"engine": engine} if engine else {})
     values = _add_callbacks(values, callbacks)
@@ -199,6 +208,17 @@ def run(  # noqa: PLR0913, PLR0917 (each option is one choice)
         clear_folder(folder)
         saving = replace(saving, resume=False)
     _submit(experiment, SuperLink(superlink, root_certificates), folder, saving)
+
+
+def _find_config(folder: Path) -> Path:
+    """Return the configuration of a folder of results."""
+    inner = sorted(folder.glob("*/config.toml"))
+    if inner and not (folder / "config.toml").exists():
+        raise ConfigError(
+            f"{str(folder)!r} holds an experiment for each panel; name the folder of one, such as "
+            f"{str(inner[0].parent)!r}."
+        )
+    return folder / "config.toml"
 
 
 def _run_panels(
