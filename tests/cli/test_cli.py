@@ -246,6 +246,13 @@ def test_lists_tell_the_reference_keys_and_how_a_partition_is_written():
     assert "client_state_memory" in inside("list", "keys").output
 
 
+def test_the_list_of_commands_is_not_cut():
+    said = CliRunner().invoke(app, ["-h"], env={"COLUMNS": "80"}).output
+    said = said.partition("Commands:")[2]
+    assert "..." not in said
+    assert "write a table, a plot and a report" in " ".join(said.split())
+
+
 def test_help_teaches():
     for command in ([], ["compare"], ["run"], ["list"], ["show"]):
         result = inside(*command, "--help")

@@ -76,6 +76,11 @@ class Command(TyperCommand):
             return f"'{given}' is no option but a key of experiments: use '--set {key}=VALUE'."
         return None
 
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """Return the first sentence for the list of commands, whole."""
+        del limit
+        return super().get_short_help_str(limit=sys.maxsize).replace("`", "")
+
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the docstring; examples have a line each."""
         del ctx
