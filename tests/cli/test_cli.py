@@ -171,6 +171,10 @@ def test_fresh_starts_over(tmp_path):
         (["show", "strategy", "fb"], "did you mean 'fbn'"),
         (["list", "strategie"], "did you mean 'strategies'"),
         (["compare", "--set", "rouns=3"], "did you mean 'rounds'"),
+        (
+            ["compare", "--set", "workers=2"],
+            "'workers' is no key of an experiment, but an option: --workers",
+        ),
         (["compare", "--set", "lr=0.1"], "did you mean 'algorithm.lr'?"),
         (["compare", "--set", "strategy.momentm=0.1"], "did you mean 'stats_momentum'"),
         (["compare", "--set", "privacy.clp=1"], "Known: clip, clip_statistics, delta, noise"),

@@ -33,6 +33,7 @@ from fednorm.names import RENAMED, unknown
 from fednorm.registry import Registry, format_call, held, split_outside
 from fednorm.strategies import STRATEGIES
 
+_OPTIONS = {"workers", "out"}  # of how an experiment is run
 _CONFIGS: Mapping[str, tuple[Registry[Any], str]] = {
     "model": (MODELS, "build"),
     "data": (DATASETS, "load"),
@@ -289,6 +290,8 @@ def _describe_unknown_key(key: str, *inside: str) -> str:
     if inside:
         table, *_ = get_args(Experiment.model_fields[key].annotation)
         return str(unknown(f"key of the table [{key}]", inside[-1], table.model_fields))
+    if key in _OPTIONS:
+        return f"{key!r} is no key of an experiment, but an option: --{key}, in Python {key}=…"
     for name, known in (("algorithm", ALGORITHMS), ("strategy", STRATEGIES)):
         if any(key in inspect.signature(cls).parameters for cls in known.values()):
             return f"unknown key {key!r}; did you mean '{name}.{key}'?"
