@@ -395,3 +395,14 @@ def test_real_torchmetrics():
     named |= {"average": "micro"}
     again = run(data=(X, LABELS, X[:50], LABELS[:50]), metrics={"same": named})
     assert again.final.metrics == result.final.metrics
+
+
+class Parts(dict):
+    """A dictionary of parts, as a DatasetDict of Hugging Face is."""
+
+
+def test_a_dictionary_of_parts_is_recorded_as_what_it_is():
+    part = (torch.eye(4).repeat(10, 1), torch.arange(4).repeat(10))
+    given = {"data": Parts(train=part, test=part), "partition": "iid"}
+    found = fednorm.compare(["naive"], **given, clients=2, rounds=1, seeds=1)
+    assert found.config["data"]["name"].endswith(".Parts")

@@ -213,7 +213,7 @@ def describe_objects(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _describe_object(key: str, value: Any) -> Any:
     key = key.rpartition(".")[2]
-    if isinstance(value, Mapping):
+    if type(value) is dict or (isinstance(value, Mapping) and key != "data"):  # no DatasetDict
         return {inner: _describe_object(inner, part) for inner, part in value.items()}
     listed = list if key in _CONFIGS else (list, tuple)  # a tuple of data is arrays (x, y)
     if isinstance(value, listed) and key in {*_OBJECTS, *_CONFIGS}:
