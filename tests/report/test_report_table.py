@@ -153,3 +153,19 @@ def test_nothing_is_marked_if_all_are_level_or_the_only_one():
     level = comparison(run("fbn", (0.8,)), run("gn", (0.8,)))
     assert all(not group.best for group in group_rows(level))
     assert 'class="best"' not in page(comparison(run("fbn", (0.8,))))
+
+
+@pytest.mark.parametrize("width", [50, 65, 80])
+def test_what_does_not_fit_is_left_out_and_named(width):
+    result = three_strategies()
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(build_table(result, width))
+    shown = capture.get()
+    assert max(len(line) for line in shown.splitlines()) <= width
+    named = " ".join(shown.partition("Not shown at this width:")[2].split())
+    kept = [title for title in fill_rows(result)[0] if title not in named]
+    assert (len(kept) < len(fill_rows(result)[0])) == (width < 80)
+    assert {"strategy", "final accuracy %", "note"} <= set(kept)
+    for row in fill_rows(result):
+        assert all(row[title] in shown for title in kept if title != "note")

@@ -315,7 +315,7 @@ def _show(comparison: "Comparison", out: Path) -> None:
 
     report = write_comparison(comparison, out)
     link_latest(out)
-    console.print(build_table(comparison))
+    console.print(build_table(comparison, console.width))
     console.print(f"Report: {report}", soft_wrap=True, markup=False)
     told: set[str] = set()  # the table has no room for what to try
     for result in comparison.runs:

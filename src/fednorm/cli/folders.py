@@ -49,7 +49,8 @@ def report(
         page = write_comparison(compared, target)
     else:
         page = write_figure(figure, target)
-    console.print(build_table(compared) if alone else build_figure_table(figure))
+    width = console.width
+    console.print(build_table(compared, width) if alone else build_figure_table(figure, width))
     console.print(f"Report: {page}", soft_wrap=True, markup=False)
 
 

@@ -123,7 +123,7 @@ def run_panels(
         link_latest(folder)
     if result is None:
         raise ConfigError(f"{request.name} has no panels at the scale {request.scale!r}.")
-    console.print(build_figure_table(result))
+    console.print(build_figure_table(result, console.width))
     for cut in result.cuts:
         console.print(f"- {cut}", highlight=False, markup=False)
     console.print(f"Report: {report}", soft_wrap=True, markup=False)

@@ -189,8 +189,8 @@ def make_table(
             justify="right" if column.numbers else "left",
             no_wrap=not column.wraps,
             overflow="fold",
-            # A number that is cut would be read as another number.
-            min_width=widest if column.numbers else None,
+            # A number that is cut would be read as another number, and a name as another name.
+            min_width=None if column.wraps else widest,
         )
     for row in listed:
         table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))

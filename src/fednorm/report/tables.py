@@ -37,6 +37,9 @@ from fednorm.report.verdict import Agreement, Row, compare_published
 
 STRATEGY, NOTE = "strategy", "note"  # the columns of text; all others hold numbers
 _DELTA, _WORST, _SUCCESS, _EPSILON = "Δ", "worst client %", "attack success %", "ε"
+# Left out first where a terminal is too narrow; then the user's metrics, the last one first.
+_LEAST = ("s / run", "exchanges / round", "down / round", "up / round", "best %")
+_LABEL_LENGTH = 24  # longer ones wrap
 _NOTE_LENGTH = 60  # the page has the whole message under "Failures"
 
 
@@ -145,25 +148,39 @@ def fill_rows(comparison: Comparison) -> list[dict[str, str]]:
     return [{title: cell.text for title, cell in row.items()} for row in fill_cells(comparison)]
 
 
-def build_table(comparison: Comparison) -> Table:
-    """Return the table for the terminal."""
-    filled = fill_rows(comparison)
-    text = (STRATEGY, NOTE)  # may wrap
-    columns = [
-        Column(
-            # Terminals are narrow: a title is no wider than its cells and words.
-            fill(
-                title,
-                max(len(cell) for cell in (*title.split(), *(row[title] for row in filled))),
-                break_long_words=False,
-            ),
-            numbers=title not in text,
-            wraps=title in text,
-        )
-        for title in list_columns(comparison)
-    ]
-    rows = [list(row.values()) for row in filled]
-    return _color_labels(columns, rows, caption=f"\n{write_caption(comparison)}")
+def build_table(comparison: Comparison, width: int | None = None) -> Table:
+    """Return the table for the terminal, without the columns that do not fit into `width`."""
+    rows = fill_rows(comparison)
+    columns = {title: _make_column(title, rows) for title in list_columns(comparison)}
+    left_out = []
+    for title in [*_LEAST, *reversed(_list_metrics(comparison))]:
+        if width is None or _measure_width(columns, rows) <= width:
+            break
+        if columns.pop(title, None):
+            left_out.append(title)
+    caption = f"\n{write_caption(comparison)}"
+    if left_out:
+        caption += f" Not shown at this width: {', '.join(left_out)}."
+    cells = [[row[title] for title in columns] for row in rows]
+    return _color_labels(list(columns.values()), cells, caption=caption)
+
+
+def _make_column(title: str, rows: Iterable[Mapping[str, str]]) -> Column:
+    """Return a column whose title is no wider than its cells and words: terminals are narrow."""
+    widest = max(len(cell) for cell in (*title.split(), *(row[title] for row in rows)))
+    wraps = title == NOTE or (title == STRATEGY and widest > _LABEL_LENGTH)
+    text = title in {STRATEGY, NOTE}
+    return Column(fill(title, widest, break_long_words=False), numbers=not text, wraps=wraps)
+
+
+def _measure_width(columns: Mapping[str, Column], rows: Sequence[Mapping[str, str]]) -> int:
+    """Return the least width of a table: cells of text may wrap between words."""
+    total = len(columns) - 1
+    for title, column in columns.items():
+        cells = [row[title] for row in rows]
+        parts = [word for cell in cells for word in cell.split()] if column.wraps else cells
+        total += max(map(len, [*column.title.split("\n"), *parts]))
+    return total
 
 
 def color_label(label: str) -> Text:
@@ -289,12 +306,14 @@ def compare_exchanges(panel: PanelResult) -> list[dict[str, Cell]]:
     return rows
 
 
-def build_figure_table(figure: FigureResult) -> Group:
+def build_figure_table(figure: FigureResult, width: int | None = None) -> Group:
     """Return the panels one below the other."""
-    return Group(*(part for panel in figure.panels for part in (*_show_panel(panel), Text())))
+    return Group(
+        *(part for panel in figure.panels for part in (*_show_panel(panel, width), Text()))
+    )
 
 
-def _show_panel(panel: PanelResult) -> Iterator[RenderableType]:
+def _show_panel(panel: PanelResult, width: int | None) -> Iterator[RenderableType]:
     found = compare_published(panel)
     if rows := compare_exchanges(panel):
         yield Text("Exchanges per round, published and measured", style="bold")
@@ -302,7 +321,7 @@ def _show_panel(panel: PanelResult) -> Iterator[RenderableType]:
     title = f"{panel.title}: " if panel.title else ""
     if not found:
         yield Text(f"{title}{panel.comparison.metric}", style="bold")
-        yield build_table(panel.comparison)
+        yield build_table(panel.comparison, width)
         return
     yield Text(f"{title}{panel.comparison.metric}, published and measured", style="bold")
     yield _build_comparison(compare_accuracies(found, best=panel.best))
