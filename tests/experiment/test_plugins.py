@@ -320,7 +320,10 @@ def test_a_function_may_need_the_shape_of_samples(target):
     )
     net = importlib.import_module("installed").net
     made = fednorm.compare(["fbn"], model=net, **SHORT)
-    named = fednorm.compare(["fbn"], model="installed:net", **SHORT)
+    named = fednorm.compare(["fbn"], model="installed:net", out=target / "named", **SHORT)
+    loaded = fednorm.load(target / "named", net).state_dict()
+    trained = named.runs[0].model().state_dict()
+    assert all(torch.equal(value, loaded[key]) for key, value in trained.items())
     assert made.config["model"] == {"name": "installed:net"}
     assert made.runs[0].history == named.runs[0].history
     with pytest.raises(ConfigError, match="model 'Linear' needs in_features, out_features; a func"):

@@ -23,7 +23,7 @@ from fednorm.core.task import export
 from fednorm.core.types import ClientId, Tensors
 from fednorm.errors import ConfigError
 from fednorm.experiment.build import PreparedRun
-from fednorm.experiment.objective import ModelSource
+from fednorm.experiment.objective import ModelSource, name_function
 from fednorm.experiment.schema.specs import create_entry
 from fednorm.models import MODELS, create_model
 from fednorm.names import trust_only
@@ -226,7 +226,10 @@ def _refuse_header(path: Path, error: Exception) -> ConfigError:
 def _build_plain(path: Path, header: ModelHeader, model: ModelSource | None) -> nn.Module:
     """Return the network as it was before its conversion; the user's is copied."""
     if model is not None:
-        return copy_model(model) if isinstance(model, nn.Module) else model()
+        given = name_function(model)  # as training took it
+        if isinstance(given, str):
+            return create_model(given, header.shape, header.classes, seed=0)
+        return copy_model(given) if isinstance(given, nn.Module) else given()
     # A function that a file names is not called: the file may come from anywhere.
     if header.model is None or not MODELS.has_own(header.model):
         made = f"by {header.model!r}" if header.model else "from an object"
