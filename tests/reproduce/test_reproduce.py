@@ -291,6 +291,12 @@ def test_the_list_shows_all(monkeypatch):
     assert "FBN, Figure 4" in text
 
 
+@pytest.mark.parametrize("option", ["--set=lr=0.1", "--panel=a", "--partition=iid"])
+def test_options_of_runs_are_refused_where_nothing_is_trained(option, tmp_path):
+    with pytest.raises(ConfigError, match="fbn-fig2 trains nothing; it takes --rounds and --out"):
+        call("fbn-fig2", option, "--out", str(tmp_path))
+
+
 @pytest.mark.slow
 def test_the_ring_figures_are_drawn_by_ring(tmp_path):
     assert call("fbn-fig2", "--rounds", "3", "--out", str(tmp_path)).exit_code == 0

@@ -93,6 +93,8 @@ def reproduce(  # noqa: PLR0913, PLR0917 (each option is one choice)
     changed = [*([partition] if partition else []), *length, *(panels or []), *(settings or [])]
     folder = out or RESULTS / name_folder("-".join([Path(name).stem, scale, *changed]))
     if figure.ring is not None:
+        if settings or panels or partition:
+            raise ConfigError(f"{name} trains nothing; it takes --rounds and --out only.")
         ring(out=folder, rounds=rounds or figure.ring.get("rounds", 100), seed=0)
         return
     given = {"data.root": data_dir, "device": device, "partition": partition}

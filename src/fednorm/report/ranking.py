@@ -109,6 +109,7 @@ def _find_name(comparison: Comparison, summary: Summary) -> str:
 # The headline.
 
 WON_BACK = 0.9  # share of the loss
+_VISIBLE = 0.03  # a difference that a reader sees, even where seeds differ by as much
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _LETTERS = 30  # of names; if there are more, the methods are counted
 _WHOLE = 10  # points; fewer are written with a decimal
@@ -153,6 +154,8 @@ def list_winners(reference: Summary, baseline: Summary, others: Sequence[Summary
 def _tell_loss(baseline: Summary, reference: Summary, others: Sequence[Summary]) -> str:
     name, loss = _name_baseline(baseline), measure_lead(reference, baseline)
     if is_level(reference, baseline):
+        if loss > _VISIBLE:
+            return f"{name} ends {_format_points(loss)} below {_CENTRALIZED}, which may be chance"
         return f"{name} keeps up with {_CENTRALIZED} here"
     if loss < 0:
         return f"{name} ends {_format_points(-loss)} above {_CENTRALIZED}"
