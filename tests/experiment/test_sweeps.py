@@ -88,6 +88,9 @@ def test_sweeps_of_a_table_are_those_of_the_option():
     ("text", "message"),
     [
         ("lr", "--sweep takes KEY=VALUE"),
+        ("lr=", "--sweep takes KEY=VALUE"),
+        ("=1,2", "--sweep takes KEY=VALUE"),
+        ("lr=0.1,", "--sweep takes KEY=VALUE"),
         ("seeds=1,2", "the same for all runs"),
         ("device=cpu,cuda", "the same for all runs"),
         ("partitoin=iid,gamma=0", "partition"),

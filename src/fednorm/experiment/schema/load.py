@@ -120,10 +120,11 @@ def parse_choices(text: str, option: str = "--sweep") -> tuple[str, list[Any]]:
     >>> parse_choices("lr=0.01,0.1"), parse_choices("algorithm.milestones=[0.5,0.75],[0.3]")
     (('lr', [0.01, 0.1]), ('algorithm.milestones', [[0.5, 0.75], [0.3]]))
     """
-    key, equals, choices = text.partition("=")
-    if not equals:
+    key, _, choices = text.partition("=")
+    parts = split_outside(choices, ",")
+    if not all(part.strip() for part in (key, *parts)):
         raise ConfigError(f"{option} takes KEY=VALUE,VALUE,…, not {text!r}.")
-    return key.strip(), [parse_value(part) for part in split_outside(choices, ",")]
+    return key.strip(), [parse_value(part) for part in parts]
 
 
 def sweep_key(values: Mapping[str, Any], key: str, choices: Sequence[Any]) -> dict[str, Any]:
