@@ -184,6 +184,13 @@ def test_notebooks_show_a_table():
     assert "80.0" in run("fbn", (0.8,))._repr_html_()
 
 
+def test_print_shows_a_table():
+    label, naive, fbn, *_ = str(comparison(run("naive", (0.5,)), run("fbn", (0.8,)))).splitlines()
+    assert label == "strategy  accuracy (%)  Δ naive"
+    assert {naive, fbn} == {"naive             50.0        –", "fbn               80.0    +30.0"}
+    assert str(comparison()) == "no runs"
+
+
 @pytest.mark.slow
 def test_rows_become_a_frame_of_pandas():
     pandas = pytest.importorskip("pandas")

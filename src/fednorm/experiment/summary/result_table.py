@@ -96,6 +96,16 @@ class ResultTable:
     best: frozenset[int] = frozenset()  # rows in bold
     apart: int | None = None  # the first row of those that are not compared with the others
 
+    def to_text(self) -> str:
+        """Return the table in columns of characters, its caption below."""
+        lines = [self.titles, *self.rows]
+        first, *others = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        written = [
+            "  ".join([label.ljust(first), *map(str.rjust, cells, others)])
+            for label, *cells in lines
+        ]
+        return "\n".join([*written, "", self.caption])
+
     def to_html(self) -> str:
         """Return the table as an HTML element."""
         from jinja2 import Environment  # noqa: PLC0415 (numbers are written without it)
@@ -273,7 +283,7 @@ def write_csv(rows: Sequence[Record], columns: Sequence[str] = ()) -> str:
 
 
 class Tabular(ABC):
-    """Results that can be written as tables; notebooks show them as one."""
+    """Results that can be written as tables; `print` and notebooks show them as one."""
 
     @abstractmethod
     def list_runs(self) -> list[dict[str, Any]]:
@@ -328,6 +338,9 @@ class Tabular(ABC):
         '\\begin{table}'
         """
         return make_table(self.list_runs(), TableSpec(spread, against, test)).to_latex()
+
+    def __str__(self) -> str:
+        return make_table(self.list_runs()).to_text() if self.list_runs() else "no runs"
 
     def _repr_html_(self) -> str:
         return make_table(self.list_runs()).to_html() if self.list_runs() else "<p>no runs</p>"
