@@ -331,7 +331,7 @@ def test_what_is_kept_is_reported_with_the_reason():
     ]
     frozen, scratch, instance = (kept.reason for kept in conversion.skipped)
     assert "frozen" in frozen
-    assert "none of torch's BatchNorm" in scratch
+    assert "not one of torch's BatchNorm" in scratch
     assert "averaged" in instance
 
 
