@@ -1,7 +1,9 @@
 """`fednorm doctor`: every number against the engine, numpy, or plain torch."""
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -437,3 +439,30 @@ def test_a_model_that_does_not_fit_says_so():
         examine(nn.Sequential(nn.Linear(64, 10)), shape=(3,))
     with pytest.raises(ConfigError, match=r"torch\.nn\.Module"):
         examine(lambda: 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "found"),
+    [
+        ("mlp", {"partition": "gamma=0"}, "fbn ended above naive (docs/choose.md)"),
+        ("resnet", {"partition": "shards=0.2"}, "dualbn ended above naive (docs/choose.md)"),
+        (
+            "resnet",
+            {"partition": "dirichlet=0.1", "algorithm": "fedavg", "local_epochs": 1},
+            "alignbn and gn_ws ended above naive (docs/own-methods.md)",
+        ),
+        (
+            "resnet",
+            {"partition": "feature_shift", "algorithm": "fedavg", "local_steps": 5},
+            "gn_ws (fedbn for a model each) ended above naive (docs/choose.md)",
+        ),
+        ("mlp", {"partition": "iid"}, ""),
+        ("mlp", {"partition": "feature_shift"}, ""),
+    ],
+)
+def test_a_study_of_such_a_setting_is_cited(model, settings, found):
+    reasons = examine(model, data="digits", batches=1, budget=0, **settings).recommendation.reasons
+    assert len(reasons) == 1 + bool(found)
+    assert reasons[-1].endswith(found)
+    for page in re.findall(r"docs/[a-z-]+\.md", found):
+        assert (Path(__file__).parents[2] / page).exists()

@@ -6,13 +6,21 @@ The report for the terminal is one page; `DoctorReport.to_json` has everything.
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fednorm.data.partition.feature_shift import FeatureShift
+from fednorm.data.partition.label_skew import (
+    Dirichlet,
+    DirichletUnbalanced,
+    Gamma,
+    Natural,
+    Shards,
+)
 from fednorm.doctor.findings import (
     SURE,
     DoctorReport,
@@ -35,6 +43,9 @@ from fednorm.report.format import (
     format_toml,
     make_table,
 )
+
+_BY_LABELS = (Gamma, Shards, Dirichlet, DirichletUnbalanced)
+_BY_FEATURES = (FeatureShift, Natural)
 
 # A race of a smaller share of the user's rounds shows who is fast at the start, unless far ahead.
 EARLY, FAR = 0.1, 0.25
@@ -83,6 +94,11 @@ def recommend(exam: Examination) -> Recommendation:
     if exam.clients is None:
         why = f"what suits the {layers} BatchNorm layers depends on the clients"
         return Recommendation(None, (f"{why}: give --data or --partition for a race.",))
+    advice = _weigh(race)
+    return replace(advice, reasons=(*advice.reasons, *cite_study(exam)))
+
+
+def _weigh(race: Race | None) -> Recommendation:
     if race is None:
         return Recommendation(None, ("there was no race, as the budget is 0.",))
     if not race.rounds:
@@ -91,6 +107,23 @@ def recommend(exam: Examination) -> Recommendation:
             None, (f"the time is too short for a race: give --budget {minutes}m.",)
         )
     return judge(race)
+
+
+def cite_study(exam: Examination) -> Iterator[str]:
+    """Yield what ended above naive where a setting like the user's was run at length."""
+    setting, partition = exam.experiment, exam.experiment.partition_rule
+    one_step = not setting.local_epochs and (setting.local_steps or 1) == 1
+    after = all(layer.place == "activation" for layer in exam.batch_norms)
+    if isinstance(partition, _BY_LABELS) and one_step:
+        found, page = ("fbn" if after else "dualbn"), "choose"
+        where = f"one step a round and BatchNorm {'after' if after else 'before'} the activation"
+    elif isinstance(partition, _BY_LABELS):
+        found, page, where = "alignbn and gn_ws", "own-methods", "local steps and few classes each"
+    elif isinstance(partition, _BY_FEATURES) and not one_step:
+        found, page, where = "gn_ws (fedbn for a model each)", "choose", "local steps"
+    else:
+        return
+    yield f"At length, with {where}, {found} ended above {BASELINE} (docs/{page}.md)."
 
 
 def judge(race: Race) -> Recommendation:
