@@ -456,7 +456,7 @@ def test_a_model_that_does_not_fit_says_so():
             {"partition": "feature_shift", "algorithm": "fedavg", "local_steps": 5},
             "gn_ws (fedbn for a model each) ended above naive (docs/choose.md)",
         ),
-XX
+        ("mlp", {"partition": "iid"}, ""),
         ("mlp", {"partition": "feature_shift"}, ""),
     ],
 )
