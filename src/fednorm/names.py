@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache, reduce
 from importlib.machinery import PathFinder
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, EntryPoints
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -172,10 +172,10 @@ def list_plugins(kind: str, known: Iterable[str] = ()) -> Mapping[str, EntryPoin
 
 @cache
 def _read_plugins(
-    kind: str, known: frozenset[str], _path: tuple[str, ...]
+    kind: str, known: frozenset[str], path: tuple[str, ...]
 ) -> Mapping[str, EntryPoint]:
     found: dict[str, EntryPoint] = {}
-    for point in sorted(_list_entry_points(GROUPS[kind]), key=name_package):
+    for point in sorted(_list_entry_points(path).select(group=GROUPS[kind]), key=name_package):
         why = ""
         if not point.pattern.match(point.value) or not point.attr:
             why = f"as {point.value!r}, which is not 'module:attribute'"
@@ -200,14 +200,15 @@ def warn_once(text: str) -> None:
     log.warning("%s", text)
 
 
-def _list_entry_points(group: str) -> list[EntryPoint]:
+@cache  # reading what all packages register takes longer than anything that is done with it
+def _list_entry_points(_path: tuple[str, ...]) -> Any:  # of either class, by Python's version
     try:
-        return list(importlib.metadata.entry_points(group=group))
+        return importlib.metadata.entry_points()
     except Exception:  # noqa: BLE001 (of a package whose list cannot be read)
-        return [point for package in _list_readable() for point in package.select(group=group)]
+        return EntryPoints(point for package in _list_readable() for point in package)
 
 
-def _list_readable() -> Iterator[importlib.metadata.EntryPoints]:
+def _list_readable() -> Iterator[EntryPoints]:
     """Yield the entry points of each package, and warn of those that cannot be read."""
     for package in importlib.metadata.distributions():
         try:

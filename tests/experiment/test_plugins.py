@@ -414,6 +414,7 @@ def target(tmp_path, monkeypatch):
         for known in [m for m in sys.modules if m.partition(".")[0] == name]:
             del sys.modules[known]
     names._read_plugins.cache_clear()
+    names._list_entry_points.cache_clear()
     names.warn_once.cache_clear()
 
 
